@@ -1,0 +1,244 @@
+"""Augmentation of a batch, with one draw per image.
+
+A callable ``(x, generator) -> x`` on images ``[N, C, H, W]``, float in [0, 1], before normalisation. torchvision's v2
+transforms make one draw for a whole batch and are slow image by image; here every image has its own draw, and all draws
+come from the CPU ``generator`` that is passed in. List augmentations in the order in which they should apply.
+
+Laws: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` and, on a square,
+``ResizedCrop((1, 1), (1, 1))`` change nothing.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+
+class Augmentation(ABC):
+    """What an augmentation promises: whether it draws at random, and the image size that it returns."""
+
+    random: bool = True
+
+    @abstractmethod
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        """Augment ``x``, ``[N, C, H, W]``."""
+
+    def output_size(self, size: int) -> int:
+        """Height (or width) that comes out when ``size`` goes in."""
+        return size
+
+
+class Crop(Augmentation):
+    """Pad with black and crop back to the old size at a random place.
+
+    Args:
+        padding: Pixels added on each side; 0 changes nothing.
+    """
+
+    def __init__(self, padding: int = 4) -> None:
+        _check_padding(padding)
+        self.padding = padding
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        n, _, h, w = _image_shape(x)
+        top, left = torch.randint(2 * self.padding + 1, (2, n), generator=generator).to(x.device)
+        return crop(F.pad(x, [self.padding] * 4), top, left, h, w)
+
+
+class Flip(Augmentation):
+    """Mirror left and right.
+
+    Args:
+        p: Probability for each image; 0 changes nothing, 1 mirrors all.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        if not 0.0 <= p <= 1.0:
+            raise ValueError(f"`p` is a probability and must lie in [0, 1], got {p}.")
+        self.p = p
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        n = _image_shape(x)[0]
+        mirrored = torch.rand(n, 1, 1, 1, generator=generator) < self.p
+        return torch.where(mirrored.to(x.device), x.flip(-1), x)
+
+
+class Affine(Augmentation):
+    """Rotate about the centre and shift, with bilinear interpolation.
+
+    Args:
+        degrees: The angle is uniform in [-degrees, degrees].
+        shift: The shifts are uniform in [-shift, shift], as fractions of the width and of the height.
+        fill: What comes in at the sides: the nearest pixel of the image (``border``, as in Keras) or black (``zeros``).
+    """
+
+    def __init__(self, degrees: float = 0.0, shift: float = 0.0, fill: Literal["zeros", "border"] = "border") -> None:
+        if not 0.0 <= degrees <= 180.0:
+            raise ValueError(f"`degrees` must lie in [0, 180], got {degrees}.")
+        _check_fraction("shift", shift)
+        if fill not in ("zeros", "border"):
+            raise ValueError(f"`fill` must be 'zeros' or 'border', got {fill!r}.")
+        self.degrees, self.shift, self.fill = degrees, shift, fill
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        n = _image_shape(x)[0]
+        angle, right, down = (2 * torch.rand(3, n, generator=generator) - 1).to(x)
+        return rotate_shift(x, math.radians(self.degrees) * angle, self.shift * right, self.shift * down, self.fill)
+
+
+class ResizedCrop(Augmentation):
+    """Crop a box of random area and shape and enlarge it to the old size: torchvision's ``RandomResizedCrop``.
+
+    Args:
+        scale: The area of the box is uniform in this range, as a fraction of the image.
+        ratio: The logarithm of width / height is uniform between the logarithms of these two.
+    """
+
+    def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (0.75, 1.3333)) -> None:
+        if not (len(scale) == 2 and 0.0 < scale[0] <= scale[1] <= 1.0):
+            raise ValueError(f"`scale` must be (low, high) with 0 < low <= high <= 1, got {scale}.")
+        if not (len(ratio) == 2 and 0.0 < ratio[0] <= ratio[1] < math.inf):
+            raise ValueError(f"`ratio` must be (low, high) with 0 < low <= high, got {ratio}.")
+        self.scale, self.ratio = scale, ratio
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        n, _, h, w = _image_shape(x)
+        return resize_boxes(x, *(side.to(x.device) for side in self.boxes(n, h, w, generator)))
+
+    def boxes(self, n: int, h: int, w: int, generator: Generator, tries: int = 10) -> tuple[Tensor, ...]:
+        """Top, left, height and width ``[n]`` of one box per image.
+
+        The first of the tries that fits into the image counts; if none does, the largest central box in ``ratio``.
+        """
+        draws = torch.rand(4, tries, n, generator=generator, dtype=torch.float64)  # float32 could round an offset up
+        area = h * w * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[0])
+        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        ratio = torch.exp(low + (high - low) * draws[1])
+        height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+        fits = (height >= 1) & (height <= h) & (width >= 1) & (width <= w)
+        top, left = (draws[2] * (h - height + 1)).floor(), (draws[3] * (w - width + 1)).floor()
+        first = fits.int().argmax(dim=0, keepdim=True)
+        drawn = torch.stack([top, left, height, width]).gather(1, first.expand(4, 1, n))[:, 0]
+        nearest = min(max(w / h, self.ratio[0]), self.ratio[1])
+        height, width = max(1, min(h, round(w / nearest))), max(1, min(w, round(h * nearest)))
+        central = torch.tensor([(h - height) // 2, (w - width) // 2, height, width])
+        return tuple(torch.where(fits.any(dim=0), drawn.long(), central[:, None]))
+
+
+class Colour(Augmentation):
+    """Change the colours, in the order of the arguments, then clamp to [0, 1].
+
+    TensorFlow does not clamp and Keras clamps a channel shift to the range of the image; [0, 1] keeps them images.
+
+    Args:
+        shift: Added to each channel of each image: uniform in [-shift, shift] (Keras' channel shift).
+        brightness: Added to each image: uniform in [-brightness, brightness].
+        contrast: Distances from the channel's mean are multiplied by a factor per image, uniform in this range.
+    """
+
+    def __init__(
+        self, shift: float = 0.0, brightness: float = 0.0, contrast: tuple[float, float] | None = None
+    ) -> None:
+        _check_fraction("shift", shift)
+        _check_fraction("brightness", brightness)
+        if contrast is not None and not (len(contrast) == 2 and 0.0 <= contrast[0] <= contrast[1] < math.inf):
+            raise ValueError(f"`contrast` must be (low, high) with 0 <= low <= high, or None, got {contrast}.")
+        self.shift, self.brightness = shift, brightness
+        self.contrast = (1.0, 1.0) if contrast is None else contrast
+
+    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+        n, c, _, _ = _image_shape(x)
+        draws = torch.rand(n, c + 2, 1, 1, generator=generator).to(x)
+        x = x + self.shift * (2 * draws[:, :c] - 1) + self.brightness * (2 * draws[:, c : c + 1] - 1)
+        factor = self.contrast[0] + (self.contrast[1] - self.contrast[0]) * draws[:, c + 1 :]
+        mean = x.mean(dim=(2, 3), keepdim=True)
+        return torch.lerp(mean, x, factor).clamp(0.0, 1.0)
+
+
+class Standardise(Augmentation):
+    """Give each image mean 0 and standard deviation 1: ``(x - mean) / max(std, 1 / sqrt(CHW))``, as TensorFlow does.
+
+    The result leaves [0, 1], so this comes last.
+    """
+
+    random = False
+
+    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        _, c, h, w = _image_shape(x)
+        centred = x - x.mean(dim=(1, 2, 3), keepdim=True)
+        std = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()  # torch.std warns if a client has no samples
+        return centred / std.clamp(min=(c * h * w) ** -0.5)
+
+
+class PadEdge(Augmentation):
+    """Enlarge the image by repeating its border pixels; 2 makes MNIST's 28 pixels LeNet's 32.
+
+    Args:
+        padding: Pixels added on each side; 0 changes nothing.
+    """
+
+    random = False
+
+    def __init__(self, padding: int = 2) -> None:
+        _check_padding(padding)
+        self.padding = padding
+
+    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        _image_shape(x)
+        return F.pad(x, [self.padding] * 4, mode="replicate")
+
+    def output_size(self, size: int) -> int:
+        return size + 2 * self.padding
+
+
+def crop(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:
+    """``x[i, :, top[i] : top[i] + h, left[i] : left[i] + w]`` for each image ``i``, ``[N, C, h, w]``."""
+    windows = x.unfold(2, h, 1).unfold(3, w, 1)  # a view; indexing it copies each image once
+    return windows[torch.arange(len(x), device=x.device), :, top, left]
+
+
+def rotate_shift(x: Tensor, radians: Tensor, right: Tensor, down: Tensor, fill: str = "border") -> Tensor:
+    """Rotate image ``i`` counter-clockwise by ``radians[i]``, then move it by fractions of its width and height.
+
+    The output at ``o`` is the input at ``R (o - t)``, in pixels from the centre: Keras' order.
+    """
+    _, _, h, w = x.shape
+    cos, sin = radians.cos(), radians.sin()
+    # affine_grid measures in half widths and half heights: without h / w a rotation would shear an oblong image.
+    across = torch.stack([cos, -sin * h / w, -2 * (cos * right - sin * down * h / w)], dim=1)
+    along = torch.stack([sin * w / h, cos, -2 * (sin * right * w / h + cos * down)], dim=1)
+    grid = F.affine_grid(torch.stack([across, along], dim=1), list(x.shape), align_corners=False)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode=fill, align_corners=False)
+
+
+def resize_boxes(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Tensor) -> Tensor:
+    """Enlarge one box of each image to ``[H, W]``: bilinear, as ``F.interpolate`` of the box alone."""
+    n, _, h, w = x.shape
+
+    def places(start: Tensor, length: Tensor, size: int) -> Tensor:
+        inside = (torch.arange(size, device=x.device) + 0.5) * length[:, None] / size - 0.5
+        inside = inside.clamp(min=0).minimum(length[:, None] - 1)  # pixels outside the box must not bleed in
+        return ((2 * (start[:, None] + inside) + 1) / size - 1).to(x.dtype)
+
+    rows, columns = places(top, height, h), places(left, width, w)
+    grid = torch.stack([columns[:, None, :].expand(n, h, w), rows[:, :, None].expand(n, h, w)], dim=-1)
+    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _image_shape(x: Tensor) -> torch.Size:
+    if x.ndim != 4 or not x.is_floating_point():
+        raise ValueError(f"Augmentation needs float images [N, C, H, W], got {x.dtype} {list(x.shape)}.")
+    return x.shape
+
+
+def _check_padding(padding: int) -> None:
+    if padding < 0:
+        raise ValueError(f"`padding` counts pixels and must be at least 0, got {padding}.")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0.0 <= value <= 1.0:
+        raise ValueError(f"`{name}` must lie in [0, 1], got {value}.")

@@ -1,0 +1,52 @@
+"""Callbacks of a federation: Lightning's `setup`, `on_fit_start`, `on_fit_end`, `teardown`, and the ends of a round."""
+
+from typing import TYPE_CHECKING
+
+from lightning.pytorch import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fedlit.methods.base import FederatedModule
+from fedlit.recorder import Row, summary
+
+if TYPE_CHECKING:
+    from fedlit.federation import Federation
+
+CALLED = {"setup", "teardown", "on_fit_start", "on_fit_end"}
+
+
+class FederationCallback(Callback):
+    """A callback that is also told of rounds."""
+
+    def on_round_start(self, federation: "Federation", module: FederatedModule, round: int, clients: list[int]) -> None:
+        """The clients of the round are drawn."""
+
+    def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
+        """The round is aggregated, evaluated and saved; set `federation.should_stop` to end the fit here."""
+
+
+class StopAt(FederationCallback):
+    """End the fit when the mean of a metric reaches a value.
+
+    Args:
+        value: What to reach.
+        metric: Such as `acc/global_on_pooled` or `acc/personal_on_own`.
+    """
+
+    def __init__(self, value: float, metric: str = "acc/global_on_pooled") -> None:
+        self.value, self.metric = value, metric
+
+    def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
+        reached = summary(row for row in rows if row.key == self.metric)
+        if self.metric in reached and reached[self.metric]["mean"] >= self.value:
+            federation.should_stop = True
+
+
+def refuse_unheard(callback: Callback) -> None:
+    """A callback that waits for hooks of the Trainer would silently do nothing."""
+    hooks = [name for name in vars(Callback) if name.startswith("on_") and name not in CALLED]
+    unheard = [name for name in hooks if is_overridden(name, callback, Callback)]
+    if unheard and not isinstance(callback, FederationCallback):
+        raise ValueError(
+            f"`trainer.callbacks`: {type(callback).__name__} waits for `{unheard[0]}`, which a federation never calls; "
+            "derive from fedlit.callbacks.FederationCallback, which is told of rounds."
+        )

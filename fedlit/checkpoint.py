@@ -1,0 +1,82 @@
+"""Checkpoints that survive a kill at any moment and tell a flipped bit.
+
+A file is written beside its target, synced, and moved over it in one step. Its SHA-256 stands beside it; while the file is
+being replaced that note holds the old digest and the new one.
+"""
+
+import hashlib
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    """Write plain tensors, numbers, strings and containers of them."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(buffer.getbuffer())
+        file.flush()
+        os.fsync(file.fileno())
+    _move(temporary, path, [digest])
+
+
+def keep(path: Path, target: Path) -> None:
+    """Let `target` be what `path` is now, whatever becomes of `path`; costs no copy where the file system has links."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(path, temporary)
+    except OSError:
+        shutil.copyfile(path, temporary)
+    _move(temporary, target, known_digests(path))
+
+
+def _move(temporary: Path, path: Path, digests: list[str]) -> None:
+    _write_note(path, [*digests, *known_digests(path)])
+    os.replace(temporary, path)
+    _write_note(path, digests)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write_note(path: Path, digests: list[str]) -> None:
+    temporary = path.with_name(f".{path.name}.sha256.tmp")
+    temporary.write_text("".join(f"{digest}  {path.name}\n" for digest in digests))
+    os.replace(temporary, note(path))
+
+
+def note(path: Path) -> Path:
+    """Where the digest of a checkpoint stands."""
+    return path.with_name(f"{path.name}.sha256")
+
+
+def known_digests(path: Path) -> list[str]:
+    return [line.split()[0] for line in note(path).read_text().splitlines() if line] if note(path).exists() else []
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint, or say in one line why it cannot be used."""
+    if not path.is_file():
+        raise ValueError(f"`--ckpt_path` must be a checkpoint file, `last` or `best`; there is no file {path}.")
+    data = path.read_bytes()
+    digests = known_digests(path)
+    if digests and hashlib.sha256(data).hexdigest() not in digests:
+        raise ValueError(f"`--ckpt_path` {path} is damaged: it does not match {note(path).name}; try previous.ckpt.")
+    try:
+        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    except Exception as error:
+        raise ValueError(f"`--ckpt_path` {path} is not a checkpoint that can be read safely.") from error
+    if not isinstance(content, dict) or not {"global_state", "personal_states", "round"} <= content.keys():
+        raise ValueError(f"`--ckpt_path` {path} is not a checkpoint of fedlit: it lacks global_state or personal_states.")
+    return content

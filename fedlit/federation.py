@@ -1,0 +1,400 @@
+"""The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from torchmetrics import Metric
+
+from fedlit import checkpoint
+from fedlit.callbacks import refuse_unheard
+from fedlit.data import FederatedData
+from fedlit.door import check_experiment, check_options, lr_factors, make_fabric
+from fedlit.folder import claim_folder, find_checkpoint, stop_signals
+from fedlit.methods.base import FederatedModule, Stage
+from fedlit.pictures import draw_curves, draw_partition
+from fedlit.precision import check_precision
+from fedlit.progress import Progress, table
+from fedlit.recorder import Recorder, Row, summary
+from fedlit.run import Round, Run
+from fedlit.strategy import any_process, broadcast
+from fedlit.visit import Interrupted, KeepOptimizer, Plan
+
+
+class Federation:
+    """Runs a method over rounds: what `Trainer` is to one model, for a server and its clients.
+
+    Args:
+        num_rounds: Rounds of a stage that does not say how many it takes.
+        local_epochs: Passes over a client's samples in a visit; 1 unless `local_steps` is given.
+        local_steps: Batches in a visit, in place of `local_epochs`.
+        client_epochs: Another number of local epochs for some clients, by client id.
+        fraction_fit: Fraction in (0, 1] of the clients that take part in a round.
+        min_clients: Clients that take part in a round at least.
+        eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
+        save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
+        monitor: What `best.ckpt` is the best of, such as acc/global_on_pooled; the method's own choice by default.
+        lr_schedule: A torch schedule that is stepped once a round.
+        optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`).
+        batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
+        gradient_clip_val: Largest norm of a gradient; none by default.
+        metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
+        accelerator: As in Lightning: cpu, gpu, auto ...
+        devices: Processes (cpu) or devices that share the clients of a round.
+        num_nodes: Machines.
+        precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
+        num_threads: Torch threads per process; the same bits need the same number.
+        logger: Lightning loggers; true is TensorBoard in the run's folder, false is none.
+        callbacks: Callbacks; see fedlit.callbacks.
+        default_root_dir: Folder in which `lightning_logs` stands.
+        fast_dev_run: One batch of two clients in one round of every stage, and nothing written: does it run at all?
+        enable_progress_bar: A bar on a terminal, a line a round elsewhere; off is silence.
+        seed: Of every random stream of the run.
+    """
+
+    def __init__(
+        self,
+        num_rounds: int = 10,
+        local_epochs: int | None = None,
+        local_steps: int | None = None,
+        client_epochs: dict[int, int] | None = None,
+        fraction_fit: float = 1.0,
+        min_clients: int = 1,
+        eval_every_n_rounds: int = 1,
+        save_every_n_rounds: int = 1,
+        monitor: str | None = None,
+        lr_schedule: LRSchedulerCallable | None = None,
+        optimizer_state: KeepOptimizer = "personal",
+        batch_norm: Literal["average", "local"] = "average",
+        gradient_clip_val: float | None = None,
+        metrics: dict[str, Metric] | None = None,
+        accelerator: str = "auto",
+        devices: int | str = 1,
+        num_nodes: int = 1,
+        precision: str = "32-true",
+        num_threads: int = 1,
+        logger: Logger | list[Logger] | bool = True,
+        callbacks: list[Callback] | Callback | None = None,
+        default_root_dir: str = ".",
+        fast_dev_run: bool = False,
+        enable_progress_bar: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self.options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_options(self.options)
+        self.num_rounds, self.local_steps, self.client_epochs = num_rounds, local_steps, client_epochs or {}
+        self.local_epochs = 1 if local_epochs is None else local_epochs
+        self.fraction_fit, self.min_clients = fraction_fit, min_clients
+        self.eval_every_n_rounds, self.save_every_n_rounds = eval_every_n_rounds, save_every_n_rounds
+        self.monitor, self.lr_schedule = monitor, lr_schedule
+        self.optimizer_state, self.batch_norm, self.gradient_clip_val = optimizer_state, batch_norm, gradient_clip_val
+        self.metrics, self.seed, self.num_threads = metrics, seed, num_threads
+        self.logger, self.default_root_dir = logger, Path(default_root_dir)
+        self.callbacks = [*callbacks] if isinstance(callbacks, list) else [callbacks] if callbacks else []
+        for callback in self.callbacks:
+            refuse_unheard(callback)
+        self.fast_dev_run, self.enable_progress_bar = fast_dev_run, enable_progress_bar
+        self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
+        self.log_dir: str | None = None
+        self.should_stop = False
+        self.stopped_by: int | None = None
+        self.running = False
+        self.run: Run | None = None
+
+    # --- what Lightning calls a trainer
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.fabric.is_global_zero
+
+    @property
+    def strategy(self) -> Any:
+        return self.fabric.strategy
+
+    @property
+    def global_state(self) -> dict[str, torch.Tensor]:
+        """What the server holds."""
+        return self.run.global_state
+
+    @property
+    def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
+        """What stays with each client."""
+        return {k: memory.state for k, memory in self.run.memories.items()}
+
+    def fit(self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None) -> None:
+        """Train a method over its rounds.
+
+        Args:
+            model: The method.
+            datamodule: The clients' data; the embedded sample by default.
+            ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
+        """
+        stages = self._set_up(model, datamodule, ckpt_path, training=True)
+        recorder = Recorder(self._folder if self.is_global_zero else None, self._loggers(), self.run.round)
+        schedule = [(stage, i) for stage in stages for i in range(self._rounds(stage))]
+        progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
+        self.progress = progress
+        self._call("on_fit_start")
+        self._begin(recorder, stages)
+        try:
+            with stop_signals(self._stop):
+                for number in range(self.run.round + 1, len(schedule) + 1):
+                    stage, index = schedule[number - 1]
+                    self._one_round(stage, index, number, stages, recorder)
+                    if any_process(self.fabric, self.should_stop):
+                        break
+        except Interrupted:
+            pass
+        finally:
+            progress.close()
+        self.run._load_global()
+        self._call("on_fit_end")
+        self._finish(recorder)
+
+    def validate(
+        self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+    ) -> list[Row]:
+        """Evaluate every client on its own validation samples, and the global model on the test set too.
+
+        Args:
+            model: The method.
+            datamodule: The clients' data; the embedded sample by default.
+            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
+        """
+        stages = self._set_up(model, datamodule, ckpt_path, training=False)
+        return self._report("validate", self.run.evaluate(self._stage_of(self.run.round, stages), self.run.round), ckpt_path)
+
+    def test(
+        self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+    ) -> list[Row]:
+        """Evaluate the global model and every client's own on the pooled test set.
+
+        Args:
+            model: The method.
+            datamodule: The clients' data; the embedded sample by default.
+            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
+        """
+        stages = self._set_up(model, datamodule, ckpt_path, training=False)
+        return self._report("test", self.run.test(self._stage_of(self.run.round, stages)), ckpt_path)
+
+    def predict(
+        self,
+        model: FederatedModule,
+        datamodule: FederatedData | None = None,
+        ckpt_path: str | None = None,
+        client: int | None = None,
+    ) -> torch.Tensor:
+        """Predict the test set, by the global model or by a client's own; writes predictions.csv.
+
+        Args:
+            model: The method.
+            datamodule: The clients' data; the embedded sample by default.
+            ckpt_path: The checkpoint to use: a file, or `last` or `best` of the newest run.
+            client: Whose model; the global one by default.
+        """
+        self._set_up(model, datamodule, ckpt_path, training=False)
+        if client is not None and not 0 <= client < self.run.data.num_clients:
+            raise ValueError(f"`--client` must be 0 to {self.run.data.num_clients - 1}, got {client}.")
+        if client is None and not self.run.has_complete_global_model:
+            raise ValueError(f"{type(model).__name__} has no global model; name one of its clients with `--client`.")
+        probabilities, target = self.run.predict(client)
+        confidence, predicted = probabilities.max(dim=1)
+        path = (self._folder or Path()) / "predictions.csv"
+        rows = enumerate(zip(predicted.tolist(), confidence.tolist(), target.tolist(), strict=True))
+        path.write_text("index,predicted,probability,label\n" + "".join(f"{i},{p},{c:.6f},{y}\n" for i, (p, c, y) in rows))
+        print(f"{path}: {len(target)} predictions")
+        return probabilities
+
+    # --- one round
+
+    def _one_round(self, stage: Stage, index: int, number: int, stages: list[Stage], recorder: Recorder) -> None:
+        start = perf_counter()
+        run, last = self.run, index + 1 == self._rounds(stage)
+        clients = run.sample(stage, number, self.fraction_fit, self.min_clients)
+        clients = clients[:2] if self.fast_dev_run else clients
+        self._call("on_round_start", number, clients)
+        due = last or number % self.eval_every_n_rounds == 0
+        trained = run.train_round(clients, number, lambda k: self._plan(stage, index, k), score=due)
+        run.round = number
+        rows = [*trained.rows, *(run.evaluate(stage, number) if due else ())]
+        improved = self._update_best(rows, number)
+        if self.is_global_zero:
+            self._record(recorder, stage, number, trained, rows)
+            due = last or improved or self.should_stop or number % self.save_every_n_rounds == 0
+            if self._folder is not None and due:
+                self._save(stages, improved)
+        self.progress.round(number, stage.name, rows, perf_counter() - start)
+        self._call("on_round_end", number, rows)
+
+    def _plan(self, stage: Stage, index: int, k: int) -> Plan:
+        epochs = self.client_epochs.get(k, self.local_epochs) if stage.epochs is None else stage.epochs
+        steps = self.local_steps if stage.epochs is None else None
+        return Plan(
+            stage=stage,
+            seed=self.seed,
+            epochs=1 if self.fast_dev_run else epochs,
+            steps=1 if self.fast_dev_run and epochs else steps,
+            lr_factor=self._lr_factors[stage.name][index],
+            optimizer_state=self.optimizer_state,
+            gradient_clip_val=self.gradient_clip_val,
+            # With several processes all must agree to stop, which they do between rounds.
+            should_stop=lambda: self.stopped_by is not None and self.fabric.world_size == 1,
+        )
+
+    def _record(self, recorder: Recorder, stage: Stage, number: int, trained: Round, rows: list[Row]) -> None:
+        recorder.ledger(trained.ledger)
+        recorder.metrics(number, rows)
+        for k, failure in trained.failures.items():
+            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
+            recorder.event("client_failed", round=number, client=k, reason=failure.reason, details=failure.details)
+        recorder.event("round", round=number, stage=stage.name, clients=sorted({row.client for row in trained.ledger}))
+
+    def _update_best(self, rows: list[Row], number: int) -> bool:
+        """Note the best mean of every metric; whether the monitored one improved."""
+        before = self.run.best.get(self._monitor, {}).get("round")
+        for key, parts in summary(rows).items():
+            value, lower = parts["mean"], "loss" in key
+            old = self.run.best.get(key)
+            if old is None or (value < old["value"] if lower else value > old["value"]):
+                self.run.best[key] = {"value": value, "round": number}
+        self._last |= summary(rows)
+        return self.run.best.get(self._monitor, {}).get("round") != before
+
+    def _save(self, stages: list[Stage], improved: bool) -> None:
+        folder = self._folder / "checkpoints"
+        last = folder / "last.ckpt"
+        if last.exists():
+            checkpoint.keep(last, folder / "previous.ckpt")
+        checkpoint.save(self.run.content(stages), last)
+        if improved:
+            checkpoint.keep(last, folder / "best.ckpt")
+
+    # --- before and after
+
+    def _set_up(
+        self, model: FederatedModule, datamodule: FederatedData | None, ckpt_path: str | None, training: bool
+    ) -> list[Stage]:
+        """Check everything that can be checked before the first round, and make or find the run."""
+        self.running, self.should_stop, self.stopped_by = False, False, None
+        torch.set_num_threads(self.num_threads)
+        data = FederatedData() if datamodule is None else datamodule
+        if not self.fabric._launched:
+            self.fabric.launch()
+        check_precision(self.fabric)
+        if self.is_global_zero:
+            data.prepare_data()
+        self.fabric.barrier()
+        data.setup()
+        stages = check_experiment(model, data, self.options)
+        path = find_checkpoint(ckpt_path, self.default_root_dir)
+        if training or path is not None or self.run is None or self.run.module is not model:
+            self.fabric.setup_module(model)
+            self.run = Run(self.fabric, model, data, self.seed, self.batch_norm, self.metrics, self.fast_dev_run)
+            self.run.synchronise()
+        if path is not None:
+            self.run.restore(checkpoint.load(path), str(path), stages, training)
+        elif not training and self.run.round == 0 and self.is_global_zero:
+            print("No `--ckpt_path` was given: this is the untrained model.", file=sys.stderr)
+        self._monitor = self.monitor or model.monitor
+        self._last: dict[str, dict[str, float]] = {}
+        self._lr_factors = {stage.name: lr_factors(self.lr_schedule, self._rounds(stage)) for stage in stages}
+        self._set_folder(path, training)
+        for callback in self.callbacks:
+            callback.setup(self, model, "fit" if training else "validate")
+        self.running = True
+        return stages
+
+    def _set_folder(self, path: Path | None, training: bool) -> None:
+        """A new folder for a new run, the checkpoint's own for one that goes on; none for a development run."""
+        folder = None
+        if path is not None and path.parent.name == "checkpoints":
+            folder = str(path.parent.parent)
+        elif training and not self.fast_dev_run and self.is_global_zero:
+            folder = str(claim_folder(self.default_root_dir))
+        self.log_dir = None if self.fast_dev_run else broadcast(self.fabric, folder)
+        self._folder = Path(self.log_dir) if self.log_dir else None
+
+    def _loggers(self) -> list[Logger]:
+        if self._folder is None or not self.is_global_zero or self.logger is False:
+            return []
+        if self.logger is True:
+            purge = self.run.round + 1 if self.run.round else None
+            where = {"save_dir": self._folder.parent.parent, "name": self._folder.parent.name, "version": self._folder.name}
+            return [TensorBoardLogger(**where, default_hp_metric=False, purge_step=purge)]
+        return self.logger if isinstance(self.logger, list) else [self.logger]
+
+    def _rounds(self, stage: Stage) -> int:
+        rounds = self.num_rounds if stage.rounds is None else stage.rounds
+        return min(rounds, 1) if self.fast_dev_run else rounds
+
+    def _stage_of(self, number: int, stages: list[Stage]) -> Stage:
+        """The stage that a round belongs to."""
+        for stage in stages:
+            number -= self._rounds(stage)
+            if number <= 0:
+                return stage
+        return stages[-1]
+
+    def _begin(self, recorder: Recorder, stages: list[Stage]) -> None:
+        data = self.run.data
+        if self._folder is None or not self.is_global_zero:
+            return
+        recorder.event("fit", round=self.run.round, resumed=self.run.round > 0, processes=self.fabric.world_size)
+        if self.run.round:
+            return
+        labels = data.images.train_y.numpy()
+        data.assignment.write(self._folder / "partition.csv", labels, data.images.test_y.numpy())
+        draw_partition(data.assignment.class_counts(labels, data.images.num_classes), self._folder / "partition.png")
+        recorder.picture("partition", self._folder / "partition.png")
+        self._save(stages, improved=False)
+
+    def _finish(self, recorder: Recorder) -> None:
+        best = self.run.best
+        if self._folder is not None and self.is_global_zero:
+            draw_curves(self._folder / "metrics.csv", self._folder / "curves.png")
+            if (self._folder / "curves.png").exists():
+                recorder.picture("curves", self._folder / "curves.png")
+            recorder.options(self._chosen(), {f"best/{key}": entry["value"] for key, entry in best.items()})
+            recorder.event("end", round=self.run.round, stopped_by=self.stopped_by)
+        recorder.close()
+        if not (self.is_global_zero and self.enable_progress_bar):
+            return
+        if self._last:
+            print("\n" + table(self._last, best))
+        if self._folder is not None:
+            print(f"\n{self._folder}: curves.png, metrics.csv, checkpoints; or: tensorboard --logdir {self._folder.parent}")
+            if self.stopped_by is not None:
+                last = self._folder / "checkpoints" / "last.ckpt"
+                print(f"Stopped in round {self.run.round + 1}; to go on, add --ckpt_path {last}")
+
+    def _chosen(self) -> dict[str, Any]:
+        """Options that are plain values, for TensorBoard's hparams."""
+        model = {k: v for k, v in vars(self.run.module).items() if not k.startswith("_") and k != "training"}
+        parts = {"trainer": self.options, "data": vars(self.run.data), "model": model}
+        plain = {f"{part}.{k}": v for part, options in parts.items() for k, v in options.items()}
+        chosen = {k: v for k, v in plain.items() if isinstance(v, bool | int | float | str) and "._" not in k}
+        return {"method": type(self.run.module).__name__, "partition": type(self.run.data.partition).__name__, **chosen}
+
+    def _report(self, command: str, rows: list[Row], ckpt_path: str | None) -> list[Row]:
+        if not self.is_global_zero:
+            return rows
+        if self._folder is not None:
+            recorder = Recorder(self._folder / command, [])
+            recorder.metrics(self.run.round, rows)
+            recorder.close()
+        if self.enable_progress_bar:
+            print(table(summary(rows), self.run.best))
+        return rows
+
+    def _stop(self, signal_number: int) -> None:
+        self.should_stop, self.stopped_by = True, signal_number
+
+    def _call(self, hook: str, *details: Any) -> None:
+        for callback in self.callbacks:
+            if hasattr(callback, hook):
+                getattr(callback, hook)(self, self.run.module, *details)

@@ -1,0 +1,61 @@
+"""The folder of a run, the checkpoint that a user means, and the signals that end a run in good order."""
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+RUNS = "lightning_logs"
+
+
+def claim_folder(root: Path) -> Path:
+    """A new `lightning_logs/version_N`; two runs that start at once get two folders."""
+    runs = root / RUNS
+    runs.mkdir(parents=True, exist_ok=True)
+    for number in count(max(_versions(runs), default=-1) + 1):
+        folder = runs / f"version_{number}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("count() never ends")
+
+
+def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
+    """The file that `--ckpt_path` names: a path, or `last` or `best` of the newest run."""
+    if ckpt_path not in ("last", "best"):
+        return Path(ckpt_path) if ckpt_path else None
+    runs = root / RUNS
+    for number in sorted(_versions(runs), reverse=True):
+        found = runs / f"version_{number}" / "checkpoints" / f"{ckpt_path}.ckpt"
+        if found.exists():
+            return found
+    raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {runs}.")
+
+
+def _versions(runs: Path) -> list[int]:
+    names = (re.fullmatch(r"version_(\d+)", path.name) for path in runs.glob("version_*"))
+    return [int(name[1]) for name in names if name]
+
+
+@contextmanager
+def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Tell `stop` of SIGINT and SIGTERM instead of dying of them; a second one acts as ever."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        stop(number)
+        signal.signal(number, before[number])
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,186 @@
+"""The contract of a method: an ordinary LightningModule that also says what of it is shared.
+
+The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in a `Federation`.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from fedlit.aggregation import State, Upload, weighted_mean
+from fedlit.data import Client
+
+NetworkFactory = Callable[[], nn.Module]
+# Containers first and int keys: in another order the CLI saves a config that it cannot read again.
+ClientNetworks = list[NetworkFactory] | dict[int, NetworkFactory] | None
+ClientOptimizers = list[OptimizerCallable] | dict[int, OptimizerCallable] | None
+Weighting = Literal["examples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a method's programme.
+
+    Attributes:
+        name: Shown in every record.
+        module: The child whose `training_step` runs; None is the method itself.
+        rounds: How many; None is `trainer.num_rounds`.
+        epochs: Local epochs of a visit; None is `trainer.local_epochs` or `trainer.local_steps`.
+        split: Train on `shared` samples only, or on `all` of the client's; what is uploaded must not know the others.
+        exchange: Upload and aggregate the shared state; without it nothing leaves a client and every client is visited.
+        monitor: Stop a visit early on the client's own validation `loss` or `acc`, and keep the best state.
+        patience: Checks without improvement before a visit stops.
+        check_every: Epochs between checks.
+    """
+
+    name: str
+    module: "FederatedModule | None" = None
+    rounds: int | None = None
+    epochs: int | None = None
+    split: Literal["shared", "all"] = "shared"
+    exchange: bool = True
+    monitor: Literal["loss", "acc"] | None = None
+    patience: int = 10
+    check_every: int = 5
+
+
+class FederatedModule(LightningModule):
+    """Base of every method: override what your method does differently.
+
+    Args:
+        optimizer: Builds the optimiser of a visit from the parameters.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    shared: tuple[str, ...] = ("",)
+    """Name prefixes of the state that travels; `("",)` is everything, `()` nothing."""
+
+    monitor: str = "acc/global_on_pooled"
+    """What `best.ckpt` is the best of: metric/model_on_data."""
+
+    weighting: Weighting = "examples"
+    """What a client's upload counts by."""
+
+    def __init__(self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None) -> None:
+        super().__init__()
+        self.optimizer, self.client_optimizers = optimizer, client_optimizers
+        self.client: Client | None = None
+        self._log_sink: Callable[[str, Any], None] | None = None
+
+    # --- what a method may override
+
+    def is_shared(self, name: str) -> bool:
+        """Whether this entry of the state dict travels."""
+        return name.startswith(self.shared)
+
+    def configure_stages(self) -> list[Stage]:
+        """The programme of the method: one federated stage, unless it is overridden."""
+        return [Stage("federate")]
+
+    def configure_client(self, client: Client) -> None:
+        """Build this client's own submodules; runs under the client's own seed at the start of every visit."""
+
+    def on_client_start(self, client: Client) -> None:
+        """The client's state is loaded; take frozen copies here (keep them out of the state dict)."""
+
+    def on_client_end(self, client: Client) -> None:
+        """Local training is over; the upload is taken next."""
+
+    def client_weight(self, client: Client) -> float:
+        """How much this client counts: by its shared samples, or as much as any other."""
+        return client.num_shared if self.weighting == "examples" else 1.0
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        """The new global state from the uploads, which come one by one in client order, and the current one."""
+        return weighted_mean(uploads)
+
+    def global_model(self) -> nn.Module:
+        """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit."""
+        return self.network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network that a client uses for itself; evaluated as `personal`."""
+        return self.global_model()(x)
+
+    def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter]:
+        """What the optimiser of a visit trains."""
+        return (p for p in self.parameters() if p.requires_grad)
+
+    # --- ordinary Lightning
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._log_evaluation("val", batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._log_evaluation("test", batch)
+
+    def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Optimizer:
+        chosen = for_client(self.optimizer, self.client_optimizers, self.client)
+        return chosen(self.parameters_of(self.client))
+
+    def _log_evaluation(self, prefix: str, batch: tuple[Tensor, Tensor]) -> None:
+        x, y = batch
+        z = self(x)
+        self.log(f"{prefix}_loss", F.cross_entropy(z, y), batch_size=len(y))
+        accuracy = multiclass_accuracy(z, y, num_classes=z.shape[1], average="micro")
+        self.log(f"{prefix}_acc", accuracy, prog_bar=True, batch_size=len(y))
+
+    def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """As in Lightning; in a federation, the mean over a visit is recorded for the client."""
+        if self._log_sink is not None:
+            self._log_sink(name, value)
+        elif self._trainer is not None:
+            super().log(name, value, *args, **kwargs)
+
+    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **kwargs)
+
+
+def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:
+    """The client's own choice if it has one, else the common one."""
+    if per_client is None or client is None:
+        return common
+    if isinstance(per_client, dict):
+        return per_client.get(client.id, common)
+    if client.id >= len(per_client):
+        raise ValueError(
+            f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
+        )
+    return per_client[client.id]
+
+
+def build(network: NetworkFactory, option: str) -> nn.Module:
+    """A new network from its factory.
+
+    Example:
+        >>> build(lambda: nn.Linear(2, 1), "network")
+        Linear(in_features=2, out_features=1, bias=True)
+    """
+    if isinstance(network, nn.Module) or not callable(network):
+        raise TypeError(
+            f"`{option}` must be a class or function that builds a network, so that each client can have its own; "
+            f"got a ready {type(network).__name__}."
+        )
+    return network()
+
+
+def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Copies that neither train nor travel."""
+    return [tensor.detach().clone() for tensor in tensors]

@@ -1,0 +1,34 @@
+"""Federated averaging. McMahan et al., 2017. https://arxiv.org/abs/1602.05629
+
+A client trains a copy of the global model on its own data; the server averages the copies:
+
+    w_{t+1} = sum_k a_k w_k,    a_k = n_k / n  (examples)  or  1 / K  (uniform)
+
+Laws: one client that holds all data is a plain training loop; with clients of equal size both weightings agree.
+"""
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build
+
+
+class FedAvg(FederatedModule):
+    """One network for all, averaged every round.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.network = build(network, "model.network")
+        self.weighting = weighting

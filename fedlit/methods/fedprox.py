@@ -1,0 +1,54 @@
+"""FedProx. Li et al., 2020. https://arxiv.org/abs/1812.06127
+
+As FedAvg, but a client is held near the global model w_t that its round began with:
+
+    L = CE(p, y) + mu/2 * sum ||w - w_t||^2        over the trained parameters
+
+Law: mu = 0 is FedAvg.
+"""
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.data import Client
+from fedlit.losses import proximal_penalty
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, frozen
+
+
+class FedProx(FederatedModule):
+    """One network for all; a client pays for drifting away from it.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        mu: Strength of the pull towards the global model; 0 is FedAvg.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        mu: float = 0.01,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        if mu < 0:
+            raise ValueError(f"`model.mu` pulls towards the global model and must be at least 0, got {mu}.")
+        self.network = build(network, "model.network")
+        self.mu, self.weighting = mu, weighting
+        self.anchors: list[Tensor] = []
+
+    def on_fit_start(self) -> None:
+        self.anchors = frozen(
+            self.network.parameters()
+        )  # under a plain Trainer there is no round: where training began
+
+    def on_client_start(self, client: Client) -> None:
+        self.anchors = frozen(self.network.parameters())
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss + proximal_penalty(self.network.parameters(), self.anchors, self.mu)

@@ -1,0 +1,44 @@
+"""Fine-tuned FedAvg: federate as FedAvg, then every client trains its copy of the global model on all of its own data.
+
+Laws: with no epochs of fine-tuning every personal model is the global one; the global model is FedAvg's.
+"""
+
+from typing import Literal
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Stage, Weighting, build
+
+
+class FineTuned(FederatedModule):
+    """FedAvg, then one last visit in which the client keeps what it learns.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        finetune_epochs: Epochs of the last visit, at most; 0 leaves every client with the global model.
+        monitor: Stop the last visit early on the client's own validation `loss` or `acc`, and keep the best state.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        finetune_epochs: int = 5,
+        monitor: Literal["loss", "acc"] | None = None,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        if finetune_epochs < 0:
+            raise ValueError(f"`model.finetune_epochs` must be at least 0, got {finetune_epochs}.")
+        self.network = build(network, "model.network")
+        self.finetune_epochs, self.stop_on, self.weighting = finetune_epochs, monitor, weighting
+
+    def configure_stages(self) -> list[Stage]:
+        last = Stage(
+            "finetune", rounds=1, epochs=self.finetune_epochs, split="all", exchange=False, monitor=self.stop_on
+        )
+        return [Stage("federate"), last]

@@ -1,0 +1,48 @@
+"""Local-only training: the baseline without a federation. Every client trains its own network; nothing is sent.
+
+Law: a client's network ends as if it had been trained alone, for as many epochs, by a plain loop.
+"""
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from fedlit.data import Client
+from fedlit.methods.base import (
+    ClientNetworks,
+    ClientOptimizers,
+    FederatedModule,
+    NetworkFactory,
+    Stage,
+    build,
+    for_client,
+)
+
+
+class LocalOnly(FederatedModule):
+    """A network per client, each on its own.
+
+    Args:
+        network: Builds the network of a client; every client draws its own initial weights.
+        optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
+        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    shared = ()
+    monitor = "acc/personal_on_own"
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        client_networks: ClientNetworks = None,
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.factory, self.client_networks = network, client_networks
+        self.network = build(network, "model.network")
+
+    def configure_stages(self) -> list[Stage]:
+        return [Stage("local", split="all", exchange=False)]
+
+    def configure_client(self, client: Client) -> None:
+        self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")

@@ -1,0 +1,70 @@
+"""What a person sees of a run: a bar on a terminal, one line a round elsewhere, a table at the end."""
+
+import sys
+from collections.abc import Mapping
+
+from tqdm.auto import tqdm
+
+from fedlit.recorder import Row, summary
+
+
+class Progress:
+    """Shows rounds as they end.
+
+    Args:
+        total: Rounds of the whole run.
+        done: Rounds that a resumed run starts with.
+        enabled: Off on all processes but the first, or if the user says so.
+    """
+
+    def __init__(self, total: int, done: int = 0, enabled: bool = True) -> None:
+        self.total, self.enabled = total, enabled
+        self.bar = None
+        if enabled and sys.stderr.isatty():
+            self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True)
+
+    def client(self, position: int, clients: int) -> None:
+        """A client of the round is about to be visited."""
+        if self.bar is not None:
+            self.bar.set_description(f"client {position}/{clients}")
+
+    def round(self, number: int, stage: str, rows: list[Row], seconds: float) -> None:
+        """A round has ended."""
+        if not self.enabled:
+            return
+        accuracies = {key: parts for key, parts in summary(rows).items() if key.startswith("acc/")}
+        words = ", ".join(f"{_spoken(key)} {parts['mean']:.4f}" for key, parts in accuracies.items())
+        if self.bar is not None:
+            self.bar.set_postfix_str(f"{stage}: {words}", refresh=False)
+            self.bar.update()
+        else:
+            print(f"round {number}/{self.total} {stage} ({seconds:.1f} s) {words}", flush=True)
+
+    def say(self, line: str) -> None:
+        """A line for the person, whatever else is on the screen."""
+        if self.enabled:
+            tqdm.write(line, file=sys.stderr)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]]) -> str:
+    """Accuracies (and other metrics but the losses) at the end of a run: last, range over clients, best and its round."""
+    rows = [("metric", "model", "on", "last", "min", "max", "best", "at round")]
+    for key, parts in last.items():
+        metric, what = key.split("/")
+        model, data = what.split("_on_")
+        if "loss" in metric:
+            continue
+        single = parts["min"] == parts["max"]
+        spread = ("", "") if single else (f"{parts['min']:.4f}", f"{parts['max']:.4f}")
+        top = best.get(key, {"value": parts["mean"], "round": 0})
+        rows.append((metric, model, data, f"{parts['mean']:.4f}", *spread, f"{top['value']:.4f}", str(int(top["round"]))))
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _spoken(key: str) -> str:
+    return key.split("/")[1].replace("_", " ")

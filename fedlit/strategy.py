@@ -1,0 +1,73 @@
+"""Clients on several processes: each process visits its share of a round's clients, and all hear of every outcome.
+
+Outcomes are passed on in client order, so every process adds the same numbers in the same order as a single one would.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy
+from torch import Tensor, nn
+
+Result = TypeVar("Result")
+
+
+class ClientParallelStrategy(DDPStrategy):
+    """Processes that share no module: DDP would average gradients of different clients, and forbid different networks."""
+
+    @property
+    def distributed_sampler_kwargs(self) -> None:
+        return None
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        return module
+
+
+def in_order(
+    fabric: Fabric, tasks: Sequence[int], work: Callable[[int], Result], pack: Callable, unpack: Callable
+) -> Iterator[tuple[int, Result]]:
+    """`work` on every task, spread over the processes, with every result on every process in the order of the tasks.
+
+    On one process a task is worked on only when its result is asked for, so a consumer that keeps nothing needs the
+    memory of one result. `pack` and `unpack` turn a result into plain containers of tensors and back.
+    """
+    if fabric.world_size == 1:
+        yield from ((task, work(task)) for task in tasks)
+        return
+    rank, world_size = fabric.global_rank, fabric.world_size
+    mine = {task: pack(work(task)) for task in tasks[rank::world_size]}
+    for position, task in enumerate(tasks):
+        yield task, unpack(broadcast(fabric, mine.pop(task, None), source=position % world_size))
+
+
+def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
+    """The source's value on every process. Tensors, numbers, strings and containers of them; nothing is unpickled."""
+    if fabric.world_size == 1:
+        return value
+    payload = torch.empty(0, dtype=torch.uint8)
+    if fabric.global_rank == source:
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+    size = torch.tensor([len(payload)], device=fabric.device)
+    dist.broadcast(size, source)
+    data = _sized(payload, int(size), fabric)
+    dist.broadcast(data, source)
+    return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True, map_location=fabric.device)
+
+
+def any_process(fabric: Fabric, flag: bool) -> bool:
+    """Whether the flag is set on any process."""
+    if fabric.world_size == 1:
+        return flag
+    seen = torch.tensor([int(flag)], device=fabric.device)
+    dist.all_reduce(seen, dist.ReduceOp.MAX)
+    return bool(seen)
+
+
+def _sized(payload: Tensor, size: int, fabric: Fabric) -> Tensor:
+    return payload.to(fabric.device) if len(payload) == size else torch.empty(size, dtype=torch.uint8, device=fabric.device)

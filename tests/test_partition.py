@@ -1,0 +1,667 @@
+"""The settings of the papers: sizes, class counts, seeds, and the law that what a client gets ignores the labels."""
+
+import time
+
+import numpy as np
+import pytest
+
+from fedlit.partition import (
+    IID,
+    Assignment,
+    BinarySeparated,
+    ClassSets,
+    Dirichlet,
+    Majority,
+    PermutedPixels,
+    Saved,
+    Shards,
+    opt_in_masks,
+    split_pool,
+    split_validation,
+)
+
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+HEADER = "client,split,index,label,shared\n"
+
+
+def shuffled(counts):
+    """Labels with `counts[c]` samples of class c, in a file order of their own."""
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+CIFAR, CIFAR_TEST, CIFAR100 = shuffled([5000] * 10), shuffled([1000] * 10), shuffled([500] * 100)
+
+
+def table(parts, labels, num_classes=10):
+    """Samples of each class at each client, [K, C]."""
+    return np.stack([np.bincount(labels[part], minlength=num_classes) for part in parts])
+
+
+def class_sets(parts, labels):
+    return [set(labels[part].tolist()) for part in parts]
+
+
+def all_equal(left, right):
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def is_disjoint(parts):
+    together = np.concatenate(parts)
+    return len(np.unique(together)) == len(together)
+
+
+EVERY = [
+    IID(),
+    IID(300),
+    Shards(2),
+    Shards(4, "per_class"),
+    BinarySeparated(),
+    BinarySeparated("random"),
+    ClassSets("niid3", 300),
+    Majority(0.9, 300),
+    Dirichlet(0.5),
+    PermutedPixels(),
+]
+DISJOINT = [partition for partition in EVERY if not isinstance(partition, ClassSets)]
+every = pytest.mark.parametrize("partition", EVERY, ids=lambda partition: type(partition).__name__)
+disjoint = pytest.mark.parametrize("partition", DISJOINT, ids=lambda partition: type(partition).__name__)
+
+
+# All settings
+
+
+@every
+def test_a_partition_is_one_int64_array_per_client_that_its_seed_fixes(partition):
+    parts = partition.assign(CIFAR_TEST, 5, 10, seed=1)
+    assert [part.dtype for part in parts] == [np.dtype(np.int64)] * 5
+    assert all_equal(parts, partition.assign(CIFAR_TEST, 5, 10, seed=1))
+    assert not all_equal(parts, partition.assign(CIFAR_TEST, 5, 10, seed=2))
+
+
+@disjoint
+def test_no_two_clients_hold_the_same_sample(partition):
+    assert is_disjoint(partition.assign(CIFAR_TEST, 5, 10, seed=1))
+
+
+@pytest.mark.parametrize("partition", [IID(), Shards(2), Shards(4, "per_class"), BinarySeparated(), Dirichlet(0.1)])
+def test_no_sample_is_left_over(partition):
+    assert sorted(np.concatenate(partition.assign(CIFAR_TEST, 5, 10, seed=3)).tolist()) == list(range(10_000))
+
+
+@every
+def test_labels_of_one_byte_are_as_good_as_labels_of_eight(partition):
+    wide = partition.assign(CIFAR_TEST, 5, 10, seed=0)
+    assert all_equal(wide, partition.assign(CIFAR_TEST.astype(np.uint8), 5, 10, seed=0))
+
+
+@every
+def test_labels_beyond_the_classes_and_empty_federations_are_refused(partition):
+    with pytest.raises(ValueError, match=r"`labels` must lie in \[0, 9\), got 0 to 9"):
+        partition.assign(CIFAR_TEST, 5, 9, seed=0)
+    with pytest.raises(ValueError, match="`num_clients` must be at least 1, got 0"):
+        partition.assign(CIFAR_TEST, 0, 10, seed=0)
+
+
+def test_scaled_scales_samples_per_client_and_nothing_else():
+    majority = Majority(0.7, 500, majority_classes=3)
+    smaller = majority.scaled(0.2)
+    assert (smaller.samples_per_client, smaller.p, smaller.majority_classes) == (100, 0.7, 3)
+    assert majority.samples_per_client == 500
+    assert IID(3).scaled(0.01).samples_per_client == 1
+    assert PermutedPixels(IID(50)).scaled(0.5).base.samples_per_client == 25
+
+
+@pytest.mark.parametrize("partition", [IID(), Shards(), BinarySeparated(), Dirichlet()])
+def test_scaled_is_the_same_object_without_samples_per_client(partition):
+    assert partition.scaled(0.2) is partition
+
+
+@pytest.mark.parametrize("partition", [IID(), Shards(), Dirichlet(0.5), Dirichlet(1e-3)])
+def test_ten_thousand_clients_take_well_under_a_second(partition):
+    labels = shuffled(MNIST)
+    start = time.perf_counter()
+    parts = partition.assign(labels, 10_000, 10, seed=0)
+    assert time.perf_counter() - start < 2  # 0.03 to 0.4 on an idle core
+    assert len(parts) == 10_000
+    assert min(map(len, parts)) >= 1
+
+
+# The law: what a client gets is the same on training and test labels
+
+
+@pytest.mark.parametrize("per_client", [6, 4, 2])
+@pytest.mark.parametrize("mode", ["equal_size", "per_class"])
+def test_shards_of_balanced_test_labels_have_the_classes_and_shares_of_training(per_client, mode):
+    train = table(Shards(per_client, mode).assign(CIFAR, 5, 10, seed=4), CIFAR)
+    test = table(Shards(per_client, mode).assign(CIFAR_TEST, 5, 10, seed=4), CIFAR_TEST)
+    assert np.abs(train / 5 - test).max() <= 1
+    other = table(Shards(per_client, mode).assign(CIFAR_TEST, 5, 10, seed=5), CIFAR_TEST)
+    assert np.abs(train / 5 - other).max() > 1
+
+
+def test_only_per_class_shards_keep_the_class_sets_where_classes_are_unequal():
+    train, test = shuffled(MNIST), shuffled(MNIST_TEST)
+    sets = {}
+    for mode in ("per_class", "equal_size"):
+        partition = Shards(1, mode)
+        sets[mode] = [class_sets(partition.assign(labels, 10, 10, seed=0), labels) for labels in (train, test)]
+    assert sets["per_class"][0] == sets["per_class"][1]
+    assert sets["equal_size"][0] != sets["equal_size"][1]  # the last shard: {8, 9} in training, {9} in test
+
+
+def test_random_halves_are_those_of_the_seed_on_any_labels():
+    def halves(labels, seed):
+        return class_sets(BinarySeparated("random").assign(labels, 2, 10, seed), labels)
+
+    assert halves(CIFAR, 0) == halves(shuffled(MNIST_TEST), 0)
+    assert halves(CIFAR, 0) != halves(CIFAR, 1)
+
+
+@pytest.mark.parametrize("sets", ["iid", "niid1", "niid2", "niid3", [[7], [1, 2, 3]]])
+def test_class_sets_are_the_same_on_any_labels(sets):
+    partition = ClassSets(sets, 500)
+    held = class_sets(partition.assign(CIFAR, 5, 10, seed=0), CIFAR)
+    test = shuffled(MNIST_TEST)
+    assert held == class_sets(partition.assign(test, 5, 10, seed=0), test)
+    assert held != class_sets(ClassSets([[0], [5]], 500).assign(test, 5, 10, seed=0), test)
+
+
+def test_majority_counts_are_equal_on_any_labels_and_differ_by_seed_only_in_the_odd_samples():
+    test, partition = shuffled(MNIST_TEST), Majority(0.9, 500)
+    counts = table(partition.assign(CIFAR, 5, 10, seed=0), CIFAR)
+    assert np.array_equal(counts, table(partition.assign(test, 5, 10, seed=0), test))
+    other = table(partition.assign(test, 5, 10, seed=1), test)
+    assert np.abs(counts - other).max() == 1
+
+
+@pytest.mark.parametrize(("alpha", "tolerance"), [(0.05, 0.2), (0.5, 0.002), (100.0, 0.002)])  # top-ups; rounding
+def test_dirichlet_proportions_are_the_same_on_any_labels_even_when_some_client_is_short(alpha, tolerance):
+    partition, test = Dirichlet(alpha, min_samples=20), shuffled(MNIST_TEST)
+    q = np.exp(partition.log_proportions(20, 10, seed=0)).T  # [K, C]
+    np.testing.assert_allclose(q.sum(axis=0), 1)
+    for labels in (CIFAR, test):
+        counts = table(partition.assign(labels, 20, 10, seed=0), labels)
+        shares = counts / counts.sum(axis=0)
+        assert np.abs(shares - q).max() < tolerance
+    other = np.exp(partition.log_proportions(20, 10, seed=1)).T
+    assert np.abs(other - q).max() > tolerance
+
+
+def test_a_client_short_of_data_gets_the_class_it_drew_most_of_in_training_and_test():
+    partition, test = Dirichlet(1e-6), shuffled(MNIST_TEST)
+    favourite = partition.log_proportions(100, 10, seed=0).argmax(axis=0)
+    for labels in (CIFAR, test):
+        parts = partition.assign(labels, 100, 10, seed=0)
+        short = [k for k, part in enumerate(parts) if len(part) == 1]
+        assert len(short) >= 90  # ten classes, each with one owner
+        assert [labels[parts[k]][0] for k in short] == favourite[short].tolist()
+
+
+# IID
+
+
+@pytest.mark.parametrize(("n", "sizes"), [(50_000, [10_000] * 5), (60_000, [12_000] * 5), (13, [3, 3, 3, 2, 2])])
+def test_iid_parts_differ_by_at_most_one(n, sizes):
+    assert [len(part) for part in IID().assign(np.zeros(n, dtype=int), 5, 1, seed=0)] == sizes
+
+
+def test_iid_gives_each_client_the_number_asked_for_of_all_classes():
+    parts = IID(600).assign(CIFAR, 5, 10, seed=0)
+    assert [len(part) for part in parts] == [600] * 5
+    assert table(parts, CIFAR).min() > 30
+
+
+def test_iid_refuses_more_than_there_is():
+    with pytest.raises(ValueError, match=r"`samples_per_client`: 5 clients with 20 or more each need 100 sam.* 99"):
+        IID(20).assign(np.zeros(99, dtype=int), 5, 1, seed=0)
+    with pytest.raises(ValueError, match=r"`num_clients`: 5 clients .* there are 4"):
+        IID().assign(np.zeros(4, dtype=int), 5, 1, seed=0)
+    with pytest.raises(ValueError, match="`samples_per_client` must be at least 1, got 0"):
+        IID(0)
+
+
+# Shards: FML, section 2.12; FedMMD's hundred clients, section 3.5
+
+
+def shards_of(labels, num_shards, num_classes, mode="equal_size"):
+    """One shard per client: the shards themselves, [S, C], in no order."""
+    return table(Shards(1, mode).assign(labels, num_shards, num_classes, seed=0), labels, num_classes)
+
+
+@pytest.mark.parametrize(("p", "sizes"), [(6, {1666, 1667}), (4, {2500}), (2, {5000})])
+def test_cifar10_shards_stop_exactly_at_the_class_borders(p, sizes):
+    shards = shards_of(CIFAR, 5 * p, 10)
+    assert set(shards.sum(axis=1).tolist()) == sizes
+    assert ((shards > 0).sum(axis=1) == 1).all()
+    assert ((shards > 0).sum(axis=0) == p // 2).all()  # 3, 2, 1 shards per class
+
+
+@pytest.mark.parametrize(("p", "sizes"), [(60, {166, 167}), (40, {250}), (20, {500})])
+def test_cifar100_shards_stop_exactly_at_the_class_borders(p, sizes):
+    shards = shards_of(CIFAR100, 5 * p, 100)
+    assert set(shards.sum(axis=1).tolist()) == sizes
+    assert ((shards > 0).sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("p", [6, 4, 2])
+def test_cifar10_clients_hold_a_fifth_of_the_data_and_at_most_p_classes(p):
+    counts = table(Shards(p).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    assert np.abs(counts.sum(axis=1) - 10_000).max() <= p
+    assert (counts > 0).sum(axis=1).max() <= p
+
+
+def test_mnist_shards_of_equal_size_straddle_the_unequal_classes():
+    shards = shards_of(shuffled(MNIST), 10, 10)
+    assert (shards.sum(axis=1) == 6000).all()
+    held = (shards > 0).sum(axis=1)
+    assert ((held >= 2) & (held <= 3)).sum() == 8
+
+
+def test_per_class_shards_of_mnist_hold_one_class_and_clients_at_most_p():
+    labels = shuffled(MNIST)
+    assert ((shards_of(labels, 10, 10, "per_class") > 0).sum(axis=1) == 1).all()
+    assert (table(Shards(2, "per_class").assign(labels, 5, 10, seed=0), labels) > 0).sum(axis=1).max() <= 2
+
+
+def test_nine_of_two_hundred_mnist_shards_straddle_two_digits():
+    shards = shards_of(shuffled(MNIST), 200, 10)
+    assert (shards.sum(axis=1) == 300).all()
+    assert ((shards > 0).sum(axis=1) == 2).sum() == 9
+    assert [len(part) for part in Shards(2).assign(shuffled(MNIST), 100, 10, seed=0)] == [600] * 100
+
+
+def test_a_shard_keeps_the_order_of_the_file():
+    parts = Shards(1).assign(np.array([1, 0, 1, 0, 0, 1]), 2, 2, seed=0)
+    assert sorted(part.tolist() for part in parts) == [[0, 2, 5], [1, 3, 4]]
+
+
+def test_shards_refuse_what_they_cannot_cut():
+    with pytest.raises(ValueError, match=r"`per_client`=3 for 5 clients makes 15 shards, 15 of them .* 14 samples"):
+        Shards(3).assign(np.zeros(14, dtype=int), 5, 1, seed=0)
+    with pytest.raises(ValueError, match="15 shards; `mode`='per_class' needs a multiple of the 10 classes"):
+        Shards(3, "per_class").assign(CIFAR, 5, 10, seed=0)
+    with pytest.raises(ValueError, match="20 shards, 2 of them to be cut from 1 samples"):
+        Shards(4, "per_class").assign(shuffled([9] * 9 + [1]), 5, 10, seed=0)
+    with pytest.raises(ValueError, match="`mode` must be one of equal_size, per_class, got 'equal'"):
+        Shards(mode="equal")
+    with pytest.raises(ValueError, match="`per_client` must be at least 1, got 0"):
+        Shards(0)
+
+
+# BinarySeparated: FedMMD, section 3.5
+
+
+@pytest.mark.parametrize(
+    ("split", "first"), [("halves", {0, 1, 2, 3, 4}), ("even_odd", {0, 2, 4, 6, 8})], ids=["halves", "even_odd"]
+)
+def test_binary_separated_gives_each_of_two_clients_25000_images_of_five_classes(split, first):
+    parts = BinarySeparated(split).assign(CIFAR, 2, 10, seed=0)
+    assert [len(part) for part in parts] == [25_000, 25_000]
+    assert class_sets(parts, CIFAR) == [first, set(range(10)) - first]
+
+
+def test_random_halves_are_five_classes_each_and_new_for_another_seed():
+    halves = [class_sets(BinarySeparated("random").assign(CIFAR_TEST, 2, 10, s), CIFAR_TEST) for s in range(8)]
+    assert all(len(a) == len(b) == 5 and not a & b for a, b in halves)
+    assert len({frozenset(a) for a, _ in halves}) > 4
+
+
+def test_more_than_two_clients_share_the_halves_by_parity():
+    parts = BinarySeparated().assign(CIFAR, 5, 10, seed=0)
+    assert [len(part) for part in parts] == [8334, 12_500, 8333, 12_500, 8333]
+    assert [min(held) for held in class_sets(parts, CIFAR)] == [0, 5, 0, 5, 0]
+
+
+def test_binary_separated_refuses_what_makes_no_sense():
+    with pytest.raises(ValueError, match="`resplit_every_round` draws new halves and needs `split`='random', got 'hal"):
+        BinarySeparated("halves", resplit_every_round=True)
+    with pytest.raises(ValueError, match="`num_clients` must be at least 2, one for each half, got 1"):
+        BinarySeparated().assign(CIFAR, 1, 10, seed=0)
+    with pytest.raises(ValueError, match=r"`num_clients`: 2 clients .* there are 1"):
+        BinarySeparated().assign(np.array([0, 1, 1]), 4, 2, seed=0)
+
+
+def test_only_what_asks_for_it_is_split_again_every_round():
+    again = BinarySeparated("random", resplit_every_round=True)
+    assert again.resplit_every_round
+    assert PermutedPixels(again).resplit_every_round
+    assert not any(partition.resplit_every_round for partition in EVERY)
+
+
+# ClassSets: DLAD, section 6.7
+
+
+def test_niid1_draws_with_replacement_about_half_of_each_class():
+    pool = shuffled([1000] * 10)
+    parts = ClassSets("niid1", 5000).assign(pool, 10, 10, seed=0)
+    counts = table(parts, pool)
+    assert (counts.sum(axis=1) == 5000).all()
+    for k, row in enumerate(counts):
+        own = [2 * (k % 5), 2 * (k % 5) + 1]
+        assert row[own].sum() == 5000
+        assert np.abs(row[own] - 2500).max() < 200  # more than five standard deviations
+    assert all(len(np.unique(part)) < len(part) for part in parts)
+
+
+def test_niid2_and_niid3_are_the_sets_of_the_paper():
+    niid2 = class_sets(ClassSets("niid2", 500).assign(CIFAR, 6, 10, seed=0), CIFAR)
+    assert niid2 == [{0, 1, 2, 3, 4, own} for own in (5, 6, 7, 8, 9, 5)]
+    niid3 = class_sets(ClassSets("niid3", 500).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    assert all(len(a & b) == 1 for i, a in enumerate(niid3) for b in niid3[:i])
+    assert [sum(c in held for held in niid3) for c in range(10)] == [2] * 10
+
+
+def test_iid_class_sets_hold_all_classes_alike_even_where_the_pool_does_not():
+    pool = shuffled([100] * 9 + [5000])
+    counts = table(ClassSets("iid", 6000).assign(pool, 3, 10, seed=0), pool)
+    assert np.abs(counts - 600).max() < 130
+
+
+def test_own_class_lists_repeat_with_their_own_length():
+    held = class_sets(ClassSets([[7], [1, 2]], 100).assign(CIFAR, 3, 10, seed=0), CIFAR)
+    assert held == [{7}, {1, 2}, {7}]
+
+
+def test_a_client_of_class_sets_is_the_same_however_many_follow():
+    five, ten = (ClassSets("niid3", 200).assign(CIFAR, k, 10, seed=0) for k in (5, 10))
+    assert all_equal(five, ten[:5])
+    assert not all_equal(five, ten[5:])
+
+
+def test_class_sets_refuse_unknown_names_empty_lists_and_absent_classes():
+    with pytest.raises(ValueError, match="`sets` must be one of iid, niid1, niid2, niid3, got 'niid4'"):
+        ClassSets("niid4")
+    with pytest.raises(ValueError, match="`sets` must hold class lists, none of them empty"):
+        ClassSets([[0], []])
+    with pytest.raises(ValueError, match=r"`sets`=niid1 names classes without samples here: \[8, 9\]"):
+        ClassSets("niid1").assign(shuffled([10] * 8), 2, 8, seed=0)
+
+
+# Majority: the mixture of experts, section 5.6
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2, 0.29, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("n", [500, 100, 7])
+def test_majority_and_rest_are_exactly_n(p, n):
+    counts = table(Majority(p, n).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    assert (counts.sum(axis=1) == n).all()
+    assert [row[2 * k : 2 * k + 2].sum() for k, row in enumerate(counts)] == [round(p * n)] * 5
+
+
+def test_nine_tenths_of_500_are_225_of_two_classes_and_50_of_the_others():
+    counts = table(Majority(0.9, 500).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    for k, row in enumerate(counts):
+        assert row[2 * k : 2 * k + 2].tolist() == [225, 225]
+        assert sorted(np.delete(row, [2 * k, 2 * k + 1]).tolist()) == [6] * 6 + [7] * 2
+
+
+def test_majority_of_a_fifth_is_iid_for_ten_classes_and_can_use_all_data():
+    counts = table(Majority(0.2, 10_000).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    assert (counts == 1000).all()
+    assert not (table(Majority(0.3, 1000).assign(CIFAR, 5, 10, seed=0), CIFAR) == 100).all()
+
+
+def test_majority_classes_start_again_when_they_run_out():
+    held = class_sets(Majority(1.0, 10).assign(CIFAR, 7, 10, seed=0), CIFAR)
+    assert held == [{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {0, 1}, {2, 3}]
+    assert class_sets(Majority(1.0, 9, 3).assign(CIFAR, 4, 10, 0), CIFAR)[3] == {9, 0, 1}
+    assert len(set().union(*class_sets(Majority(1.0, 10).assign(CIFAR100, 50, 100, seed=0), CIFAR100))) == 100
+
+
+def test_majority_refuses_what_the_data_cannot_give():
+    with pytest.raises(ValueError, match=r"`samples_per_client`=400 for 50 clients needs 200 .* class 0, there are"):
+        Majority(1.0, 400).assign(shuffled([100] * 100), 50, 100, seed=0)
+    with pytest.raises(ValueError, match=r"`p` must lie in \[0, 1\], got 90"):
+        Majority(p=90)
+    with pytest.raises(ValueError, match="`majority_classes` must be below the number of classes, 2, got 2"):
+        Majority().assign(np.array([0, 1]), 1, 2, seed=0)
+
+
+# Dirichlet
+
+
+def test_large_alpha_is_nearly_even_and_small_alpha_is_not():
+    even, uneven = (table(Dirichlet(a).assign(CIFAR, 10, 10, seed=0), CIFAR) for a in (1e6, 0.1))
+    assert np.abs(even - 500).max() < 10
+    assert uneven.max() > 2000
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
+def test_shares_have_the_mean_and_the_variance_of_a_dirichlet(alpha):
+    num_clients = 4
+    q = np.exp(Dirichlet(alpha).log_proportions(num_clients, 20_000, seed=0))
+    variance = (1 / num_clients) * (1 - 1 / num_clients) / (num_clients * alpha + 1)
+    np.testing.assert_allclose(q.mean(axis=0), 1 / num_clients, atol=0.01)
+    np.testing.assert_allclose(q.var(axis=0), variance, rtol=0.05)
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1e-5, 1e-12, 1e-200])
+@pytest.mark.parametrize("min_samples", [1, 37])
+def test_every_client_has_min_samples_for_the_smallest_alpha(alpha, min_samples):
+    parts = Dirichlet(alpha, min_samples).assign(CIFAR_TEST, 100, 10, seed=0)
+    assert min(map(len, parts)) == min_samples
+    assert is_disjoint(parts)
+    assert sum(map(len, parts)) == 10_000
+
+
+def test_min_samples_that_take_everything_leave_everyone_alike():
+    assert {len(part) for part in Dirichlet(0.1, min_samples=100).assign(CIFAR_TEST, 100, 10, seed=0)} == {100}
+
+
+def test_min_samples_0_allows_clients_without_data():
+    assert min(len(part) for part in Dirichlet(1e-3, min_samples=0).assign(CIFAR_TEST, 100, 10, seed=0)) == 0
+
+
+def test_dirichlet_refuses_bad_numbers_and_too_little_data():
+    with pytest.raises(ValueError, match="`min_samples`: 100 clients with 101 or more each need 10100 samples"):
+        Dirichlet(min_samples=101).assign(CIFAR_TEST, 100, 10, seed=0)
+    for alpha in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="`alpha` must be finite and above 0"):
+            Dirichlet(alpha)
+    with pytest.raises(ValueError, match="`min_samples` must be at least 0, got -1"):
+        Dirichlet(min_samples=-1)
+
+
+# PermutedPixels: FedFusion, section 4.6
+
+
+def test_each_client_has_one_fixed_order_of_pixels():
+    partition = PermutedPixels()
+    orders = [partition.pixel_permutation(client, 784, seed=0).tolist() for client in range(10)]
+    assert all(sorted(order) == list(range(784)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 10
+    assert orders[3] == partition.pixel_permutation(3, 784, seed=0).tolist()
+    assert orders[3] != partition.pixel_permutation(3, 784, seed=1).tolist()
+
+
+def test_permuted_pixels_leave_the_samples_to_their_base():
+    base = Shards(2)
+    assert all_equal(PermutedPixels(base).assign(CIFAR, 5, 10, 0), base.assign(CIFAR, 5, 10, 0))
+    assert all_equal(PermutedPixels().assign(CIFAR, 5, 10, 0), IID().assign(CIFAR, 5, 10, 0))
+    assert base.pixel_permutation(0, 784, seed=0) is None
+
+
+# Opt-out
+
+
+def withheld_clients(masks):
+    return [k for k, mask in enumerate(masks) if not mask.any()]
+
+
+@pytest.mark.parametrize(("q", "k", "out"), [(0.5, 5, 2), (0.9, 5, 4), (0.29, 100, 29), (0.0, 5, 0), (1.0, 5, 5)])
+def test_a_fraction_of_clients_is_rounded_down_but_not_by_floating_point(q, k, out):
+    train = [np.arange(4)] * k
+    assert len(withheld_clients(opt_in_masks(train, q, 0.0, seed=0))) == out
+
+
+def test_opted_out_clients_are_those_of_the_list_or_of_the_seed():
+    train = [np.arange(4)] * 20
+    assert withheld_clients(opt_in_masks(train, [1, 3], 0.0, seed=0)) == [1, 3]
+    drawn = [withheld_clients(opt_in_masks(train, 0.5, 0.0, seed)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_fraction_of_samples_is_withheld_at_every_other_client():
+    train = IID().assign(CIFAR_TEST, 10, 10, seed=0)
+    masks = opt_in_masks(train, [4], 0.1, seed=0)
+    assert [int(mask.sum()) for mask in masks] == [900] * 4 + [0] + [900] * 5
+    assert all(mask.dtype == bool and len(mask) == 1000 for mask in masks)
+    others = opt_in_masks(train, [], 0.1, seed=0)
+    assert all_equal(masks[5:], others[5:])  # one client's choice moves nobody else's
+
+
+def test_a_sample_held_twice_is_withheld_twice():
+    train = ClassSets("niid1", 500).assign(CIFAR_TEST[:1000], 5, 10, seed=0)
+    for part, mask in zip(train, opt_in_masks(train, 0.0, 0.5, seed=0), strict=True):
+        assert not set(part[mask]) & set(part[~mask])
+        assert 250 <= (~mask).sum() < 260
+
+
+def test_opt_out_refuses_unknown_clients_and_bad_fractions():
+    train = [np.arange(4)] * 3
+    with pytest.raises(ValueError, match=r"`opt_out` must hold client ids from 0 to 2, got \[3\]"):
+        opt_in_masks(train, [3], 0.0, seed=0)
+    with pytest.raises(ValueError, match=r"`opt_out` must be a fraction in \[0, 1\] or a list of client ids, got 2"):
+        opt_in_masks(train, 2, 0.0, seed=0)
+    with pytest.raises(ValueError, match=r"`opt_out_samples` must lie in \[0, 1\], got -0.1"):
+        opt_in_masks(train, 0.0, -0.1, seed=0)
+
+
+# Validation and pool
+
+
+@pytest.mark.parametrize(("val_size", "held"), [(0.1, 1000), (400, 400), (400.0, 400), (0.925, 9250), (1, 1)])
+def test_validation_and_training_share_nothing_and_lose_nothing(val_size, held):
+    parts = IID().assign(CIFAR, 5, 10, seed=0)
+    train, val = split_validation(parts, CIFAR, val_size, seed=0)
+    assert [len(part) for part in val] == [held] * 5
+    assert is_disjoint([*train, *val])
+    assert all_equal([np.sort(part) for part in parts], [np.union1d(*pair) for pair in zip(train, val, strict=True)])
+    assert not all_equal(val, split_validation(parts, CIFAR, val_size, seed=1)[1])
+
+
+@pytest.mark.parametrize(
+    ("f", "n"),
+    [(0.01, 5), (0.02, 10), (0.04, 20), (0.075, 38), (0.1, 50), (0.125, 62), (0.15, 75), (0.175, 88), (0.2, 100)],
+)
+def test_training_sizes_of_the_mixture_paper_are_what_validation_leaves_of_500(f, n):
+    train, _ = split_validation([np.arange(500)], np.zeros(500, dtype=int), 1 - f, seed=0)
+    assert len(train[0]) == n
+
+
+def test_no_copy_of_a_validation_sample_stays_in_training():
+    parts = ClassSets("niid1", 500).assign(CIFAR_TEST[:1000], 5, 10, seed=0)
+    assert len(np.unique(parts[0])) < 500
+    for train, val in zip(*split_validation(parts, CIFAR_TEST, 0.1, seed=0), strict=True):
+        assert not set(train) & set(val)
+        assert 50 <= len(val) < 60
+
+
+def test_validation_refuses_to_take_everything():
+    with pytest.raises(ValueError, match="`val_size`=3 leaves client 1 none of its 3 training samples"):
+        split_validation([np.arange(5), np.arange(3)], np.zeros(5), 3, seed=0)
+    for bad in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"`val_size` must be a fraction in \(0, 1\) or a number from 1, got"):
+            split_validation([np.arange(5)], np.zeros(5), bad, seed=0)
+    with pytest.raises(ValueError, match="client 0 holds an index beyond the 4 labels"):
+        split_validation([np.arange(5)], np.zeros(4), 1, seed=0)
+
+
+@pytest.mark.parametrize(("counts", "sizes"), [(MNIST, (48_000, 12_000)), ([5000] * 10, (40_000, 10_000))])
+def test_the_pool_is_a_fifth_of_each_class(counts, sizes):
+    labels = shuffled(counts)
+    rest, pool = split_pool(labels, 0.2, seed=0)
+    assert (len(rest), len(pool)) == sizes
+    assert np.bincount(labels[pool]).tolist() == [round(0.2 * n) for n in counts]
+    assert is_disjoint([rest, pool])
+    assert not np.array_equal(pool, split_pool(labels, 0.2, seed=1)[1])
+
+
+def test_the_pool_refuses_fractions_that_leave_one_side_empty():
+    for fraction in (0, 1, 1.2):
+        with pytest.raises(ValueError, match=r"`fraction` must lie in \(0, 1\)"):
+            split_pool(CIFAR_TEST, fraction, seed=0)
+
+
+# Assignments on disk
+
+
+def an_assignment(val_split="test"):
+    train = Shards(2).assign(CIFAR_TEST, 5, 10, seed=0)
+    if val_split == "test":
+        val = Shards(2).assign(CIFAR_TEST[:500], 5, 10, seed=0)
+    else:
+        train, val = split_validation(train, CIFAR_TEST, 0.1, seed=0)
+    return Assignment(train, val, val_split, opt_in_masks(train, 0.4, 0.1, seed=0))
+
+
+@pytest.mark.parametrize("val_split", ["train", "test"])
+def test_what_is_written_is_read_back(tmp_path, val_split):
+    before = an_assignment(val_split)
+    before.write(tmp_path / "clients.csv", CIFAR_TEST, CIFAR_TEST[:500])
+    after = Saved(str(tmp_path / "clients.csv")).read()
+    assert after.num_clients == 5
+    assert after.val_split == val_split
+    for name in ("train", "val", "shared"):
+        assert all_equal(getattr(before, name), getattr(after, name))
+    assert after.shared[0].dtype == bool
+    assert [file.name for file in tmp_path.iterdir()] == ["clients.csv"]
+
+
+def test_a_saved_file_reads_as_a_person_would_write_it(tmp_path):
+    one = [np.array([2, 0]), np.array([1])]
+    shared = [np.array([True, False]), np.array([True])]
+    Assignment(one, [np.array([3]), np.array([], dtype=int)], "test", shared).write(
+        tmp_path / "a.csv", np.array([7, 8, 9]), np.array([0, 0, 0, 5])
+    )
+    rows = ["0,train,2,9,1", "0,train,0,7,0", "0,val_test,3,5,0", "1,train,1,8,1"]
+    assert (tmp_path / "a.csv").read_text() == HEADER + "\n".join(rows) + "\n"
+
+
+def test_class_counts_are_the_training_samples_of_each_class():
+    counts = an_assignment().class_counts(CIFAR_TEST, 10)
+    assert counts.shape == (5, 10)
+    assert np.array_equal(counts, table(Shards(2).assign(CIFAR_TEST, 5, 10, seed=0), CIFAR_TEST))
+
+
+def test_sixty_thousand_rows_of_ten_thousand_clients_are_written_and_read_quickly(tmp_path):
+    labels = shuffled(MNIST)
+    train = IID().assign(labels, 10_000, 10, seed=0)
+    start = time.perf_counter()
+    none = [part[:0] for part in train]
+    Assignment(train, none, "train", opt_in_masks(train, 0.0, 0.0, 0)).write(tmp_path / "big.csv", labels)
+    assert all_equal(train, Saved(str(tmp_path / "big.csv")).read().train)
+    assert time.perf_counter() - start < 5  # 0.9 on an idle core
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: expected 'client,split,index,label,shared' and rows, got ''"),
+        (HEADER, "line 1: expected .* and rows"),
+        ("client,index\n0,1\n", "line 1: expected .* got 'client,index'"),
+        (HEADER + "0,train,0,0,1\n0,train,x,0,1\n", "line 3: expected .* got '0,train,x,0,1'"),
+        (HEADER + "0,train,-1,0,1\n", "line 2: expected .* whole numbers from 0"),
+        (HEADER + "0,test,1,0,1\n", "line 2: expected .* split in"),
+        (HEADER + "0,train,1,0,2\n", "line 2: expected .* shared 0 or 1"),
+        (HEADER + "0,train,1,0\n", "line 2: expected"),
+        (HEADER + "0,train,1,0,1\n2,train,1,0,1\n", "line 3: client 1 is without train rows"),
+        (HEADER + "0,train,1,0,1\n1,val_test,1,0,1\n", "line 3: client 1 is without train rows"),
+        (HEADER + "1,train,1,0,1\n", "line 2: client 0 is without train rows"),
+        (HEADER + "0,train,1,0,1\n0,val_test,1,0,0\n0,val_train,1,0,0\n", "line 4: val_train in a file that has val_t"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name_and_line(tmp_path, text, message):
+    (tmp_path / "broken.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"broken.csv, " + message):
+        Saved(str(tmp_path / "broken.csv")).read()
+
+
+def test_a_missing_file_and_assigning_a_saved_partition_are_refused(tmp_path):
+    saved = Saved(str(tmp_path / "nowhere.csv"))
+    with pytest.raises(ValueError, match=r"`path` must be a saved partition, there is no file .*nowhere.csv"):
+        saved.read()
+    with pytest.raises(ValueError, match=r"`Saved` holds a ready assignment: read\(\) .*nowhere.csv"):
+        saved.assign(CIFAR, 5, 10, seed=0)
+    assert saved.scaled(0.5) is saved
