@@ -1,8 +1,8 @@
 """Let torchvision import beside a torch without CUDA.
 
 The Linux wheel of torchvision on the package index is built for CUDA. Beside a CPU-only torch its compiled operators do
-not load, and ``import torchvision`` (so Lightning, too) fails on the two operators whose shape rules it registers. fedlit
-uses neither; where they cannot be loaded, their schemas are declared.
+not load, and ``import torchvision`` (so Lightning, too) fails on the two operators whose shape rules it registers.
+fedlit uses neither; where they cannot be loaded, their schemas are declared.
 """
 
 import importlib.util

@@ -1,7 +1,8 @@
 """From uploads to what all agree on. Pure functions over states (name -> tensor), one rule each.
 
 Sums run in client order and in float64, so a round ends in the same bits on one process or on many. `weighted_mean`
-takes uploads one at a time and keeps none. Integer tensors (BatchNorm's step counters) are never averaged: the largest wins.
+takes uploads one at a time and keeps none. Integer tensors (BatchNorm's step counters) are never averaged: the largest
+wins.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -55,8 +56,8 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
 
     .. math:: w = \sum_k \frac{a_k}{\sum_j a_j} w_k
 
-    Memory does not grow with the number of uploads. Weights are taken relative to the first, so that equal weights of any
-    size give the same bits.
+    Memory does not grow with the number of uploads. Weights are taken relative to the first, so that equal weights of
+    any size give the same bits.
 
     Example:
         >>> uploads = [Upload(0, {"w": torch.tensor([1.0])}, 1), Upload(1, {"w": torch.tensor([4.0])}, 2)]

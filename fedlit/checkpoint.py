@@ -1,7 +1,7 @@
 """Checkpoints that survive a kill at any moment and tell a flipped bit.
 
-A file is written beside its target, synced, and moved over it in one step. Its SHA-256 stands beside it; while the file is
-being replaced that note holds the old digest and the new one.
+A file is written beside its target, synced, and moved over it in one step. Its SHA-256 stands beside it; while the file
+is being replaced that note holds the old digest and the new one.
 """
 
 import hashlib
@@ -78,5 +78,7 @@ def load(path: Path) -> dict[str, Any]:
     except Exception as error:
         raise ValueError(f"`--ckpt_path` {path} is not a checkpoint that can be read safely.") from error
     if not isinstance(content, dict) or not {"global_state", "personal_states", "round"} <= content.keys():
-        raise ValueError(f"`--ckpt_path` {path} is not a checkpoint of fedlit: it lacks global_state or personal_states.")
+        raise ValueError(
+            f"`--ckpt_path` {path} is not a checkpoint of fedlit: it lacks global_state or personal_states."
+        )
     return content

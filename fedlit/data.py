@@ -4,7 +4,7 @@ Images rest as uint8 tensors and become floats on the way into a batch: scaled t
 random augmentation that happens once a visit, and an epoch is one permutation split into views.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,50 +15,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedlit import datasets
+from fedlit.assignment import Assignment, Saved, opt_in_masks, split_pool, split_validation
 from fedlit.augment import Augmentation
-from fedlit.partition import IID, Assignment, Partition, Saved, opt_in_masks, split_pool, split_validation
+from fedlit.batches import Batches
+from fedlit.partition import IID, Partition
 from fedlit.rng import derive
 
 Split = Literal["shared", "all"]
-
-
-@dataclass
-class Batches:
-    """Batches of tensors held in memory: a permutation an epoch, then views.
-
-    Args:
-        x: Inputs ``[N, ...]``, ready for the network unless `transform` still has to run.
-        y: Targets ``[N]``.
-        batch_size: Samples per batch; the last batch may be smaller.
-        generator: Shuffles and augments; None keeps the order.
-        transform: Applied to each batch of inputs, with the generator.
-        drop_last: Leave a smaller last batch out.
-    """
-
-    x: Tensor
-    y: Tensor
-    batch_size: int
-    generator: torch.Generator | None = None
-    transform: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
-    drop_last: bool = False
-
-    def __len__(self) -> int:
-        full, rest = divmod(len(self.y), self.batch_size)
-        return full + bool(rest and not self.drop_last)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        x, y = self.x, self.y
-        if self.generator is not None:
-            order = torch.randperm(len(y), generator=self.generator).to(x.device)
-            x, y = x[order], y[order]
-        for _, x_batch, y_batch in zip(
-            range(len(self)), x.split(self.batch_size), y.split(self.batch_size), strict=False
-        ):
-            yield (x_batch if self.transform is None else self.transform(x_batch, self.generator)), y_batch
-
-    def to(self, device: torch.device) -> "Batches":
-        self.x, self.y = self.x.to(device), self.y.to(device)
-        return self
 
 
 @dataclass(frozen=True)
@@ -93,18 +56,18 @@ class FederatedData(LightningDataModule):
     """A data set dealt out to clients.
 
     Args:
-        dataset: fashion_sample (embedded), mnist, fashion_mnist, cifar10, cifar100, cinic10, or the path of an `.npz` with
-            train_images, train_labels, test_images, test_labels.
+        dataset: fashion_sample (embedded), mnist, fashion_mnist, cifar10, cifar100, cinic10, or the path of an `.npz`
+            with train_images, train_labels, test_images, test_labels.
         root: Folder with `<dataset>.npz`, or where data sets are downloaded to.
         train_dataset: Any torch data set of (input, class) pairs, in place of `dataset`.
         test_dataset: Its test set; goes with `train_dataset`.
         num_clients: Clients in the federation.
         partition: How the training samples are dealt out; IID by default.
         partition_seed: Seed of the partition, apart from the seed of the training.
-        validation: Where a client's own validation samples come from: held back from its training samples (`train`), the
-            test set dealt out in the same setting (`test`), or a pool of training samples dealt out likewise (`pool`).
-        val_size: With `train`, the fraction in (0, 1) or number of samples held back per client; with `pool`, the fraction of
-            the training set that goes into the pool.
+        validation: Where a client's own validation samples come from: held back from its training samples (`train`),
+            the test set dealt out in the same setting (`test`), or a pool of training samples dealt out (`pool`).
+        val_size: With `train`, the fraction in (0, 1) or number of samples held back per client; with `pool`, the fraction
+            of the training set that goes into the pool.
         batch_size: Samples per training batch.
         client_batch_sizes: Another batch size for some clients, by client id.
         drop_last: Leave out a last batch that is smaller than `batch_size`.
@@ -174,7 +137,8 @@ class FederatedData(LightningDataModule):
             raise ValueError(f"`data.public_fraction` must lie in [0, 1), got {self.public_fraction}.")
         if not 0 <= self.unseen_clients < self.num_clients:
             raise ValueError(
-                f"`data.unseen_clients` must leave a client to train: 0 to {self.num_clients - 1}, got {self.unseen_clients}."
+                f"`data.unseen_clients` must leave a client to train: 0 to {self.num_clients - 1}, "
+                f"got {self.unseen_clients}."
             )
         for name, ids in (("client_batch_sizes", self.client_batch_sizes), ("opt_out", self.opt_out)):
             if not isinstance(ids, float | int) and (unknown := [k for k in ids if not 0 <= k < self.num_clients]):
@@ -248,16 +212,12 @@ class FederatedData(LightningDataModule):
         return [pool[part] for part in parts]
 
     def _read_saved(self) -> Assignment:
-        saved = self.partition.read()
+        saved = self.partition.read(self._labels, self.images.test_y.numpy())
         if saved.num_clients != self.num_clients:
             raise ValueError(
-                f"`{self.partition.path}` assigns {saved.num_clients} clients, but `data.num_clients` is {self.num_clients}."
+                f"`{self.partition.path}` assigns {saved.num_clients} clients, "
+                f"but `data.num_clients` is {self.num_clients}."
             )
-        sizes = {"train": len(self._labels), "test": len(self.images.test_y)}
-        for name, parts, size in (("train", saved.train, sizes["train"]), ("val", saved.val, sizes[saved.val_split])):
-            largest = max((int(part.max()) for part in parts if len(part)), default=0)
-            if largest >= size:
-                raise ValueError(f"`{self.partition.path}` has {name} index {largest}, but there are {size} samples.")
         return saved
 
     # --- what a client sees

@@ -20,7 +20,14 @@ CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before
 
 def check_options(options: Mapping[str, Any]) -> None:
     """The numbers of a federation."""
-    at_least_one = ("num_rounds", "min_clients", "eval_every_n_rounds", "save_every_n_rounds", "num_threads", "num_nodes")
+    at_least_one = (
+        "num_rounds",
+        "min_clients",
+        "eval_every_n_rounds",
+        "save_every_n_rounds",
+        "num_threads",
+        "num_nodes",
+    )
     at_least_one += ("local_epochs", "local_steps")
     for name in at_least_one:
         if options[name] is not None and options[name] < 1:

@@ -1,6 +1,7 @@
 """Accuracy, loss and any other torchmetrics metric of a network, for one client or for many in one pass."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fedlit.data import Batches
+from fedlit.batches import Batches
 from fedlit.precision import autocast, convert_input
 
 Scores = dict[str, float]
@@ -53,14 +54,18 @@ def scores_by_group(
         [1.0, 0.5]
     """
     right = multiclass_accuracy(
-        logits.argmax(dim=1, keepdim=True), target[:, None], logits.shape[1], average="micro", multidim_average="samplewise"
+        logits.argmax(dim=1, keepdim=True),
+        target[:, None],
+        logits.shape[1],
+        average="micro",
+        multidim_average="samplewise",
     )
     columns = {"acc": right, "loss": F.cross_entropy(logits, target, reduction="none")}
     bounds = np.concatenate([[0], np.cumsum(sizes)])
     totals = {name: np.concatenate([[0.0], np.cumsum(c.double().numpy())]) for name, c in columns.items()}
     means = {name: (t[bounds[1:]] - t[bounds[:-1]]) / np.maximum(sizes, 1) for name, t in totals.items()}
     rows = []
-    for group, (start, stop) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for group, (start, stop) in enumerate(pairwise(bounds)):
         row = {name: float(values[group]) for name, values in means.items()} if stop > start else {}
         for name, metric in metrics.items() if row else ():
             metric.reset()

@@ -8,20 +8,21 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
 from fedlit import checkpoint
+from fedlit.books import Books
 from fedlit.callbacks import refuse_unheard
 from fedlit.data import FederatedData
 from fedlit.door import check_experiment, check_options, lr_factors, make_fabric
 from fedlit.folder import claim_folder, find_checkpoint, stop_signals
 from fedlit.methods.base import FederatedModule, Stage
-from fedlit.pictures import draw_curves, draw_partition
 from fedlit.precision import check_precision
 from fedlit.progress import Progress, table
-from fedlit.recorder import Recorder, Row, summary
-from fedlit.run import Round, Run
+from fedlit.recorder import Row, summary
+from fedlit.run import Run
+from fedlit.snapshot import restore
 from fedlit.strategy import any_process, broadcast
 from fedlit.visit import Interrupted, KeepOptimizer, Plan
 
@@ -126,7 +127,9 @@ class Federation:
         """What stays with each client."""
         return {k: memory.state for k, memory in self.run.memories.items()}
 
-    def fit(self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None) -> None:
+    def fit(
+        self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
+    ) -> None:
         """Train a method over its rounds.
 
         Args:
@@ -135,26 +138,26 @@ class Federation:
             ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
         """
         stages = self._set_up(model, datamodule, ckpt_path, training=True)
-        recorder = Recorder(self._folder if self.is_global_zero else None, self._loggers(), self.run.round)
-        schedule = [(stage, i) for stage in stages for i in range(self._rounds(stage))]
-        progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
-        self.progress = progress
+        schedule = [(stage, index) for stage in stages for index in range(self._rounds(stage))]
+        shown = self.enable_progress_bar and self.is_global_zero
+        self.progress = Progress(len(schedule), self.run.round, shown)
+        books = Books(self._folder if self.is_global_zero else None, self.logger, self.run, stages, self.progress)
+        self.running = True
         self._call("on_fit_start")
-        self._begin(recorder, stages)
         try:
             with stop_signals(self._stop):
                 for number in range(self.run.round + 1, len(schedule) + 1):
-                    stage, index = schedule[number - 1]
-                    self._one_round(stage, index, number, stages, recorder)
+                    self._one_round(*schedule[number - 1], number, books)
                     if any_process(self.fabric, self.should_stop):
                         break
         except Interrupted:
-            pass
+            pass  # the round that was begun is forgotten; its clients' states were not touched
         finally:
-            progress.close()
-        self.run._load_global()
+            self.progress.close()
+        self.running = False
+        self.run.load_global()
         self._call("on_fit_end")
-        self._finish(recorder)
+        books.close(self.options, self.stopped_by)
 
     def validate(
         self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
@@ -167,7 +170,8 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         stages = self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("validate", self.run.evaluate(self._stage_of(self.run.round, stages), self.run.round), ckpt_path)
+        rows = self.run.evaluate(self._stage_of(self.run.round, stages), self.run.round)
+        return self._report("validate.csv", rows)
 
     def test(
         self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
@@ -180,7 +184,7 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         stages = self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("test", self.run.test(self._stage_of(self.run.round, stages)), ckpt_path)
+        return self._report("test.csv", self.run.test(self._stage_of(self.run.round, stages)))
 
     def predict(
         self,
@@ -206,29 +210,27 @@ class Federation:
         confidence, predicted = probabilities.max(dim=1)
         path = (self._folder or Path()) / "predictions.csv"
         rows = enumerate(zip(predicted.tolist(), confidence.tolist(), target.tolist(), strict=True))
-        path.write_text("index,predicted,probability,label\n" + "".join(f"{i},{p},{c:.6f},{y}\n" for i, (p, c, y) in rows))
+        path.write_text(
+            "index,predicted,probability,label\n" + "".join(f"{i},{p},{c:.6f},{y}\n" for i, (p, c, y) in rows)
+        )
         print(f"{path}: {len(target)} predictions")
         return probabilities
 
     # --- one round
 
-    def _one_round(self, stage: Stage, index: int, number: int, stages: list[Stage], recorder: Recorder) -> None:
+    def _one_round(self, stage: Stage, index: int, number: int, books: Books) -> None:
         start = perf_counter()
         run, last = self.run, index + 1 == self._rounds(stage)
         clients = run.sample(stage, number, self.fraction_fit, self.min_clients)
         clients = clients[:2] if self.fast_dev_run else clients
         self._call("on_round_start", number, clients)
         due = last or number % self.eval_every_n_rounds == 0
-        trained = run.train_round(clients, number, lambda k: self._plan(stage, index, k), score=due)
-        run.round = number
+        trained = run.train_round(clients, number, lambda k: self._plan(stage, index, k), due, self.progress.client)
         rows = [*trained.rows, *(run.evaluate(stage, number) if due else ())]
-        improved = self._update_best(rows, number)
-        if self.is_global_zero:
-            self._record(recorder, stage, number, trained, rows)
-            due = last or improved or self.should_stop or number % self.save_every_n_rounds == 0
-            if self._folder is not None and due:
-                self._save(stages, improved)
-        self.progress.round(number, stage.name, rows, perf_counter() - start)
+        improved = run.end_round(number, rows, self.monitor or run.module.monitor)
+        books.round(number, stage, trained, rows, perf_counter() - start)
+        if last or improved or number % self.save_every_n_rounds == 0:
+            books.save(improved)
         self._call("on_round_end", number, rows)
 
     def _plan(self, stage: Stage, index: int, k: int) -> Plan:
@@ -245,34 +247,6 @@ class Federation:
             # With several processes all must agree to stop, which they do between rounds.
             should_stop=lambda: self.stopped_by is not None and self.fabric.world_size == 1,
         )
-
-    def _record(self, recorder: Recorder, stage: Stage, number: int, trained: Round, rows: list[Row]) -> None:
-        recorder.ledger(trained.ledger)
-        recorder.metrics(number, rows)
-        for k, failure in trained.failures.items():
-            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
-            recorder.event("client_failed", round=number, client=k, reason=failure.reason, details=failure.details)
-        recorder.event("round", round=number, stage=stage.name, clients=sorted({row.client for row in trained.ledger}))
-
-    def _update_best(self, rows: list[Row], number: int) -> bool:
-        """Note the best mean of every metric; whether the monitored one improved."""
-        before = self.run.best.get(self._monitor, {}).get("round")
-        for key, parts in summary(rows).items():
-            value, lower = parts["mean"], "loss" in key
-            old = self.run.best.get(key)
-            if old is None or (value < old["value"] if lower else value > old["value"]):
-                self.run.best[key] = {"value": value, "round": number}
-        self._last |= summary(rows)
-        return self.run.best.get(self._monitor, {}).get("round") != before
-
-    def _save(self, stages: list[Stage], improved: bool) -> None:
-        folder = self._folder / "checkpoints"
-        last = folder / "last.ckpt"
-        if last.exists():
-            checkpoint.keep(last, folder / "previous.ckpt")
-        checkpoint.save(self.run.content(stages), last)
-        if improved:
-            checkpoint.keep(last, folder / "best.ckpt")
 
     # --- before and after
 
@@ -297,16 +271,13 @@ class Federation:
             self.run = Run(self.fabric, model, data, self.seed, self.batch_norm, self.metrics, self.fast_dev_run)
             self.run.synchronise()
         if path is not None:
-            self.run.restore(checkpoint.load(path), str(path), stages, training)
+            restore(self.run, checkpoint.load(path), str(path), stages, training)
         elif not training and self.run.round == 0 and self.is_global_zero:
             print("No `--ckpt_path` was given: this is the untrained model.", file=sys.stderr)
-        self._monitor = self.monitor or model.monitor
-        self._last: dict[str, dict[str, float]] = {}
         self._lr_factors = {stage.name: lr_factors(self.lr_schedule, self._rounds(stage)) for stage in stages}
         self._set_folder(path, training)
         for callback in self.callbacks:
             callback.setup(self, model, "fit" if training else "validate")
-        self.running = True
         return stages
 
     def _set_folder(self, path: Path | None, training: bool) -> None:
@@ -318,15 +289,6 @@ class Federation:
             folder = str(claim_folder(self.default_root_dir))
         self.log_dir = None if self.fast_dev_run else broadcast(self.fabric, folder)
         self._folder = Path(self.log_dir) if self.log_dir else None
-
-    def _loggers(self) -> list[Logger]:
-        if self._folder is None or not self.is_global_zero or self.logger is False:
-            return []
-        if self.logger is True:
-            purge = self.run.round + 1 if self.run.round else None
-            where = {"save_dir": self._folder.parent.parent, "name": self._folder.parent.name, "version": self._folder.name}
-            return [TensorBoardLogger(**where, default_hp_metric=False, purge_step=purge)]
-        return self.logger if isinstance(self.logger, list) else [self.logger]
 
     def _rounds(self, stage: Stage) -> int:
         rounds = self.num_rounds if stage.rounds is None else stage.rounds
@@ -340,55 +302,13 @@ class Federation:
                 return stage
         return stages[-1]
 
-    def _begin(self, recorder: Recorder, stages: list[Stage]) -> None:
-        data = self.run.data
-        if self._folder is None or not self.is_global_zero:
-            return
-        recorder.event("fit", round=self.run.round, resumed=self.run.round > 0, processes=self.fabric.world_size)
-        if self.run.round:
-            return
-        labels = data.images.train_y.numpy()
-        data.assignment.write(self._folder / "partition.csv", labels, data.images.test_y.numpy())
-        draw_partition(data.assignment.class_counts(labels, data.images.num_classes), self._folder / "partition.png")
-        recorder.picture("partition", self._folder / "partition.png")
-        self._save(stages, improved=False)
-
-    def _finish(self, recorder: Recorder) -> None:
-        best = self.run.best
-        if self._folder is not None and self.is_global_zero:
-            draw_curves(self._folder / "metrics.csv", self._folder / "curves.png")
-            if (self._folder / "curves.png").exists():
-                recorder.picture("curves", self._folder / "curves.png")
-            recorder.options(self._chosen(), {f"best/{key}": entry["value"] for key, entry in best.items()})
-            recorder.event("end", round=self.run.round, stopped_by=self.stopped_by)
-        recorder.close()
-        if not (self.is_global_zero and self.enable_progress_bar):
-            return
-        if self._last:
-            print("\n" + table(self._last, best))
-        if self._folder is not None:
-            print(f"\n{self._folder}: curves.png, metrics.csv, checkpoints; or: tensorboard --logdir {self._folder.parent}")
-            if self.stopped_by is not None:
-                last = self._folder / "checkpoints" / "last.ckpt"
-                print(f"Stopped in round {self.run.round + 1}; to go on, add --ckpt_path {last}")
-
-    def _chosen(self) -> dict[str, Any]:
-        """Options that are plain values, for TensorBoard's hparams."""
-        model = {k: v for k, v in vars(self.run.module).items() if not k.startswith("_") and k != "training"}
-        parts = {"trainer": self.options, "data": vars(self.run.data), "model": model}
-        plain = {f"{part}.{k}": v for part, options in parts.items() for k, v in options.items()}
-        chosen = {k: v for k, v in plain.items() if isinstance(v, bool | int | float | str) and "._" not in k}
-        return {"method": type(self.run.module).__name__, "partition": type(self.run.data.partition).__name__, **chosen}
-
-    def _report(self, command: str, rows: list[Row], ckpt_path: str | None) -> list[Row]:
-        if not self.is_global_zero:
-            return rows
-        if self._folder is not None:
-            recorder = Recorder(self._folder / command, [])
-            recorder.metrics(self.run.round, rows)
-            recorder.close()
-        if self.enable_progress_bar:
-            print(table(summary(rows), self.run.best))
+    def _report(self, name: str, rows: list[Row]) -> list[Row]:
+        """Print a table, and leave the rows in the folder of the run that was evaluated."""
+        if self.is_global_zero:
+            if self._folder is not None:
+                (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
+            if self.enable_progress_bar:
+                print(table(summary(rows)))
         return rows
 
     def _stop(self, signal_number: int) -> None:

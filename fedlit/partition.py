@@ -6,10 +6,7 @@ the labels. So the same partition and seed on the test labels gives each client 
 
 import copy
 import math
-import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
@@ -21,7 +18,6 @@ CLASS_SETS = {
     "niid2": [[0, 1, 2, 3, 4, own] for own in (5, 6, 7, 8, 9)],
     "niid3": [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8], [2, 5, 7, 9], [3, 6, 8, 9]],
 }
-HEADER, ROW_SPLITS = "client,split,index,label,shared", ("train", "val_train", "val_test")
 
 
 class Partition(ABC):
@@ -61,7 +57,7 @@ class IID(Partition):
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         n, each = len(_checked(labels, num_clients, num_classes)), self.samples_per_client
         _enough(n, num_clients, "num_clients" if each is None else "samples_per_client", each or 1)
-        return np.array_split(_rng(seed, "samples").permutation(n)[: num_clients * each if each else n], num_clients)
+        return np.array_split(stream(seed, "samples").permutation(n)[: num_clients * each if each else n], num_clients)
 
 
 class Shards(Partition):
@@ -82,13 +78,13 @@ class Shards(Partition):
         num_shards = num_clients * self.per_client
         pieces, left = divmod(num_shards, len(runs))
         told = f"`per_client`={self.per_client} for {num_clients} clients makes {num_shards} shards"
-        _require(not left, f"{told}; `mode`='per_class' needs a multiple of the {num_classes} classes.")
-        _require(pieces <= runs.min(), f"{told}, {pieces} of them to be cut from {runs.min()} samples.")
+        require(not left, f"{told}; `mode`='per_class' needs a multiple of the {num_classes} classes.")
+        require(pieces <= runs.min(), f"{told}, {pieces} of them to be cut from {runs.min()} samples.")
         # round(i n / pieces) in integers: shards of floor(n / pieces) would drift across the class borders of CIFAR
         ends = (2 * np.arange(pieces + 1) * runs[:, None] + pieces) // (2 * pieces)
-        owner = _rng(seed, "gets").permutation(num_shards) // self.per_client
+        owner = stream(seed, "gets").permutation(num_shards) // self.per_client
         owners = np.repeat(owner, np.diff(ends, axis=1).ravel())
-        return _grouped(np.argsort(labels, kind="stable"), owners, num_clients)
+        return grouped(np.argsort(labels, kind="stable"), owners, num_clients)
 
 
 class BinarySeparated(Partition):
@@ -102,14 +98,14 @@ class BinarySeparated(Partition):
     def __init__(self, split: Split = "halves", resplit_every_round: bool = False) -> None:
         self.split, self.resplit_every_round = _choice("split", split, Split), resplit_every_round
         redraws = split == "random" or not resplit_every_round
-        _require(redraws, f"`resplit_every_round` draws new halves and needs `split`='random', got {split!r}.")
+        require(redraws, f"`resplit_every_round` draws new halves and needs `split`='random', got {split!r}.")
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = _checked(labels, num_clients, num_classes)
-        _require(num_clients >= 2, f"`num_clients` must be at least 2, one for each half, got {num_clients}.")
-        rank = _rng(seed, "gets").permutation(num_classes) if self.split == "random" else np.arange(num_classes)
+        require(num_clients >= 2, f"`num_clients` must be at least 2, one for each half, got {num_clients}.")
+        rank = stream(seed, "gets").permutation(num_classes) if self.split == "random" else np.arange(num_classes)
         half = rank % 2 if self.split == "even_odd" else rank >= num_classes // 2
-        rng, parts = _rng(seed, "samples"), [labels] * num_clients
+        rng, parts = stream(seed, "samples"), [labels] * num_clients
         for side in (0, 1):
             samples, sharers = np.flatnonzero(half[labels] == side), len(parts[side::2])
             _enough(len(samples), sharers, "num_clients")
@@ -128,15 +124,15 @@ class ClassSets(Partition):
     def __init__(self, sets: SetName | list[list[int]] = "niid1", samples_per_client: int = 5000) -> None:
         self.sets = _choice("sets", sets, SetName) if isinstance(sets, str) else sets
         self.samples_per_client = _count("samples_per_client", samples_per_client)
-        _require(sets and all(sets), f"`sets` must hold class lists, none of them empty, got {sets}.")
+        require(sets and all(sets), f"`sets` must hold class lists, none of them empty, got {sets}.")
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels, named = _checked(labels, num_clients, num_classes), {"iid": [[*range(num_classes)]], **CLASS_SETS}
         sets = named[self.sets] if isinstance(self.sets, str) else self.sets
         sizes = np.bincount(labels, minlength=num_classes)
         absent = set().union(*sets).difference(np.flatnonzero(sizes).tolist())
-        _require(not absent, f"`sets`={self.sets} names classes without samples here: {sorted(absent)}.")
-        order, first, rng = np.argsort(labels, kind="stable"), np.cumsum(sizes) - sizes, _rng(seed, "samples")
+        require(not absent, f"`sets`={self.sets} names classes without samples here: {sorted(absent)}.")
+        order, first, rng = np.argsort(labels, kind="stable"), np.cumsum(sizes) - sizes, stream(seed, "samples")
         parts = []
         for k in range(num_clients):  # one after the other, so that client k holds the same however many follow
             c = rng.choice(sets[k % len(sets)], self.samples_per_client)
@@ -154,14 +150,14 @@ class Majority(Partition):
     """
 
     def __init__(self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2) -> None:
-        _require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
+        require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
         self.p, self.samples_per_client = p, _count("samples_per_client", samples_per_client)
         self.majority_classes = _count("majority_classes", majority_classes)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels, rng = _checked(labels, num_clients, num_classes), _rng(seed, "gets")
+        labels, rng = _checked(labels, num_clients, num_classes), stream(seed, "gets")
         n, m, rest = self.samples_per_client, self.majority_classes, num_classes - self.majority_classes
-        _require(rest > 0, f"`majority_classes` must be below the number of classes, {num_classes}, got {m}.")
+        require(rest > 0, f"`majority_classes` must be below the number of classes, {num_classes}, got {m}.")
         major, wanted = round(self.p * n), np.zeros((num_clients, num_classes), dtype=np.int64)
         for k, row in enumerate(wanted):
             classes = np.roll(np.arange(num_classes), -k * m)
@@ -170,7 +166,7 @@ class Majority(Partition):
         needed, there = wanted.sum(axis=0), np.bincount(labels, minlength=num_classes)
         c = (needed - there).argmax()
         told = f"`samples_per_client`={n} for {num_clients} clients needs {needed[c]} samples of class {c}"
-        _require(needed[c] <= there[c], f"{told}, there are {there[c]}.")
+        require(needed[c] <= there[c], f"{told}, there are {there[c]}.")
         return _dealt(labels, wanted.T, seed)
 
 
@@ -184,7 +180,7 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 1) -> None:
-        _require(1e-300 < alpha < math.inf, f"`alpha` must be finite and above 0, got {alpha}.")
+        require(1e-300 < alpha < math.inf, f"`alpha` must be finite and above 0, got {alpha}.")
         self.alpha, self.min_samples = alpha, _count("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
@@ -200,7 +196,7 @@ class Dirichlet(Partition):
 
     def log_proportions(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """Logarithms of the clients' shares of each class, ``[C, K]``."""
-        rng, shape = _rng(seed, "gets"), (num_classes, num_clients)
+        rng, shape = stream(seed, "gets"), (num_classes, num_clients)
         # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small alpha rng.dirichlet underflows to 0 / 0
         log_g = np.log(rng.standard_gamma(self.alpha + 1, shape)) - rng.standard_exponential(shape) / self.alpha
         log_g -= log_g.max(axis=1, keepdims=True)
@@ -234,171 +230,45 @@ class PermutedPixels(Partition):
         return PermutedPixels(self.base.scaled(factor))
 
     def pixel_permutation(self, client: int, num_pixels: int, seed: int) -> np.ndarray:
-        return _rng(seed, "pixels", client).permutation(num_pixels)
+        return stream(seed, "pixels", client).permutation(num_pixels)
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """Who holds what: `val` indexes `val_split`, `shared` (bool, opted in) is aligned with `train`."""
-
-    train: list[np.ndarray]
-    val: list[np.ndarray]
-    val_split: Literal["train", "test"]
-    shared: list[np.ndarray]
-
-    @property
-    def num_clients(self) -> int:
-        return len(self.train)
-
-    def class_counts(self, train_labels: np.ndarray, num_classes: int) -> np.ndarray:
-        """Training samples of each class at each client, ``[K, C]``."""
-        return np.stack([np.bincount(train_labels[indices], minlength=num_classes) for indices in self.train])
-
-    def write(self, path: Path, train_labels: np.ndarray, test_labels: np.ndarray | None = None) -> None:
-        """Save as the CSV that `Saved` reads; validation rows have ``shared`` 0, since no upload learns from them."""
-        val_labels = train_labels if self.val_split == "train" else test_labels
-        rows = [HEADER]
-        for k, (train, val, shared) in enumerate(zip(self.train, self.val, self.shared, strict=True)):
-            rows += [f"{k},train,{i},{y},{s:d}" for i, y, s in zip(train, train_labels[train], shared, strict=True)]
-            rows += [f"{k},val_{self.val_split},{i},{val_labels[i]},0" for i in val]
-        partial = Path(f"{path}.{os.getpid()}.tmp")  # in the same folder: os.replace is atomic only there
-        partial.write_text("\n".join(rows) + "\n", encoding="utf-8")
-        os.replace(partial, path)
-
-
-class Saved(Partition):
-    """An assignment from a file, as `Assignment.write` leaves it.
-
-    Args:
-        path: A CSV with header ``client,split,index,label,shared``; split is train, val_train or val_test (validation
-            from the training or the test set), shared is 1 for an opted-in sample, else 0.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        raise ValueError(f"`Saved` holds a ready assignment: read() {self.path} instead of assigning it.")
-
-    def read(self) -> Assignment:
-        """The assignment in the file."""
-        _require(Path(self.path).is_file(), f"`path` must be a saved partition, there is no file {self.path}.")
-        header, *lines = Path(self.path).read_text(encoding="utf-8").splitlines() or [""]
-        _require(header == HEADER and lines, f"{self.path}, line 1: expected {HEADER!r} and rows, got {header!r}.")
-        k, split, index, _, shared = np.array([self._row(i, line) for i, line in enumerate(lines, start=2)]).T
-        train, mixed = split == 0, (split == 1) & (split.max() == 2)
-        _require(not mixed.any(), f"{self.path}, line {mixed.argmax() + 2}: val_train in a file that has val_test.")
-        gap = next(i for i, held in enumerate([*np.unique(k[train]), -1]) if held != i)
-        _require(gap > k.max(), f"{self.path}, line {(k >= gap).argmax() + 2}: client {gap} is without train rows.")
-        parts = [_grouped(x[rows], k[rows], gap) for x, rows in ((index, train), (index, ~train), (shared > 0, train))]
-        return Assignment(parts[0], parts[1], "test" if split.max() == 2 else "train", parts[2])
-
-    def _row(self, number: int, line: str) -> tuple[int, ...]:
-        try:
-            client, split, index, label, shared = line.split(",")
-            row = int(client), ROW_SPLITS.index(split), int(index), int(label), ("0", "1").index(shared)
-            if min(row) >= 0:
-                return row
-        except ValueError:
-            pass  # told below, with the file and the line
-        wanted = f"{HEADER} with whole numbers from 0, split in {ROW_SPLITS}, shared 0 or 1"
-        raise ValueError(f"{self.path}, line {number}: expected {wanted}, got {line!r}.")
-
-
-def opt_in_masks(
-    train: list[np.ndarray], opt_out: float | list[int], opt_out_samples: float, seed: int
-) -> list[np.ndarray]:
-    """Which samples may shape an upload: one bool array per client, aligned with `train`.
-
-    Args:
-        train: Indices per client.
-        opt_out: Fraction of clients (rounded down, drawn by `seed`) or ids of those whose samples are all withheld.
-        opt_out_samples: Fraction of every other client's samples withheld; copies of a sample go together.
-        seed: Draws both.
-    """
-    num_clients, out = len(train), opt_out
-    _require(0 <= opt_out_samples <= 1, f"`opt_out_samples` must lie in [0, 1], got {opt_out_samples}.")
-    if isinstance(opt_out, list):
-        known = set(opt_out) <= set(range(num_clients))
-        _require(known, f"`opt_out` must hold client ids from 0 to {num_clients - 1}, got {opt_out}.")
-    else:
-        _require(0 <= opt_out <= 1, f"`opt_out` must be a fraction in [0, 1] or a list of client ids, got {opt_out}.")
-        number = int(opt_out * num_clients + 1e-9)  # 0.29 * 100 is 28.999999999999996
-        out = _rng(seed, "opt_out").permutation(num_clients)[:number].tolist()
-    out, rng = set(out), _rng(seed, "opt_out_samples")
-    withheld = [_drawn(indices, round(opt_out_samples * len(indices)), rng) for indices in train]
-    return [~mask & (k not in out) for k, mask in enumerate(withheld)]
-
-
-def split_validation(
-    train: list[np.ndarray], labels: np.ndarray, val_size: float | int, seed: int
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Hold back some of each client's samples at random, never a copy of one that stays: training, validation.
-
-    Args:
-        train: Indices per client into `labels`.
-        labels: Of the training set.
-        val_size: A fraction in (0, 1), of which ``round(val_size * n)`` samples are held back, or their number.
-        seed: Draws them.
-    """
-    whole = val_size >= 1 and val_size == int(val_size)
-    _require(0 < val_size < 1 or whole, f"`val_size` must be a fraction in (0, 1) or a number from 1, got {val_size}.")
-    rng, kept, held = _rng(seed, "val"), [], []
-    for k, indices in enumerate(train):
-        _require(indices.max(initial=-1) < len(labels), f"client {k} holds an index beyond the {len(labels)} labels.")
-        mask = _drawn(indices, int(val_size) if whole else round(val_size * len(indices)), rng)
-        _require(
-            not mask.all(), f"`val_size`={val_size} leaves client {k} none of its {len(indices)} training samples."
-        )
-        kept.append(indices[~mask])
-        held.append(indices[mask])
-    return kept, held
-
-
-def split_pool(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Split all indices at random into the rest and a pool with `fraction`, in (0, 1), of each class; both sorted."""
-    _require(0 < fraction < 1, f"`fraction` must lie in (0, 1), got {fraction}.")
-    labels, rng, pooled = np.asarray(labels), _rng(seed, "pool"), np.zeros(len(labels), dtype=bool)
-    for c in np.unique(labels):
-        members = np.flatnonzero(labels == c)
-        pooled[rng.permutation(members)[: round(fraction * len(members))]] = True
-    return np.flatnonzero(~pooled), np.flatnonzero(pooled)
-
-
-def _require(ok: bool, message: str) -> None:
+def require(ok: bool, message: str) -> None:
+    """Refuse bad input: a ValueError with `message` unless `ok`."""
     if not ok:
         raise ValueError(message)
 
 
 def _count(name: str, value: int, least: int = 1) -> int:
-    _require(value >= least, f"`{name}` must be at least {least}, got {value}.")
+    require(value >= least, f"`{name}` must be at least {least}, got {value}.")
     return value
 
 
 def _choice(name: str, value: str, choices: object) -> str:
-    _require(value in get_args(choices), f"`{name}` must be one of {', '.join(get_args(choices))}, got {value!r}.")
+    require(value in get_args(choices), f"`{name}` must be one of {', '.join(get_args(choices))}, got {value!r}.")
     return value
 
 
 def _enough(num_samples: int, num_clients: int, option: str, each: int = 1) -> None:
     needs = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
-    _require(num_clients * each <= num_samples, f"{needs}, there are {num_samples}.")
+    require(num_clients * each <= num_samples, f"{needs}, there are {num_samples}.")
 
 
 def _checked(labels: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:
     labels = np.asarray(labels)
     _count("num_clients", num_clients)
-    _require(labels.ndim == 1 and labels.size > 0, f"`labels` must be [N] with N > 0, got {list(labels.shape)}.")
+    require(labels.ndim == 1 and labels.size > 0, f"`labels` must be [N] with N > 0, got {list(labels.shape)}.")
     low, high = labels.min(), labels.max()
-    _require(low >= 0 and high < num_classes, f"`labels` must lie in [0, {num_classes}), got {low} to {high}.")
+    require(low >= 0 and high < num_classes, f"`labels` must lie in [0, {num_classes}), got {low} to {high}.")
     return labels.astype(np.int64, copy=False)
 
 
-def _rng(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
+def stream(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
+    """A generator of its own for each purpose and client."""
     return np.random.default_rng([seed, client, *purpose.encode()])
 
 
-def _grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[np.ndarray]:
+def grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[np.ndarray]:
     """The values of each client, in their given order."""
     ends = np.cumsum(np.bincount(owners, minlength=num_clients))
     return np.split(values[np.argsort(owners, kind="stable")], ends[:-1])
@@ -406,16 +276,7 @@ def _grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[n
 
 def _dealt(labels: np.ndarray, counts: np.ndarray, seed: int) -> list[np.ndarray]:
     """Random disjoint samples, `counts` ``[C, K]`` of each class for each client."""
-    rng, (num_classes, num_clients) = _rng(seed, "samples"), counts.shape
+    rng, (num_classes, num_clients) = stream(seed, "samples"), counts.shape
     taken = [rng.permutation(np.flatnonzero(labels == c))[: counts[c].sum()] for c in range(num_classes)]
     owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.ravel())
-    return _grouped(np.concatenate(taken), owners, num_clients)
-
-
-def _drawn(indices: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """A random mask of `count` samples. Copies of one sample stay together, so it may hold a few more."""
-    _, which, copies = np.unique(indices, return_inverse=True, return_counts=True)
-    order = rng.permutation(len(copies))
-    taken = np.zeros(len(copies), dtype=bool)
-    taken[order[np.cumsum(copies[order]) - copies[order] < count]] = True
-    return taken[which]
+    return grouped(np.concatenate(taken), owners, num_clients)

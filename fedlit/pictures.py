@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 
-def _new_figure(width: float, height: float):  # noqa: ANN202  (matplotlib is imported only when a picture is drawn)
+def _new_figure(width: float, height: float):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -45,17 +45,21 @@ def draw_curves(metrics: Path, path: Path) -> None:
     with metrics.open() as file:
         for row in csv.DictReader(file):
             if row["metric"] == "acc":
-                panels[f"{row['model']} on {row['data']}"][row["client"]].append((int(row["round"]), float(row["value"])))
+                panels[f"{row['model']} on {row['data']}"][row["client"]].append(
+                    (int(row["round"]), float(row["value"]))
+                )
     if not panels:
         return
     figure = _new_figure(4.2 * len(panels), 3.6)
-    for axes, (title, lines) in zip(np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True):
+    for axes, (title, lines) in zip(
+        np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True
+    ):
         _draw_panel(axes, title, lines)
     np.atleast_1d(figure.axes)[0].set_ylabel("accuracy")
     figure.savefig(path, dpi=110)
 
 
-def _draw_panel(axes, title: str, lines: dict[str, list[tuple[int, float]]]) -> None:  # noqa: ANN001
+def _draw_panel(axes, title: str, lines: dict[str, list[tuple[int, float]]]) -> None:
     by_round: dict[int, list[float]] = defaultdict(list)
     for points in lines.values():
         for round, value in points:

@@ -45,23 +45,33 @@ class Progress:
         if self.enabled:
             tqdm.write(line, file=sys.stderr)
 
+    def print(self, text: str) -> None:
+        """Text of the end, for people and pipes."""
+        if self.enabled:
+            print(text, flush=True)
+
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
 
-def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]]) -> str:
-    """Accuracies (and other metrics but the losses) at the end of a run: last, range over clients, best and its round."""
-    rows = [("metric", "model", "on", "last", "min", "max", "best", "at round")]
+def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:
+    """Every metric but losses: mean and range over clients; with `best`, also the best mean and its round.
+
+    Example:
+        >>> print(table({"acc/personal_on_own": {"mean": 0.5, "min": 0.25, "max": 0.75}}))
+        metric  model     on   mean    min     max
+        acc     personal  own  0.5000  0.2500  0.7500
+    """
+    rows = [["metric", "model", "on", "mean", "min", "max", *(("best", "at round") if best else ())]]
     for key, parts in last.items():
         metric, what = key.split("/")
-        model, data = what.split("_on_")
         if "loss" in metric:
             continue
-        single = parts["min"] == parts["max"]
-        spread = ("", "") if single else (f"{parts['min']:.4f}", f"{parts['max']:.4f}")
-        top = best.get(key, {"value": parts["mean"], "round": 0})
-        rows.append((metric, model, data, f"{parts['mean']:.4f}", *spread, f"{top['value']:.4f}", str(int(top["round"]))))
+        spread = ["", ""] if parts["min"] == parts["max"] else [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
+        rows.append([metric, *what.split("_on_"), f"{parts['mean']:.4f}", *spread])
+        if best:
+            rows[-1] += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 

@@ -1,8 +1,8 @@
 """What a run leaves behind: metrics, ledger and events as text, and the same numbers in TensorBoard.
 
 Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
-training) on ``own`` (the client's validation samples), ``pooled`` (the test set), ``unseen`` (clients that never train) or
-``train`` (what a method logs in its training step).
+training) on ``own`` (the client's validation samples), ``pooled`` (the test set), ``unseen`` (clients that never train)
+or ``train`` (what a method logs in its training step).
 """
 
 import json
@@ -29,6 +29,9 @@ class Row(NamedTuple):
     data: str
     metric: str
     value: float
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self[:-1]))},{self.value:.9g}\n"
 
     @property
     def key(self) -> str:
@@ -83,7 +86,7 @@ class Recorder:
     def metrics(self, round: int, rows: list[Row]) -> None:
         """Append a round's metrics and show them in every logger."""
         if self.folder is not None:
-            self._metrics.writelines(f"{','.join(map(str, row[:-1]))},{row.value:.9g}\n" for row in rows)
+            self._metrics.writelines(map(str, rows))
             self._metrics.flush()
         for logger in self.loggers:
             logger.log_metrics(_scalars(rows), step=round)

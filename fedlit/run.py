@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -12,15 +12,15 @@ from lightning.fabric import Fabric
 from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
-from fedlit.data import Batches, FederatedData
+from fedlit.batches import Batches
+from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate, outputs, scores_by_group
 from fedlit.methods.base import FederatedModule, Stage
-from fedlit.recorder import POOLED, LedgerRow, Row
+from fedlit.recorder import POOLED, LedgerRow, Row, summary
 from fedlit.rng import generator
 from fedlit.strategy import broadcast, in_order
 from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, load, shared_names, visit
 
-FORMAT = 1
 DEV_SAMPLES = 64  # a development run evaluates on so many
 
 
@@ -39,6 +39,7 @@ class Round:
     rows: list[Row] = field(default_factory=list)
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
+    memories: dict[int, Memory] = field(default_factory=dict)
 
 
 class Run:
@@ -71,6 +72,7 @@ class Run:
         self.global_state: State = {name: self.initial[name].clone() for name in self.shared}
         self.memories: dict[int, Memory] = {}
         self.round = 0
+        self.last: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
 
     def synchronise(self) -> None:
@@ -89,7 +91,7 @@ class Run:
         return [k for k in range(self.data.num_clients - self.data.unseen_clients) if count(parts[k])]
 
     def sample(self, stage: Stage, round: int, fraction: float, min_clients: int) -> list[int]:
-        """The clients of a round, in order of their ids: a fraction of those that may, or all if nothing is exchanged."""
+        """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is exchanged."""
         candidates = self.eligible(stage, round)
         if not candidates:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
@@ -99,49 +101,87 @@ class Run:
         drawn = torch.randperm(len(candidates), generator=generator(self.seed, "sample", stage.name, round))[:size]
         return sorted(candidates[i] for i in drawn.tolist())
 
-    def train_round(self, clients: list[int], round: int, plan_for: Callable[[int], Plan], score: bool) -> Round:
-        """Visit the clients and let the server agree on a new state; a client that fails is left out and named."""
-        stage = plan_for(clients[0]).stage
-        record = Round()
-        uploads = self._uploads(clients, round, plan_for, score, record)
+    def train_round(
+        self,
+        clients: list[int],
+        round: int,
+        plan_for: Callable[[int], Plan],
+        score: bool,
+        tell: Callable[[int, int], None],
+    ) -> Round:
+        """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
+
+        Args:
+            clients: In the order of their ids.
+            round: Its number, from 1.
+            plan_for: How a client trains; all belong to one stage.
+            score: Evaluate every client's copy right after its training.
+            tell: Called with position and number of clients before each visit.
+        """
+        stage, record = plan_for(clients[0]).stage, Round()
+        uploads = self._uploads(clients, round, plan_for, score, record, tell)
+        agreed = self.global_state
         if stage.exchange:
             first = next(uploads, None)
-            if first is None:
-                raise _all_failed(record.failures)
-            current = dict(self.global_state)
-            agreed = self.module.aggregate(_chain(first, uploads), current)
-            for _ in uploads:  # a rule that stops early must not leave clients unvisited
-                pass
-            if problem := defect(Upload(-1, agreed), current):
-                raise RuntimeError(f"`aggregate` of {type(self.module).__name__} returned a state that cannot be: {problem}.")
-            self.global_state = agreed
-        elif len([*uploads, *record.failures]) and len(record.failures) == len(clients):
+            if first is not None:
+                agreed = self.module.aggregate(chain([first], uploads), dict(self.global_state))
+        for _ in uploads:  # without an exchange nobody asks for uploads; a rule may also stop early
+            pass
+        if len(record.failures) == len(clients):
             raise _all_failed(record.failures)
+        if stage.exchange and (problem := defect(Upload(-1, agreed), self.global_state)):
+            raise RuntimeError(f"`aggregate` of {type(self.module).__name__} gave an impossible state: {problem}.")
+        self.global_state = agreed
+        self.memories |= record.memories  # only now: a round that is cut short has touched nothing
         return record
 
+    def end_round(self, round: int, rows: list[Row], monitor: str) -> bool:
+        """Count the round and note the best mean of every metric; whether the monitored one improved."""
+        self.round = round
+        for key, parts in summary(rows).items():
+            self.last[key] = parts
+            best = self.best.get(key)
+            if best is None or (parts["mean"] < best["value"] if "loss" in key else parts["mean"] > best["value"]):
+                self.best[key] = {"value": parts["mean"], "round": round}
+        return self.best.get(monitor, {}).get("round") == round
+
     def _uploads(
-        self, clients: list[int], round: int, plan_for: Callable[[int], Plan], score: bool, record: Round
-    ) -> Iterator[Upload]:
+        self,
+        clients: list[int],
+        round: int,
+        plan_for: Callable[[int], Plan],
+        score: bool,
+        record: Round,
+        tell: Callable[[int, int], None],
+    ) -> Iterator[Upload | None]:
         """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
         stage = plan_for(clients[0]).stage
-        work = lambda k: self._visit(k, round, plan_for(k), score)  # noqa: E731
+
+        def work(k: int) -> tuple[Outcome | Failure, Scores]:
+            tell(clients.index(k) + 1, len(clients))
+            return self._visit(k, round, plan_for(k), score)
+
         for k, (outcome, trained) in in_order(self.fabric, clients, work, _pack, _unpack):
             if stage.exchange:
                 record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.global_state)))
-            if isinstance(outcome, Outcome) and outcome.upload is not None:
+            if isinstance(outcome, Failure):
+                record.failures[k] = outcome
+                continue
+            if outcome.upload is not None:
                 record.ledger.append(LedgerRow(round, k, "up", "model", num_bytes(outcome.upload.state)))
-                problem = defect(outcome.upload, self.global_state)
-            elif isinstance(outcome, Outcome):
-                state = outcome.memory.state
-                problem = defect(Upload(k, state), state)  # nothing to compare with, but it must be finite
-            if isinstance(outcome, Failure) or problem:
-                record.failures[k] = outcome if isinstance(outcome, Failure) else Failure(f"unusable state: {problem}")
+            if problem := self._problem(outcome):
+                record.failures[k] = Failure(f"unusable state: {problem}")
                 continue
             if outcome.memory.state or outcome.memory.optimizer:
-                self.memories[k] = outcome.memory
+                record.memories[k] = outcome.memory
             record.rows += [Row(round, stage.name, k, "trained", "train", n, v) for n, v in outcome.logs.items()]
             record.rows += [Row(round, stage.name, k, "trained", "own", n, v) for n, v in trained.items()]
             yield outcome.upload
+
+    def _problem(self, outcome: Outcome) -> str | None:
+        """What is wrong with an upload, or with what a client would keep."""
+        kept = Upload(-1, outcome.memory.state)
+        return (outcome.upload and defect(outcome.upload, self.global_state)) or defect(kept, kept.state)
 
     def _visit(self, k: int, round: int, plan: Plan, score: bool) -> tuple[Outcome | Failure, Scores]:
         client, memory = self.data.client(k, round), self.memories.get(k, Memory())
@@ -202,24 +242,25 @@ class Run:
     def predict(self, client: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
         if client is None:
-            self._load_global()
+            self.load_global()
         else:
             self._enter(client, "personal")
         network = self.module.global_model() if client is None else self.module
         logits, target = outputs(self.fabric, network, self.data.test_batches())
         return logits.softmax(dim=1), target
 
-    def _load_global(self) -> None:
+    def load_global(self) -> None:
+        """Put the server's state into the live module."""
         load(self.module.state_dict(keep_vars=True), self.global_state)
 
     def _global_on_pooled(self) -> list[tuple]:
-        self._load_global()
+        self.load_global()
         batches = self._short(self.data.test_batches())
         scores = evaluate(self.fabric, self.module.global_model(), batches, self.metrics)
         return [(POOLED, "global", "pooled", name, value) for name, value in scores.items()]
 
     def _global_on_own(self, clients: list[int], round: int) -> list[tuple]:
-        self._load_global()
+        self.load_global()
         batches, sizes = self.data.val_batches(clients, round)
         logits, target = outputs(self.fabric, self.module.global_model(), batches)
         rows = zip(clients, scores_by_group(logits, target, sizes, self.metrics), strict=True)
@@ -238,61 +279,6 @@ class Run:
         if self.fast_dev_run:
             batches.x, batches.y = batches.x[:DEV_SAMPLES], batches.y[:DEV_SAMPLES]
         return batches
-
-    # --- checkpoints
-
-    def fingerprint(self, stages: list[Stage]) -> dict[str, Any]:
-        """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
-        digest = sha256()
-        for part in (*self.data.assignment.train, *self.data.assignment.val, *self.data.assignment.shared):
-            digest.update(part.tobytes())
-        return {
-            "method": type(self.module).__name__,
-            "stages": [stage.name for stage in stages],
-            "seed": self.seed,
-            "num_clients": self.data.num_clients,
-            "shared state": {name: list(tensor.shape) for name, tensor in self.global_state.items()},
-            "partition": digest.hexdigest(),
-        }
-
-    def content(self, stages: list[Stage]) -> dict[str, Any]:
-        """The checkpoint: plain tensors, numbers and strings."""
-        return {
-            "format": FORMAT,
-            "round": self.round,
-            "global_state": _on_cpu(self.global_state),
-            "personal_states": {k: _on_cpu(memory.state) for k, memory in self.memories.items()},
-            "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in self.memories.items()},
-            "initial_state": _on_cpu({n: t for n, t in self.initial.items() if n not in self.global_state}),
-            "best": self.best,
-            "fingerprint": self.fingerprint(stages),
-        }
-
-    def restore(self, content: dict[str, Any], path: str, stages: list[Stage], training: bool) -> None:
-        """Go on from a checkpoint of the same experiment."""
-        theirs, ours = content.get("fingerprint", {}), self.fingerprint(stages)
-        for key in ours if training else ("method", "num_clients", "shared state"):
-            if theirs.get(key) != ours[key]:
-                detail = "" if key in ("partition", "shared state") else f" ({theirs.get(key)} there, {ours[key]} here)"
-                raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
-        device = self.fabric.device
-        self.round, self.best = content["round"], content["best"]
-        self.global_state = {name: tensor.to(device) for name, tensor in content["global_state"].items()}
-        self.initial |= {name: tensor.to(device) for name, tensor in content["initial_state"].items()}
-        for k, state in content["personal_states"].items():
-            on_device = {name: tensor.to(device) for name, tensor in state.items()}
-            self.memories[k] = Memory(on_device, content["optimizer_states"][k])
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return {key: _on_cpu(entry) for key, entry in value.items()} if isinstance(value, dict) else value
-
-
-def _chain(first: Upload, rest: Iterator[Upload]) -> Iterator[Upload]:
-    yield first
-    yield from rest
 
 
 def _all_failed(failures: dict[int, Failure]) -> RuntimeError:

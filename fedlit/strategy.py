@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Processes that share no module: DDP would average gradients of different clients, and forbid different networks."""
+    """Processes that share no module: DDP would average gradients of clients, and forbid different networks."""
 
     @property
     def distributed_sampler_kwargs(self) -> None:
@@ -70,4 +70,8 @@ def any_process(fabric: Fabric, flag: bool) -> bool:
 
 
 def _sized(payload: Tensor, size: int, fabric: Fabric) -> Tensor:
-    return payload.to(fabric.device) if len(payload) == size else torch.empty(size, dtype=torch.uint8, device=fabric.device)
+    return (
+        payload.to(fabric.device)
+        if len(payload) == size
+        else torch.empty(size, dtype=torch.uint8, device=fabric.device)
+    )

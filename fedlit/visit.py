@@ -64,7 +64,7 @@ class Memory:
 
 @dataclass
 class Outcome:
-    """What a visit brings: an upload if the stage exchanges, what stays with the client, the means of what it logged."""
+    """What a visit brings: an upload if the stage exchanges, what stays with the client, means of what it logged."""
 
     upload: Upload | None
     memory: Memory
@@ -188,14 +188,18 @@ def _optimizers(
     """The learner's optimisers, with the state that was kept for them and this round's learning rate."""
     optimizers = as_list(learner.configure_optimizers())
     if learner.automatic_optimization and len(optimizers) != 1:
-        raise ValueError(f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one.")
+        raise ValueError(
+            f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
+        )
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"]:
                 if names.get(parameter) in state:
                     entry = state[names[parameter]]
-                    optimizer.state[parameter] = {k: v.clone() if isinstance(v, Tensor) else v for k, v in entry.items()}
+                    optimizer.state[parameter] = {
+                        k: v.clone() if isinstance(v, Tensor) else v for k, v in entry.items()
+                    }
     if has_scaler(fabric):
         wrapped = fabric.setup_optimizers(*optimizers)
         optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
@@ -208,8 +212,8 @@ def as_list(configured: Any) -> list[Optimizer]:
     configured = configured if isinstance(configured, list | tuple) else [configured]
     if not configured or not all(isinstance(optimizer, Optimizer) for optimizer in configured):
         raise ValueError(
-            "`configure_optimizers` must return an optimiser or a list of them (a learning-rate schedule over rounds is "
-            f"`trainer.lr_schedule`), got {configured!r}."
+            "`configure_optimizers` must return an optimiser or a list of them (a learning-rate schedule over rounds "
+            f"is `trainer.lr_schedule`), got {configured!r}."
         )
     return list(configured)
 

@@ -1,0 +1,5 @@
+"""python -m fedlit"""
+
+from fedlit.cli import main
+
+main()

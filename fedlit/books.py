@@ -1,0 +1,112 @@
+"""The books of a fit: its folder, from the first picture to the last table. Only the first process keeps them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from fedlit import checkpoint
+from fedlit.methods.base import Stage
+from fedlit.pictures import draw_curves, draw_partition
+from fedlit.progress import Progress, table
+from fedlit.recorder import Recorder, Row
+from fedlit.run import Round, Run
+from fedlit.snapshot import take
+
+
+class Books:
+    """Opens a run's folder, or goes on with it.
+
+    Args:
+        folder: None on other processes and in a development run: then nothing is written.
+        logger: As the user gave it to the federation.
+        run: Whose books these are.
+        stages: Its programme.
+        progress: Where a person is told.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        logger: Logger | list[Logger] | bool,
+        run: Run,
+        stages: list[Stage],
+        progress: Progress,
+    ) -> None:
+        self.folder, self.run, self.stages, self.progress = folder, run, stages, progress
+        self.recorder = Recorder(folder, _loggers(folder, logger, run.round), run.round)
+        self.saved_round = run.round
+        if folder is None:
+            return
+        self.recorder.event("fit", round=run.round, processes=run.fabric.world_size)
+        if run.round == 0:
+            data = run.data
+            labels, test_labels = data.images.train_y.numpy(), data.images.test_y.numpy()
+            data.assignment.write(folder / "partition.csv", labels, test_labels)
+            draw_partition(data.assignment.class_counts(labels, data.images.num_classes), folder / "partition.png")
+            self.recorder.picture("partition", folder / "partition.png")
+            self.save(improved=False)  # killed in its first round, a run can still be resumed
+
+    def round(self, number: int, stage: Stage, trained: Round, rows: list[Row], seconds: float) -> None:
+        """A round has ended."""
+        self.recorder.ledger(trained.ledger)
+        self.recorder.metrics(number, rows)
+        for k, failure in trained.failures.items():
+            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
+            self.recorder.event("left_out", round=number, client=k, reason=failure.reason, details=failure.details)
+        clients = sorted({row.client for row in trained.ledger})
+        self.recorder.event("round", round=number, stage=stage.name, clients=clients, seconds=round(seconds, 3))
+        self.progress.round(number, stage.name, rows, seconds)
+
+    def save(self, improved: bool) -> None:
+        """A checkpoint of the run as it is; the one before is kept, and the best."""
+        if self.folder is None:
+            return
+        folder = self.folder / "checkpoints"
+        last = folder / "last.ckpt"
+        if last.exists():
+            checkpoint.keep(last, folder / "previous.ckpt")
+        checkpoint.save(take(self.run, self.stages), last)
+        if improved:
+            checkpoint.keep(last, folder / "best.ckpt")
+        self.saved_round = self.run.round
+
+    def close(self, options: Mapping[str, Any], stopped_by: int | None) -> None:
+        """The last checkpoint, the curves and a table; where to look, and how to go on if the run was stopped."""
+        run, folder = self.run, self.folder
+        if folder is not None:
+            if self.saved_round != run.round:
+                self.save(improved=False)
+            if run.round:
+                draw_curves(folder / "metrics.csv", folder / "curves.png")
+                self.recorder.picture("curves", folder / "curves.png")
+            best = {f"best/{key}": entry["value"] for key, entry in run.best.items()}
+            self.recorder.options(_chosen(options, run), best)
+            self.recorder.event("end", round=run.round, stopped_by=stopped_by)
+        self.recorder.close()
+        if run.last:
+            self.progress.print("\n" + table(run.last, run.best))
+        if folder is not None:
+            self.progress.print(f"\nLook at {folder}/curves.png, or run: tensorboard --logdir {folder.parent}")
+            if stopped_by is not None:
+                last = folder / "checkpoints" / "last.ckpt"
+                self.progress.print(f"Stopped after round {run.round}; to go on, add --ckpt_path {last}")
+
+
+def _loggers(folder: Path | None, logger: Logger | list[Logger] | bool, done: int) -> list[Logger]:
+    if folder is None or logger is False:
+        return []
+    if logger is not True:
+        return logger if isinstance(logger, list) else [logger]
+    where = {"save_dir": folder.parent.parent, "name": folder.parent.name, "version": folder.name}
+    # A killed run may have shown rounds that were not saved; they are shown again.
+    return [TensorBoardLogger(**where, default_hp_metric=False, purge_step=done + 1 if done else None)]
+
+
+def _chosen(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """The options that are plain values, for TensorBoard's hparams."""
+    parts = {"trainer": options, "data": vars(run.data), "model": vars(run.module)}
+    named = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items() if not k.startswith("_")}
+    plain = {name: v for name, v in named.items() if isinstance(v, bool | int | float | str)}
+    return {"method": type(run.module).__name__, "partition": type(run.data.partition).__name__, **plain}
