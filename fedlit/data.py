@@ -66,8 +66,8 @@ class FederatedData(LightningDataModule):
         partition_seed: Seed of the partition, apart from the seed of the training.
         validation: Where a client's own validation samples come from: held back from its training samples (`train`),
             the test set dealt out in the same setting (`test`), or a pool of training samples dealt out (`pool`).
-        val_size: With `train`, the fraction in (0, 1) or number of samples held back per client; with `pool`, the fraction
-            of the training set that goes into the pool.
+        val_size: With `train`, the fraction in (0, 1) or number of samples held back per client; with `pool`, the
+            fraction of the training set that goes into the pool.
         batch_size: Samples per training batch.
         client_batch_sizes: Another batch size for some clients, by client id.
         drop_last: Leave out a last batch that is smaller than `batch_size`.

@@ -104,7 +104,8 @@ def enter(
 def load(live: Mapping[str, Tensor], state: State) -> None:
     """Copy values into the live tensors of the same names."""
     names = [name for name in state if name in live]
-    torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
+    if names:
+        torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
 
 
 def visit(

@@ -1,7 +1,59 @@
 """One torch thread per process: bits depend on the thread count, and small networks are faster with one."""
 
-import torch
+from functools import partial
 
-import fedlit  # noqa: F401  (first: it repairs torchvision before anything imports it)
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fedlit import FederatedData, FederatedModule, Federation
 
 torch.set_num_threads(1)
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+class SmallCNN(nn.Sequential):
+    """What breaks most easily: BatchNorm's buffers and dropout's random numbers."""
+
+    def __init__(self, num_classes: int = 3) -> None:
+        convolution = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)]
+        super().__init__(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, num_classes))
+
+
+def toy_datasets(size: int = 60, num_classes: int = 3, seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
+    """Images of noise around a mean per class, so that there is something to learn."""
+    draw = torch.Generator().manual_seed(seed)
+    means = torch.randn(num_classes, 1, 8, 8, generator=draw)
+
+    def sample(n: int) -> TensorDataset:
+        y = torch.arange(n) % num_classes
+        return TensorDataset(means[y] + torch.randn(n, 1, 8, 8, generator=draw), y)
+
+    return sample(size), sample(30)
+
+
+def toy_data(size: int = 60, **options) -> FederatedData:
+    train, test = toy_datasets(size)
+    defaults = {"num_clients": 3, "batch_size": 8, "val_size": 0.1}
+    return FederatedData(train_dataset=train, test_dataset=test, **{**defaults, **options})
+
+
+def fitted(model: FederatedModule, data: FederatedData | None = None, ckpt_path: str | None = None, **options):
+    """A federation after its fit; without a folder unless `default_root_dir` is given."""
+    quiet = {"num_rounds": 3, "enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
+    federation = Federation(**{**quiet, **options})
+    federation.fit(model, toy_data() if data is None else data, ckpt_path)
+    return federation
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    """Same names, same bits."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    """Runs go where the test stands, and no test depends on another's random numbers."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)

@@ -1,7 +1,5 @@
 """Opt-out marks, validation splits, the pool, and an assignment on its way to a file and back."""
 
-import time
-
 import numpy as np
 import pytest
 
@@ -172,16 +170,12 @@ def test_class_counts_are_the_training_samples_of_each_class():
     assert assignment.class_counts(np.array([3, 1, 0]), 4).tolist() == [[2, 0, 0, 1], [0, 1, 0, 0]]
 
 
-def test_sixty_thousand_rows_of_ten_thousand_clients_are_written_and_read_quickly(tmp_path):
+def test_sixty_thousand_rows_of_ten_thousand_clients_are_written_and_read(tmp_path):
     labels = shuffled(MNIST)
     train = IID().assign(labels, 10_000, 10, seed=0)
     none = [part[:0] for part in train]
-    start = time.perf_counter()
     Assignment(train, none, "train", opt_in_masks(train, 0.0, 0.0, 0)).write(tmp_path / "big.csv", labels)
-    written = time.perf_counter()
     after = Saved(str(tmp_path / "big.csv")).read(labels, labels)
-    assert time.perf_counter() - written < 2  # 0.15 on an idle core
-    assert written - start < 4  # 0.5 on an idle core
     assert all_equal(train, after.train)
 
 
