@@ -47,7 +47,7 @@ def plain(message: str, args: list[str]) -> str:
     """jsonargparse's message without its scaffolding.
 
     Example:
-        >>> plain("Parser key \"trainer.devices\": Expected a <class 'int'>. Got value: x", [])
+        >>> plain("Parser key \\"trainer.devices\\": Expected a <class 'int'>. Got value: x", [])
         "`trainer.devices`: expected int, got 'x'."
         >>> plain("Option 'lr' is not accepted", ["fit", "--model.lr", "3"])
         'Option `--model.lr` is not accepted'

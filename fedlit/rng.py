@@ -34,7 +34,10 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 def isolated(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and random inside, and leave them outside as they were."""
     before = _collect_rng_states()
-    torch.manual_seed(seed)
+    # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
     try:

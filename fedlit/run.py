@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.assignment import Assignment
 from fedlit.batches import Batches
 from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate, outputs, scores_by_group
@@ -71,6 +72,7 @@ class Run:
         self.shared = shared_names(module, batch_norm)
         self.global_state: State = {name: self.initial[name].clone() for name in self.shared}
         self.memories: dict[int, Memory] = {}
+        self._eligible: dict[str, tuple[Assignment, list[int]]] = {}
         self.round = 0
         self.last: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
@@ -85,10 +87,12 @@ class Run:
 
     def eligible(self, stage: Stage, round: int) -> list[int]:
         """The clients that may take part: those with samples to train on, and none of the unseen ones."""
-        assignment = self.data.at_round(round)
-        parts = assignment.shared if stage.split == "shared" else assignment.train
-        count = np.count_nonzero if stage.split == "shared" else len
-        return [k for k in range(self.data.num_clients - self.data.unseen_clients) if count(parts[k])]
+        if self._eligible.get(stage.split, (None, []))[0] is not (assignment := self.data.at_round(round)):
+            parts = assignment.shared if stage.split == "shared" else assignment.train
+            count = np.count_nonzero if stage.split == "shared" else len
+            seen = range(self.data.num_clients - self.data.unseen_clients)
+            self._eligible[stage.split] = (assignment, [k for k in seen if count(parts[k])])
+        return self._eligible[stage.split][1]
 
     def sample(self, stage: Stage, round: int, fraction: float, min_clients: int) -> list[int]:
         """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is exchanged."""
@@ -188,10 +192,9 @@ class Run:
         try:
             self._enter(k, "server" if plan.stage.exchange else "personal", round)
             outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
-            batches = client.val_batches()
-            scored = score and plan.stage.exchange
-            trained = evaluate(self.fabric, self.module.global_model(), batches, self.metrics) if scored else {}
-            return outcome, trained
+            if not (score and plan.stage.exchange):
+                return outcome, {}
+            return outcome, evaluate(self.fabric, self.module.global_model(), client.val_batches(), self.metrics)
         except Interrupted:
             raise
         except Exception as error:  # whatever a client does, the round goes on without it

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -88,12 +89,12 @@ def enter(
     prefer: Literal["server", "personal"],
 ) -> None:
     """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
-    before = module.state_dict(keep_vars=True)
+    before = live = module.state_dict(keep_vars=True)
     module.client = client
-    with isolated(derive(seed, "client", client.id)):
-        module.configure_client(client)
-    module.to(module.device)
-    live = module.state_dict(keep_vars=True)
+    if is_overridden("configure_client", module, FederatedModule):
+        with isolated(derive(seed, "client", client.id)):
+            module.configure_client(client)
+        live = module.to(module.device).state_dict(keep_vars=True)
     top = {**server, **personal} if prefer == "personal" else {**personal, **server}
     # What configure_client did not rebuild still holds the last client's values.
     stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}

@@ -110,7 +110,7 @@ def test_fedavg_with_another_client_gone_is_not():
 
 
 def test_local_only_in_three_rounds_of_one_epoch_is_one_round_of_three_but_for_its_random_numbers():
-    """Momentum is kept, so rounds are only where a personal network is looked at (here without shuffling or dropout)."""
+    """Momentum is kept, so a round is only where a personal network is looked at (here one batch, no dropout)."""
     options = {"batch_size": 100}
     network = torch.nn.Sequential
     factory = lambda: network(torch.nn.Flatten(), torch.nn.Linear(64, 3))  # noqa: E731
