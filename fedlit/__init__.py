@@ -5,7 +5,8 @@ partition and datasets -> data -> networks, losses, aggregation -> methods -> vi
 
 import fedlit._torchvision  # noqa: F401  (before anything imports torchvision)
 from fedlit.aggregation import Upload
-from fedlit.data import Client, FederatedData
+from fedlit.client import Client
+from fedlit.data import FederatedData
 from fedlit.federation import Federation
 from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
 

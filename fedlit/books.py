@@ -1,6 +1,7 @@
 """The books of a fit: its folder, from the first picture to the last table. Only the first process keeps them."""
 
 from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Books:
             labels, test_labels = data.images.train_y.numpy(), data.images.test_y.numpy()
             data.assignment.write(folder / "partition.csv", labels, test_labels)
             draw_partition(data.assignment.class_counts(labels, data.images.num_classes), folder / "partition.png")
-            self.recorder.picture("partition", folder / "partition.png")
+            self.recorder.picture("partition", folder / "partition.png", run.round)
             self.save(improved=False)  # killed in its first round, a run can still be resumed
 
     def round(self, number: int, stage: Stage, trained: Round, rows: list[Row], seconds: float) -> None:
@@ -80,7 +81,7 @@ class Books:
                 self.save(improved=False)
             if run.round:
                 draw_curves(folder / "metrics.csv", folder / "curves.png")
-                self.recorder.picture("curves", folder / "curves.png")
+                self.recorder.picture("curves", folder / "curves.png", run.round)
             best = {f"best/{key}": entry["value"] for key, entry in run.best.items()}
             self.recorder.options(_chosen(options, run), best)
             self.recorder.event("end", round=run.round, stopped_by=stopped_by)
@@ -106,7 +107,19 @@ def _loggers(folder: Path | None, logger: Logger | list[Logger] | bool, done: in
 
 def _chosen(options: Mapping[str, Any], run: Run) -> dict[str, Any]:
     """The options that are plain values, for TensorBoard's hparams."""
-    parts = {"trainer": options, "data": vars(run.data), "model": vars(run.module)}
-    named = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items() if not k.startswith("_")}
+    parts = {
+        "trainer": options,
+        "data": _arguments(run.data),
+        "data.partition": _arguments(run.data.partition),
+        "model": _arguments(run.module),
+        "model.optimizer": getattr(run.module.optimizer, "keywords", {}),  # a partial, from the command line
+    }
+    named = {f"{part}.{k}": v for part, values in parts.items() for k, v in values.items()}
     plain = {name: v for name, v in named.items() if isinstance(v, bool | int | float | str)}
     return {"method": type(run.module).__name__, "partition": type(run.data.partition).__name__, **plain}
+
+
+def _arguments(made: object) -> dict[str, Any]:
+    """The attributes that bear the name of a constructor's argument: Lightning's own switches are left out."""
+    names = {name for kind in type(made).__mro__ for name in signature(kind.__init__).parameters}
+    return {name: value for name, value in vars(made).items() if name in names}

@@ -68,7 +68,7 @@ def known_digests(path: Path) -> list[str]:
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, or say in one line why it cannot be used."""
     if not path.is_file():
-        raise ValueError(f"`--ckpt_path` must be a checkpoint file, `last` or `best`; there is no file {path}.")
+        raise ValueError(f"`--ckpt_path` must be a checkpoint file, `last` or `best`, got {path}, which is no file.")
     data = path.read_bytes()
     digests = known_digests(path)
     if digests and hashlib.sha256(data).hexdigest() not in digests:

@@ -5,22 +5,24 @@ Bad input is answered by one line and exit code 2. A recipe is looked up where t
 
 import difflib
 import os
-import re
 import secrets
 import sys
-from inspect import signature
+from functools import partial
+from inspect import isclass, signature
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import Namespace
 from lightning.fabric import seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from fedlit import methods
 from fedlit.data import FederatedData
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
+from fedlit.refusal import in_full, known_classes, plain, suggestion
 
 DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 PARSER = {"allow_abbrev": False, "default_env": True, "env_prefix": "FEDLIT"}
@@ -32,59 +34,34 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if DEBUG:
             raise ValueError(message) from ex
-        refuse(plain(message, sys.argv[1:]) + suggestion(message, self._names()))
+        message = plain(message)
+        refuse(message + suggestion(message, self._names()))
+
+    def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
+        if cfg.get("subcommand"):
+            cfg = cfg.clone()
+            cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].model)
+        return super().instantiate_classes(cfg, **kwargs)
 
     def _names(self) -> set[str]:
         parsers = [self]
         for action in self._actions:
             parsers += action.choices.values() if isinstance(action.choices, dict) else ()
-        names = {action.dest for parser in parsers for action in parser._actions} | set(FederatedCLI.subcommands())
-        classes = (FederatedData, *(getattr(methods, name) for name in methods.__all__))
-        return names | {name for kind in classes for name in signature(kind.__init__).parameters} | set(methods.__all__)
+        options = {action.dest for parser in parsers for action in parser._actions}
+        return options | set(signature(FederatedData).parameters) | known_classes()
 
 
-def plain(message: str, args: list[str]) -> str:
-    """jsonargparse's message without its scaffolding.
-
-    Example:
-        >>> plain("Parser key \\"trainer.devices\\": Expected a <class 'int'>. Got value: x", [])
-        "`trainer.devices`: expected int, got 'x'."
-        >>> plain("Option 'lr' is not accepted", ["fit", "--model.lr", "3"])
-        'Option `--model.lr` is not accepted'
-    """
-    message = " ".join(message.split())
-    if inner := re.search(r"Errors: - (.+?) - Expected an? <class 'NoneType'>", message):  # a constructor's own words
-        message = message if message.startswith("Parser key") else inner[1]
-    if option := re.search(r"(?:Option|Key) '([\w.]+)' is not", message):
-        typed = [arg.split("=")[0] for arg in args if arg.startswith("--") and arg.split("=")[0].endswith(option[1])]
-        message = message.replace(f"'{option[1]}'", f"`{typed[0] if typed else option[1]}`")
-    key = re.match(r'Parser key "([\w.]+)": ', message)
-    value = re.search(r"(?:Given value|Got value): (.*?)$", message)
-    kinds = re.search(
-        r"Subtypes: \[(.*?)\] Errors:|Expected an? (<.*?>)|(?:^|: )(Expected .*?)\.? (?:Got|Given) value", message
-    )
-    if key and value and kinds:
-        expected = next(filter(None, kinds.groups())).removeprefix("Expected ")
-        expected = expected.removeprefix("a ").replace("typing.Literal", "one of ")
-        expected = re.sub(r"<class '(?:[\w.]+\.)?(\w+)'>", r"\1", expected).replace(", NoneType", "")
-        return f"`{key[1]}`: expected {expected}, got {value[1]!r}."
-    return message
-
-
-def suggestion(message: str, known: set[str]) -> str:
-    """The name that a refused one is nearest to.
-
-    Example:
-        >>> suggestion("Key 'trainer.num_round' is not expected", {"trainer.num_rounds", "trainer.devices"})
-        " Did you mean 'trainer.num_rounds'?"
-    """
-    refused = r"(?:unrecognized arguments:|Option|Key|invalid choice:|Given value:) ['\"-]*([A-Za-z_][\w.]*)"
-    for word in re.findall(refused, message):
-        for name in (word, word.rpartition(".")[2]):
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-            if near and name not in known:
-                return f" Did you mean {near[0]!r}?"
-    return ""
+def with_factories(config: Any) -> Any:
+    """The config with what functions build, such as torchvision's networks, as partials: a method calls them itself."""
+    if isinstance(config, list):
+        return [with_factories(value) for value in config]
+    if isinstance(config, dict):
+        return {key: with_factories(value) for key, value in config.items()}
+    if not isinstance(config, Namespace):
+        return config
+    if "class_path" in config and not isclass(builder := resolve_name(config.class_path)):
+        return partial(builder, **config.get("init_args", Namespace()).as_dict())
+    return Namespace(**{key: with_factories(value) for key, value in vars(config).items()})
 
 
 class SaveConfig(SaveConfigCallback):
@@ -145,6 +122,8 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         if config.seed_everything is False or config.seed_everything is True:
             config.seed_everything = secrets.randbelow(2**31)
+        if not 0 <= config.seed_everything < 2**32:
+            raise ValueError(f"`seed_everything` must be 0 to {2**32 - 1}, got {config.seed_everything}.")
         seed_everything(config.seed_everything, workers=True, verbose=False)
 
     def _parse_ckpt_path(self) -> None:
@@ -170,7 +149,7 @@ def main(args: list[str] | None = None) -> None:
 
 def refuse(message: str) -> NoReturn:
     """One line, exit code 2."""
-    sys.stderr.write(f"fedlit: error: {plain(message, sys.argv[1:])}\n")
+    sys.stderr.write(f"fedlit: error: {in_full(plain(message), sys.argv[1:])}\n")
     raise SystemExit(2)
 
 
@@ -179,9 +158,9 @@ def with_recipes_found(args: list[str]) -> list[str]:
     found = list(args)
     for i, arg in enumerate(args):
         if arg in ("-c", "--config") and i + 1 < len(args):
-            found[i + 1] = find_recipe(args[i + 1])
+            found[i + 1] = checked_recipe(find_recipe(args[i + 1]))
         elif arg.startswith("--config="):
-            found[i] = f"--config={find_recipe(arg.removeprefix('--config='))}"
+            found[i] = f"--config={checked_recipe(find_recipe(arg.removeprefix('--config=')))}"
     return found
 
 
@@ -198,3 +177,17 @@ def find_recipe(name: str) -> str:
     near = difflib.get_close_matches(name, recipes, n=1)
     hint = f"did you mean {near[0]}?" if near else f"fedlit's own are {', '.join(recipes)}."
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
+
+
+def checked_recipe(path: str) -> str:
+    """The path, if the file is YAML that holds options by name."""
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        problem, mark = getattr(error, "problem", None) or "not a text file", getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" in line {mark.line + 1}"
+        raise ValueError(f"`--config {path}` must be YAML, but{line}: {problem}.") from error
+    if not isinstance(content, dict) or not content:
+        kind = "nothing" if not content else f"a {type(content).__name__}"
+        raise ValueError(f"`--config {path}` must hold options by name, such as `trainer:`, got {kind}.")
+    return path

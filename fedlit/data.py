@@ -5,7 +5,6 @@ random augmentation that happens once a visit, and an epoch is one permutation s
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -18,38 +17,9 @@ from fedlit import datasets
 from fedlit.assignment import Assignment, Saved, opt_in_masks, split_pool, split_validation
 from fedlit.augment import Augmentation
 from fedlit.batches import Batches
+from fedlit.client import Client, Split
 from fedlit.partition import IID, Partition
 from fedlit.rng import derive
-
-Split = Literal["shared", "all"]
-
-
-@dataclass(frozen=True)
-class Client:
-    """One client: its samples, and what a method may know of it.
-
-    Attributes:
-        id: From 0 to the number of clients minus one.
-        round: The round of this visit, counted from 1.
-        num_classes: Classes of its task.
-        num_samples: Training samples, opted out or not.
-        num_shared: Training samples that may influence what leaves the client.
-    """
-
-    id: int
-    num_classes: int
-    num_samples: int
-    num_shared: int
-    round: int = 0
-    data: "FederatedData | None" = field(default=None, repr=False)
-
-    def train_batches(self, generator: torch.Generator | None = None, split: Split = "all") -> Batches:
-        """Training batches: all samples, or only those that are shared; shuffled and augmented by `generator`."""
-        return self.data.train_batches(self.id, generator, split, self.round)
-
-    def val_batches(self) -> Batches:
-        """The client's own validation samples, in a fixed order."""
-        return self.data.val_batches([self.id])[0]
 
 
 class FederatedData(LightningDataModule):
@@ -175,6 +145,8 @@ class FederatedData(LightningDataModule):
             values = getattr(self.images, name) if given is None else np.broadcast_to(given, np.size(given)).tolist()
             if len(values) not in (0, 1, channels):
                 raise ValueError(f"`data.{name}` must be one number or {channels}, one per channel, got {len(values)}.")
+            if name == "std" and min(values, default=1) <= 0:
+                raise ValueError(f"`data.std` must be above 0, got {given}.")
             setattr(self, f"_{name}", torch.tensor(values).view(-1, 1, 1) if len(values) else None)
 
     def _split_public(self) -> tuple[np.ndarray, np.ndarray]:

@@ -1,13 +1,14 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch.cli import LRSchedulerCallable
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.methods.base import FederatedModule, Stage
@@ -39,9 +40,21 @@ def check_options(options: Mapping[str, Any]) -> None:
     clip = options["gradient_clip_val"]
     if clip is not None and not (isfinite(clip) and clip > 0):
         raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")
+    _check_monitor(options["monitor"], ["acc", "loss", *(options["metrics"] or {})])
     for client, epochs in (options["client_epochs"] or {}).items():
         if epochs < 1:
             raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
+
+
+def _check_monitor(monitor: str | None, metrics: list[str]) -> None:
+    """What is never measured would never be best."""
+    metric, _, where = (monitor or "acc/global_on_own").partition("/")
+    known = metric in metrics or where == "trained_on_train"
+    if not known or not re.fullmatch(r"(global|personal|trained)_on_(pooled|own|unseen|train)", where):
+        raise ValueError(
+            "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
+            f"with a metric of {', '.join(metrics)}, got {monitor}."
+        )
 
 
 def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision: str) -> Fabric:
@@ -53,32 +66,9 @@ def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision:
             accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
         )
     except Exception as error:  # Fabric raises many kinds
-        given = f"accelerator: {accelerator}, devices: {devices}, num_nodes: {num_nodes}, precision: {precision}"
-        raise ValueError(f"`trainer` cannot have {given}. {_first_line(error)}") from error
-
-
-def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]:
-    """What the schedule multiplies the learning rate by in each round of a stage.
-
-    Example:
-        >>> lr_factors(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5), 5)
-        [1.0, 1.0, 0.5, 0.5, 0.25]
-    """
-    if schedule is None:
-        return [1.0] * rounds
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    try:
-        stepper = schedule(optimizer)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"`trainer.lr_schedule`: {_first_line(error)}") from error
-    if isinstance(stepper, ReduceLROnPlateau):
-        raise ValueError("`trainer.lr_schedule` is stepped by rounds; ReduceLROnPlateau waits for a metric.")
-    factors = []
-    for _ in range(rounds):
-        factors.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        stepper.step()
-    return factors
+        given = f"`trainer.accelerator` {accelerator}, `trainer.devices` {devices}, `trainer.num_nodes` {num_nodes}"
+        told = f"{given} with `trainer.precision` {precision} cannot be had here: {_first_line(error)}"
+        raise ValueError(told) from error
 
 
 def check_experiment(model: FederatedModule, data: FederatedData, options: Mapping[str, Any]) -> list[Stage]:
@@ -97,11 +87,36 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     stages = model.configure_stages()
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    _check_trainable(stages, data)
+    _check_metrics(options["metrics"] or {}, data.images.num_classes)
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
             _check_client(model, data, k)
     model.client = None
     return stages
+
+
+def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
+    """Somebody has a batch to train on, in every stage."""
+    least = [data.client_batch_sizes.get(k, data.batch_size) if data.drop_last else 1 for k in range(data.num_clients)]
+    for stage in stages:
+        parts = data.assignment.shared[: data.num_clients - data.unseen_clients]
+        sizes = [np.count_nonzero(part) if stage.split == "shared" else len(part) for part in parts]
+        if not any(sizes):
+            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
+        if not any(size >= batch for size, batch in zip(sizes, least, strict=False)):
+            raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
+
+
+def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
+    """Every metric takes logits ``[N, C]`` and classes ``[N]`` and gives a number."""
+    for name, metric in metrics.items():
+        try:
+            float(metric.clone()(torch.eye(num_classes), torch.arange(num_classes)))
+        except Exception as error:  # a metric raises what it likes
+            raise ValueError(
+                f"`trainer.metrics.{name}` cannot score {num_classes} classes by one number: {_first_line(error)}"
+            ) from error
 
 
 def _check_choices(name: str, choices: Any, num_clients: int) -> None:

@@ -1,6 +1,7 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
 import sys
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
@@ -15,13 +16,15 @@ from fedlit import checkpoint
 from fedlit.books import Books
 from fedlit.callbacks import refuse_unheard
 from fedlit.data import FederatedData
-from fedlit.door import check_experiment, check_options, lr_factors, make_fabric
-from fedlit.folder import claim_folder, find_checkpoint, stop_signals
+from fedlit.door import check_experiment, check_options, make_fabric
+from fedlit.folder import find_checkpoint, run_folder, stop_signals
 from fedlit.methods.base import FederatedModule, Stage
 from fedlit.precision import check_precision
 from fedlit.progress import Progress, table
-from fedlit.recorder import Row, summary
+from fedlit.recorder import Row, summary, write_predictions
 from fedlit.run import Run
+from fedlit.schedule import Schedule
+from fedlit.scoring import Scorer
 from fedlit.snapshot import restore
 from fedlit.strategy import any_process, broadcast
 from fedlit.visit import Interrupted, KeepOptimizer, Plan
@@ -137,27 +140,26 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
         """
-        stages = self._set_up(model, datamodule, ckpt_path, training=True)
-        schedule = [(stage, index) for stage in stages for index in range(self._rounds(stage))]
-        shown = self.enable_progress_bar and self.is_global_zero
-        self.progress = Progress(len(schedule), self.run.round, shown)
-        books = Books(self._folder if self.is_global_zero else None, self.logger, self.run, stages, self.progress)
+        schedule = self._set_up(model, datamodule, ckpt_path, training=True)
+        self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
+        folder = self._folder if self.is_global_zero else None
+        books = Books(folder, self.logger, self.run, schedule.stages, self.progress)
         self.running = True
         self._call("on_fit_start")
         try:
             with stop_signals(self._stop):
                 for number in range(self.run.round + 1, len(schedule) + 1):
-                    self._one_round(*schedule[number - 1], number, books)
+                    self._one_round(number, schedule, books)
                     if any_process(self.fabric, self.should_stop):
                         break
         except Interrupted:
             pass  # the round that was begun is forgotten; its clients' states were not touched
         finally:
             self.progress.close()
-        self.running = False
         self.run.load_global()
         self._call("on_fit_end")
         books.close(self.options, self.stopped_by)
+        self.running = False
 
     def validate(
         self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
@@ -169,9 +171,8 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
-        stages = self._set_up(model, datamodule, ckpt_path, training=False)
-        rows = self.run.evaluate(self._stage_of(self.run.round, stages), self.run.round)
-        return self._report("validate.csv", rows)
+        stage = self._set_up(model, datamodule, ckpt_path, training=False).stage(self.run.round)
+        return self._report("validate.csv", Scorer(self.run).evaluate(stage, self.run.round))
 
     def test(
         self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
@@ -183,8 +184,8 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
-        stages = self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("test.csv", self.run.test(self._stage_of(self.run.round, stages)))
+        stage = self._set_up(model, datamodule, ckpt_path, training=False).stage(self.run.round)
+        return self._report("test.csv", Scorer(self.run).test(stage))
 
     def predict(
         self,
@@ -202,38 +203,38 @@ class Federation:
             client: Whose model; the global one by default.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
+        scorer = Scorer(self.run)
         if client is not None and not 0 <= client < self.run.data.num_clients:
             raise ValueError(f"`--client` must be 0 to {self.run.data.num_clients - 1}, got {client}.")
-        if client is None and not self.run.has_complete_global_model:
+        if client is None and not scorer.has_complete_global_model:
             raise ValueError(f"{type(model).__name__} has no global model; name one of its clients with `--client`.")
-        probabilities, target = self.run.predict(client)
-        confidence, predicted = probabilities.max(dim=1)
-        path = (self._folder or Path()) / "predictions.csv"
-        rows = enumerate(zip(predicted.tolist(), confidence.tolist(), target.tolist(), strict=True))
-        path.write_text(
-            "index,predicted,probability,label\n" + "".join(f"{i},{p},{c:.6f},{y}\n" for i, (p, c, y) in rows)
-        )
-        print(f"{path}: {len(target)} predictions")
+        self._tell_untrained()
+        probabilities, target = scorer.predict(client)
+        if self.is_global_zero:
+            path = (self._folder or Path()) / "predictions.csv"
+            write_predictions(path, probabilities, target)
+            print(f"{path}: {len(target)} predictions")
         return probabilities
 
     # --- one round
 
-    def _one_round(self, stage: Stage, index: int, number: int, books: Books) -> None:
+    def _one_round(self, number: int, schedule: Schedule, books: Books) -> None:
         start = perf_counter()
-        run, last = self.run, index + 1 == self._rounds(stage)
+        run, stage, last = self.run, schedule.stage(number), schedule.is_last(number)
         clients = run.sample(stage, number, self.fraction_fit, self.min_clients)
         clients = clients[:2] if self.fast_dev_run else clients
         self._call("on_round_start", number, clients)
         due = last or number % self.eval_every_n_rounds == 0
-        trained = run.train_round(clients, number, lambda k: self._plan(stage, index, k), due, self.progress.client)
-        rows = [*trained.rows, *(run.evaluate(stage, number) if due else ())]
+        plan_for = partial(self._plan, stage, schedule.lr_factor(number))
+        trained = run.train_round(clients, number, plan_for, due, self.progress.client)
+        rows = [*trained.rows, *(Scorer(run).evaluate(stage, number) if due else ())]
         improved = run.end_round(number, rows, self.monitor or run.module.monitor)
         books.round(number, stage, trained, rows, perf_counter() - start)
         if last or improved or number % self.save_every_n_rounds == 0:
             books.save(improved)
         self._call("on_round_end", number, rows)
 
-    def _plan(self, stage: Stage, index: int, k: int) -> Plan:
+    def _plan(self, stage: Stage, lr_factor: float, k: int) -> Plan:
         epochs = self.client_epochs.get(k, self.local_epochs) if stage.epochs is None else stage.epochs
         steps = self.local_steps if stage.epochs is None else None
         return Plan(
@@ -241,7 +242,7 @@ class Federation:
             seed=self.seed,
             epochs=1 if self.fast_dev_run else epochs,
             steps=1 if self.fast_dev_run and epochs else steps,
-            lr_factor=self._lr_factors[stage.name][index],
+            lr_factor=lr_factor,
             optimizer_state=self.optimizer_state,
             gradient_clip_val=self.gradient_clip_val,
             # With several processes all must agree to stop, which they do between rounds.
@@ -252,7 +253,7 @@ class Federation:
 
     def _set_up(
         self, model: FederatedModule, datamodule: FederatedData | None, ckpt_path: str | None, training: bool
-    ) -> list[Stage]:
+    ) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
         self.running, self.should_stop, self.stopped_by = False, False, None
         torch.set_num_threads(self.num_threads)
@@ -265,6 +266,7 @@ class Federation:
         self.fabric.barrier()
         data.setup()
         stages = check_experiment(model, data, self.options)
+        schedule = Schedule(stages, self.num_rounds, self.lr_schedule, self.fast_dev_run)
         path = find_checkpoint(ckpt_path, self.default_root_dir)
         if training or path is not None or self.run is None or self.run.module is not model:
             self.fabric.setup_module(model)
@@ -272,44 +274,27 @@ class Federation:
             self.run.synchronise()
         if path is not None:
             restore(self.run, checkpoint.load(path), str(path), stages, training)
-        elif not training and self.run.round == 0 and self.is_global_zero:
-            print("No `--ckpt_path` was given: this is the untrained model.", file=sys.stderr)
-        self._lr_factors = {stage.name: lr_factors(self.lr_schedule, self._rounds(stage)) for stage in stages}
-        self._set_folder(path, training)
+        new = training and not self.fast_dev_run and self.is_global_zero
+        folder = broadcast(self.fabric, run_folder(path, self.default_root_dir if new else None))
+        self.log_dir = None if self.fast_dev_run else folder
+        self._folder = Path(self.log_dir) if self.log_dir else None
         for callback in self.callbacks:
             callback.setup(self, model, "fit" if training else "validate")
-        return stages
-
-    def _set_folder(self, path: Path | None, training: bool) -> None:
-        """A new folder for a new run, the checkpoint's own for one that goes on; none for a development run."""
-        folder = None
-        if path is not None and path.parent.name == "checkpoints":
-            folder = str(path.parent.parent)
-        elif training and not self.fast_dev_run and self.is_global_zero:
-            folder = str(claim_folder(self.default_root_dir))
-        self.log_dir = None if self.fast_dev_run else broadcast(self.fabric, folder)
-        self._folder = Path(self.log_dir) if self.log_dir else None
-
-    def _rounds(self, stage: Stage) -> int:
-        rounds = self.num_rounds if stage.rounds is None else stage.rounds
-        return min(rounds, 1) if self.fast_dev_run else rounds
-
-    def _stage_of(self, number: int, stages: list[Stage]) -> Stage:
-        """The stage that a round belongs to."""
-        for stage in stages:
-            number -= self._rounds(stage)
-            if number <= 0:
-                return stage
-        return stages[-1]
+        return schedule
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         """Print a table, and leave the rows in the folder of the run that was evaluated."""
+        self._tell_untrained()
         if self.is_global_zero:
             if self._folder is not None:
                 (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
             if self.enable_progress_bar:
                 print(table(summary(rows)))
         return rows
+
+    def _tell_untrained(self) -> None:
+        if self.run.round == 0 and self.is_global_zero:
+            print("No `--ckpt_path` was given: this is the untrained model.", file=sys.stderr)
 
     def _stop(self, signal_number: int) -> None:
         self.should_stop, self.stopped_by = True, signal_number

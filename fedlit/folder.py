@@ -14,7 +14,10 @@ RUNS = "lightning_logs"
 def claim_folder(root: Path) -> Path:
     """A new `lightning_logs/version_N`; two runs that start at once get two folders."""
     runs = root / RUNS
-    runs.mkdir(parents=True, exist_ok=True)
+    try:
+        runs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"`trainer.default_root_dir` {root} cannot hold a run: {error.strerror}.") from error
     for number in count(max(_versions(runs), default=-1) + 1):
         folder = runs / f"version_{number}"
         try:
@@ -23,6 +26,13 @@ def claim_folder(root: Path) -> Path:
             continue
         return folder
     raise AssertionError("count() never ends")
+
+
+def run_folder(path: Path | None, root: Path | None) -> str | None:
+    """The folder of the run that a checkpoint belongs to, else a new one in `root`, else none."""
+    if path is not None and path.parent.name == "checkpoints":
+        return str(path.parent.parent)
+    return str(claim_folder(root)) if root is not None else None
 
 
 def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:

@@ -19,7 +19,7 @@ def _new_figure(width: float, height: float):
 def draw_partition(counts: np.ndarray, path: Path) -> None:
     """Clients x classes: the area of a dot is the number of training samples, ``counts`` ``[K, C]``."""
     clients, classes = counts.shape
-    if clients > 200 or classes > 50:  # dots would merge: a heat map instead
+    if clients > 60 or classes > 50:  # dots would merge: a heat map instead
         figure = _new_figure(8, 6)
         axes = figure.subplots()
         image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="viridis")
@@ -29,6 +29,8 @@ def draw_partition(counts: np.ndarray, path: Path) -> None:
         axes = figure.subplots()
         k, c = np.nonzero(counts)
         axes.scatter(c, k, s=220 * counts[k, c] / max(counts.max(), 1), color="tab:blue")
+        axes.set_xticks(range(classes))
+        axes.set_yticks(range(clients))
         axes.set_xlim(-0.7, classes - 0.3)
         axes.set_ylim(clients - 0.3, -0.7)
         axes.grid(color="0.92")
@@ -52,7 +54,7 @@ def draw_curves(metrics: Path, path: Path) -> None:
         return
     figure = _new_figure(4.2 * len(panels), 3.6)
     for axes, (title, lines) in zip(
-        np.atleast_1d(figure.subplots(1, len(panels), sharey=True)), panels.items(), strict=True
+        np.atleast_1d(figure.subplots(1, len(panels), sharex=True, sharey=True)), panels.items(), strict=True
     ):
         _draw_panel(axes, title, lines)
     np.atleast_1d(figure.axes)[0].set_ylabel("accuracy")
@@ -68,7 +70,9 @@ def _draw_panel(axes, title: str, lines: dict[str, list[tuple[int, float]]]) -> 
     marker = "o" if len(rounds) < 3 else None
     if len(lines) > 1:
         for points in list(lines.values())[:100]:
-            axes.plot(*zip(*points, strict=True), color="tab:blue", alpha=0.25, linewidth=0.8)
+            axes.plot(
+                *zip(*points, strict=True), color="tab:blue", alpha=0.25, linewidth=0.8, marker=marker, markersize=3
+            )
         low, high = [min(by_round[r]) for r in rounds], [max(by_round[r]) for r in rounds]
         axes.fill_between(rounds, low, high, color="tab:blue", alpha=0.12, label="range")
     mean = [float(np.mean(by_round[r])) for r in rounds]
@@ -77,4 +81,5 @@ def _draw_panel(axes, title: str, lines: dict[str, list[tuple[int, float]]]) -> 
     axes.set_title(title)
     axes.set_xlabel("round")
     axes.grid(color="0.92")
-    axes.legend(loc="lower right", fontsize="small")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize="small", frameon=False)

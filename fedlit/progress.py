@@ -65,7 +65,7 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
     """
     rows = [["metric", "model", "on", "mean", "min", "max", *(("best", "at round") if best else ())]]
     for key, parts in last.items():
-        metric, what = key.split("/")
+        metric, _, what = key.rpartition("/")  # a method may log a name with a slash
         if "loss" in metric:
             continue
         spread = ["", ""] if parts["min"] == parts["max"] else [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
@@ -77,4 +77,4 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
 
 
 def _spoken(key: str) -> str:
-    return key.split("/")[1].replace("_", " ")
+    return key.rpartition("/")[2].replace("_", " ")

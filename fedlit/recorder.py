@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from torch import Tensor
 
 POOLED = "all"
 MANY_CLIENTS = 20  # above this, charts show mean, range and a histogram instead of a line per client
@@ -73,7 +74,7 @@ class Recorder:
 
     def __init__(self, folder: Path | None, loggers: list[Logger], resumed_round: int = 0) -> None:
         self.folder, self.loggers = folder, loggers
-        self._layout: set[str] = set()
+        self._layout: dict[str, bool] = {}
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -106,13 +107,13 @@ class Recorder:
             self._events.write(json.dumps({"time": time, "event": what, **details}) + "\n")
             self._events.flush()
 
-    def picture(self, tag: str, path: Path) -> None:
-        """Show a picture of the run's folder in TensorBoard."""
+    def picture(self, tag: str, path: Path, round: int) -> None:
+        """Show a picture of the run's folder, as of a round, in TensorBoard."""
         from PIL import Image
 
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image(tag, np.array(Image.open(path).convert("RGB")), dataformats="HWC")
+                logger.experiment.add_image(tag, np.array(Image.open(path).convert("RGB")), round, dataformats="HWC")
 
     def options(self, options: Mapping[str, Any], scores: Mapping[str, float]) -> None:
         """Record what was chosen beside what came of it (TensorBoard's hparams)."""
@@ -135,23 +136,35 @@ class Recorder:
         for key, clients in values.items():
             if len(clients) > MANY_CLIENTS:
                 writer.add_histogram(key, np.array(clients), round)
-        if not values.keys() <= self._layout:
-            self._layout |= values.keys()
-            writer.add_custom_scalars(layout(sorted(self._layout)))
+        lines = {key: self._layout.get(key, False) or len(v) <= MANY_CLIENTS for key, v in values.items()}
+        if not lines.items() <= self._layout.items():
+            self._layout |= lines
+            writer.add_custom_scalars(layout(self._layout))
 
 
-def layout(keys: Iterable[str]) -> dict[str, dict[str, list]]:
-    """TensorBoard charts per metric: all clients in one, and their mean with range.
+def write_predictions(path: Path, probabilities: Tensor, target: Tensor) -> None:
+    """The likeliest class of every sample, its probability and the label, in order."""
+    confidence, predicted = probabilities.max(dim=1)
+    rows = enumerate(zip(predicted.tolist(), confidence.tolist(), target.tolist(), strict=True))
+    lines = (f"{i},{p},{c:.6f},{y}\n" for i, (p, c, y) in rows)
+    path.write_text("index,predicted,probability,label\n" + "".join(lines))
+
+
+def layout(lines: Mapping[str, bool]) -> dict[str, dict[str, list]]:
+    """TensorBoard charts per metric: all clients in one, where each has a line of its own, and their mean with range.
 
     Example:
-        >>> layout(["acc/global_on_own"])["acc"]["global on own: mean and range"]
+        >>> list(layout({"acc/global_on_own": True})["acc"])
+        ['global on own: every client', 'global on own: mean and range']
+        >>> layout({"acc/global_on_own": False})["acc"]["global on own: mean and range"]
         ['Margin', ['acc/global_on_own/mean', 'acc/global_on_own/min', 'acc/global_on_own/max']]
     """
     charts: dict[str, dict[str, list]] = defaultdict(dict)
-    for key in keys:
-        metric, what = key.split("/")
+    for key, every_client in sorted(lines.items()):
+        metric, _, what = key.rpartition("/")  # a method may log a name with a slash, such as train/loss
         title = what.replace("_", " ")
-        charts[metric][f"{title}: every client"] = ["Multiline", [f"{key}/client_.*"]]
+        if every_client:
+            charts[metric][f"{title}: every client"] = ["Multiline", [f"{key}/client_.*"]]
         charts[metric][f"{title}: mean and range"] = ["Margin", [f"{key}/{part}" for part in ("mean", "min", "max")]]
     return dict(charts)
 

@@ -13,16 +13,13 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.assignment import Assignment
-from fedlit.batches import Batches
 from fedlit.data import FederatedData
-from fedlit.evaluation import Scores, evaluate, outputs, scores_by_group
+from fedlit.evaluation import Scores, evaluate
 from fedlit.methods.base import FederatedModule, Stage
-from fedlit.recorder import POOLED, LedgerRow, Row, summary
+from fedlit.recorder import LedgerRow, Row, summary
 from fedlit.rng import generator
 from fedlit.strategy import broadcast, in_order
 from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, load, shared_names, visit
-
-DEV_SAMPLES = 64  # a development run evaluates on so many
 
 
 @dataclass
@@ -190,7 +187,7 @@ class Run:
     def _visit(self, k: int, round: int, plan: Plan, score: bool) -> tuple[Outcome | Failure, Scores]:
         client, memory = self.data.client(k, round), self.memories.get(k, Memory())
         try:
-            self._enter(k, "server" if plan.stage.exchange else "personal", round)
+            self.enter(k, "server" if plan.stage.exchange else "personal", round)
             outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
             if not (score and plan.stage.exchange):
                 return outcome, {}
@@ -201,87 +198,15 @@ class Run:
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             return Failure(reason, traceback.format_exc()), {}
 
-    def _enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0) -> None:
-        personal = self.memories[k].state if k in self.memories else {}
-        client = self.data.client(k, round)
-        enter(self.module, client, self.initial, self.global_state, personal, self.seed, prefer)
-
-    # --- evaluation
-
-    @property
-    def has_complete_global_model(self) -> bool:
-        """Whether the server alone holds every value that the global model needs."""
-        held = {id(t) for n, t in self.module.state_dict(keep_vars=True).items() if n in self.global_state}
-        needed = self.module.global_model().state_dict(keep_vars=True).values()
-        return bool(held) and all(id(tensor) in held for tensor in needed)
-
-    def evaluate(self, stage: Stage, round: int) -> list[Row]:
-        """Global model on the test set and on every client's own samples, and every client's own model on its own."""
-        own = [k for k in range(self.data.num_clients) if len(self.data.at_round(round).val[k])]
-        own = own[:2] if self.fast_dev_run else own
-        seen = [k for k in own if k < self.data.num_clients - self.data.unseen_clients]
-        jobs: list[Callable[[], list[tuple]]] = []
-        if self.has_complete_global_model:
-            jobs.append(lambda: self._global_on_pooled())
-            groups = [g.tolist() for g in np.array_split(own, self.fabric.world_size) if len(g)]
-            jobs += [lambda g=group: self._global_on_own(g, round) for group in groups]
-        elif self.global_state:
-            jobs += [lambda k=k: self._client_on_own(k, "global", round) for k in own]
-        personal = not stage.exchange or len(self.shared) < len(self.initial)
-        if personal:
-            jobs += [lambda k=k: self._client_on_own(k, "personal", round) for k in seen]
-        done = in_order(self.fabric, range(len(jobs)), lambda i: jobs[i](), list, list)
-        return [Row(round, stage.name, *row) for _, rows in done for row in rows]
-
-    def test(self, stage: Stage) -> list[Row]:
-        """Global model, and every client's own, on the pooled test set."""
-        rows = self._global_on_pooled() if self.has_complete_global_model else []
-        for k in self.memories:
-            self._enter(k, "personal")
-            scores = evaluate(self.fabric, self.module, self._short(self.data.test_batches()), self.metrics)
-            rows += [(k, "personal", "pooled", name, value) for name, value in scores.items()]
-        return [Row(self.round, stage.name, *row) for row in rows]
-
-    def predict(self, client: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
-        if client is None:
-            self.load_global()
-        else:
-            self._enter(client, "personal")
-        network = self.module.global_model() if client is None else self.module
-        logits, target = outputs(self.fabric, network, self.data.test_batches())
-        return logits.softmax(dim=1), target
-
     def load_global(self) -> None:
         """Put the server's state into the live module."""
         load(self.module.state_dict(keep_vars=True), self.global_state)
 
-    def _global_on_pooled(self) -> list[tuple]:
-        self.load_global()
-        batches = self._short(self.data.test_batches())
-        scores = evaluate(self.fabric, self.module.global_model(), batches, self.metrics)
-        return [(POOLED, "global", "pooled", name, value) for name, value in scores.items()]
-
-    def _global_on_own(self, clients: list[int], round: int) -> list[tuple]:
-        self.load_global()
-        batches, sizes = self.data.val_batches(clients, round)
-        logits, target = outputs(self.fabric, self.module.global_model(), batches)
-        rows = zip(clients, scores_by_group(logits, target, sizes, self.metrics), strict=True)
-        return [(k, "global", self._whose(k), name, value) for k, scores in rows for name, value in scores.items()]
-
-    def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> list[tuple]:
-        self._enter(k, "server" if model == "global" else "personal", round)
-        network = self.module.global_model() if model == "global" else self.module
-        scores = evaluate(self.fabric, network, self.data.val_batches([k], round)[0], self.metrics)
-        return [(k, model, self._whose(k), name, value) for name, value in scores.items()]
-
-    def _whose(self, k: int) -> str:
-        return "own" if k < self.data.num_clients - self.data.unseen_clients else "unseen"
-
-    def _short(self, batches: Batches) -> Batches:
-        if self.fast_dev_run:
-            batches.x, batches.y = batches.x[:DEV_SAMPLES], batches.y[:DEV_SAMPLES]
-        return batches
+    def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0) -> None:
+        """Put a client's state into the live module."""
+        personal = self.memories[k].state if k in self.memories else {}
+        client = self.data.client(k, round)
+        enter(self.module, client, self.initial, self.global_state, personal, self.seed, prefer)
 
 
 def _all_failed(failures: dict[int, Failure]) -> RuntimeError:

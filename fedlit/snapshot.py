@@ -22,7 +22,7 @@ def fingerprint(run: Run, stages: list[Stage]) -> dict[str, Any]:
         "stages": [stage.name for stage in stages],
         "seed": run.seed,
         "num_clients": run.data.num_clients,
-        "shared state": {name: list(tensor.shape) for name, tensor in run.global_state.items()},
+        "shared state": _shapes(run.global_state),
         "partition": digest.hexdigest(),
     }
 
@@ -49,6 +49,9 @@ def restore(run: Run, content: dict[str, Any], path: str, stages: list[Stage], t
         if theirs.get(key) != ours[key]:
             detail = "" if key in ("partition", "shared state") else f" ({theirs.get(key)} there, {ours[key]} here)"
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
+    own = {name: tensor for name, tensor in run.initial.items() if name not in run.global_state}
+    if _shapes(content["initial_state"]) != _shapes(own):
+        raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
     device = run.fabric.device
     run.round, run.last, run.best = content["round"], content["last"], content["best"]
     run.global_state = {name: tensor.to(device) for name, tensor in content["global_state"].items()}
@@ -56,6 +59,10 @@ def restore(run: Run, content: dict[str, Any], path: str, stages: list[Stage], t
     for k, state in content["personal_states"].items():
         on_device = {name: tensor.to(device) for name, tensor in state.items()}
         run.memories[k] = Memory(on_device, content["optimizer_states"][k])
+
+
+def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in state.items()}
 
 
 def _on_cpu(value: Any) -> Any:

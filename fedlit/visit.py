@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
-from fedlit.data import Client
+from fedlit.client import Client
 from fedlit.evaluation import evaluate
 from fedlit.methods.base import FederatedModule, Stage
 from fedlit.precision import autocast, convert_input, has_scaler

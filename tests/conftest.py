@@ -1,5 +1,6 @@
 """One torch thread per process: bits depend on the thread count, and small networks are faster with one."""
 
+import csv
 from functools import partial
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fedlit import FederatedData, FederatedModule, Federation
+from fedlit import FedAvg, FederatedData, FederatedModule, Federation
 
 torch.set_num_threads(1)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -50,6 +51,41 @@ def fitted(model: FederatedModule, data: FederatedData | None = None, ckpt_path:
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """Same names, same bits."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+
+class Spy(FedAvg):
+    """Notes what happens in visits."""
+
+    def __init__(self, network=linear, optimizer=SGD, **options):
+        super().__init__(network, optimizer, **options)
+        self.visits, self.steps, self.batch_sizes, self.rates = [], {}, {}, {}
+
+    def on_client_start(self, client):
+        self.visits.append((client.round, client.id))
+
+    def training_step(self, batch, batch_idx):
+        key = (self.client.round, self.client.id)
+        self.steps[key] = self.steps.get(key, 0) + 1
+        self.batch_sizes.setdefault(self.client.id, len(batch[1]))
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        self.last_optimizer = optimizer
+        return optimizer
+
+    def on_client_end(self, client):
+        self.rates[client.round] = self.last_optimizer.param_groups[0]["lr"]
+
+
+def rows(federation: Federation, name: str = "metrics.csv") -> list[dict[str, str]]:
+    """The lines of a record."""
+    with open(f"{federation.log_dir}/{name}") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture(autouse=True)

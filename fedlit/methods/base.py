@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fedlit.aggregation import State, Upload, weighted_mean
-from fedlit.data import Client
+from fedlit.client import Client
 
 NetworkFactory = Callable[[], nn.Module]
 # Containers first and int keys: in another order the CLI saves a config that it cannot read again.

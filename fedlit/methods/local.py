@@ -5,7 +5,7 @@ Law: a client's network ends as if it had been trained alone, for as many epochs
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.data import Client
+from fedlit.client import Client
 from fedlit.methods.base import (
     ClientNetworks,
     ClientOptimizers,

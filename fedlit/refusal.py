@@ -1,0 +1,137 @@
+"""What the command line says when it refuses: jsonargparse's messages in the user's words, options by full names."""
+
+import difflib
+import re
+from collections.abc import Iterator
+from inspect import isclass, signature
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchmetrics.classification
+import yaml
+
+from fedlit import augment, callbacks, methods, networks, partition
+from fedlit.data import FederatedData
+
+KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
+REWRITTEN = {
+    r'expected "subcommand" .*': "give a command: fit, validate, test or predict.",
+    r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; give fit, validate, test or predict.",
+    r"unrecognized arguments: (\S+?)(?:[= ].*)?": r"`\1` is not an option.",
+    r"Option '.*' is not accepted before subcommand '(\w+)'": r"options come after the command: fedlit \1 --config ...",
+    r"(?:Subcommand '\w+' does not accept o|O)ption '([\w.]+?)(?:\.init_args.*)?' ?.*": r"`\1` is not an option.",
+    KEY + r"Multiple subclasses with name (\w+)\. .* ambiguity: (.*?)\.?": r"`\1`: several classes are named \2; "
+    r"give one in full: \3.",
+    KEY + r"Problem with given class_path '(\S+)': (.+?) - Expected .*": r"`\1`: cannot use \2: \3.",
+    KEY + r"Errors: - ([^-]*\(\S+\.py, line \d+\)) .*Given value: (.*)": r"`\1`: cannot use \3: \2.",
+    KEY + r"No module named '([\w.]+)'.*": r"`\1`: there is no module '\2'.",
+    KEY + r"module '([\w.]+)' has no attribute '(\w+)'.*": r"`\1`: there is no '\3' in \2.",
+    KEY + r"Expected a dot import path string: (\S+).*": r"`\1`: there is no class '\2'.",
+    KEY + r"does not correspond to a subclass of (\w+).* Given value: (.*)": r"`\1`: expected a \2, got \3.",
+    KEY + r"to be a function that returns <class '(\w+)'>.*value: (.*)": r"`\1`: expected what builds a \2, got \3.",
+}
+
+
+def plain(message: str) -> str:
+    """jsonargparse's message without its scaffolding, in one line.
+
+    Example:
+        >>> plain("Parser key \\"trainer.devices\\": Expected a <class 'int'>. Got value: x")
+        "`trainer.devices`: expected int, got 'x'."
+        >>> plain("Option 'lr' is not accepted")
+        '`lr` is not an option.'
+    """
+    message = " ".join(message.split())
+    message = re.sub(r"- Expected a path but .*? either not accessible or invalid - ", "", message)
+    if inner := re.match(r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>", message):
+        return inner[1]  # a constructor's own words
+    if required := re.fullmatch(r"the following arguments are required: (.*)", message):
+        return f"{', '.join(map(_required, required[1].split(', ')))} must be given."
+    for pattern, words in REWRITTEN.items():
+        if match := re.fullmatch(pattern, message):
+            return match.expand(words)
+    return _expected(message)
+
+
+def _required(name: str) -> str:
+    top = re.fullmatch(r"(?:fit|validate|test|predict)\.(\w+)", name)
+    full = f"--{top[1]}" if top else _full_name(name, [])  # a recipe may have the same name elsewhere
+    return f"`{full}`" if full != name else repr(name)
+
+
+def _expected(message: str) -> str:
+    """What type an option wants, from the last of jsonargparse's forms."""
+    key = re.match(r'Parser key "([\w.]+)": ', message)
+    value = re.search(r".*(?:Given value|Got value): (.*)", message)
+    kinds = re.search(r"Subtypes: \[(.*?)\] Errors:|Expected an? (.*?)\.? (?:Got|Given) value", message)
+    if not (key and value and kinds):
+        return re.sub(r'^Parser key "([\w.]+)": ', r"`\1`: ", message)
+    expected = re.sub(r"<class '(.*?)'>", r"\1", kinds[1] or kinds[2]).replace("typing.Literal", "one of ")
+    expected = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", expected).replace(", NoneType", "")
+    return f"`{key[1]}`: expected {expected}, got {value[1]!r}."
+
+
+def suggestion(message: str, known: set[str]) -> str:
+    """The name that a refused one is nearest to.
+
+    Example:
+        >>> suggestion("`trainer.num_round` is not an option.", {"trainer.num_rounds", "trainer.devices"})
+        ' Did you mean `trainer.num_rounds`?'
+    """
+    refused = re.search(r"^`-*([\w.]+)` is not an option|there is no (?:class )?'([\w.]+)'", message)
+    if refused is None:
+        return ""
+    word = refused[1] or refused[2]
+    for name in (word, word.rpartition(".")[2]):
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75 if refused[1] else 0.65)
+        if near and name not in known:
+            return f" Did you mean `{near[0]}`?"
+    return ""
+
+
+def known_classes() -> set[str]:
+    """Names that a user may give for a method, a network, a partition ..."""
+    own = (methods, networks, partition, augment, callbacks)
+    modules = (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification)
+    return {name for module in modules for name, kind in vars(module).items() if isclass(kind) and name[0] != "_"}
+
+
+def in_full(message: str, args: list[str]) -> str:
+    """The message with options named as the user typed them, in the arguments or in a recipe.
+
+    Example:
+        >>> in_full("`alpha` must be above 0.", ["fit", "--data.partition.alpha=-1"])
+        '`data.partition.alpha` must be above 0.'
+        >>> in_full("`val_size` must be above 0.", [])
+        '`data.val_size` must be above 0.'
+    """
+    return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
+
+
+def _full_name(name: str, args: list[str]) -> str:
+    typed = {arg.removeprefix("--").split("=")[0] for arg in args if arg.startswith("--")}
+    for recipe in recipes_in(args):
+        typed |= set(_paths(yaml.safe_load(Path(recipe).read_text())))
+    found = {path for path in typed if path.rpartition(".")[2] == name}
+    if len(found) == 1:
+        return found.pop()
+    for prefix, classes in (("data", [FederatedData]), ("model", [getattr(methods, n) for n in methods.__all__])):
+        if any(name in signature(kind).parameters for kind in classes if kind is not methods.Stage):
+            return f"{prefix}.{name}"
+    return name
+
+
+def recipes_in(args: list[str]) -> list[str]:
+    """The files given by `--config`."""
+    following = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg in ("-c", "--config")]
+    files = following + [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
+    return [file for file in files if Path(file).is_file()]
+
+
+def _paths(content: Any, prefix: str = "") -> Iterator[str]:
+    """Every option of a recipe, as it would be typed: without `init_args`."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        path = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
+        yield path
+        yield from _paths(value, path)

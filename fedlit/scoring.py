@@ -1,0 +1,100 @@
+"""Which model on whose data: the evaluations of a run."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from fedlit.batches import Batches
+from fedlit.evaluation import evaluate, outputs, scores_by_group
+from fedlit.methods.base import Stage
+from fedlit.recorder import POOLED, Row
+from fedlit.run import Run
+from fedlit.strategy import in_order
+
+DEV_SAMPLES = 64  # a development run evaluates on so many
+
+
+class Scorer:
+    """Evaluates the models that a run holds, on several processes if there are.
+
+    Args:
+        run: Its states, data and live module.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    @property
+    def has_complete_global_model(self) -> bool:
+        """Whether the server alone holds every value that the global model needs."""
+        held = {id(t) for n, t in self.run.module.state_dict(keep_vars=True).items() if n in self.run.global_state}
+        needed = self.run.module.global_model().state_dict(keep_vars=True).values()
+        return bool(held) and all(id(tensor) in held for tensor in needed)
+
+    def evaluate(self, stage: Stage, round: int) -> list[Row]:
+        """Global model on the test set and on every client's own samples, and every client's own model on its own."""
+        own = [k for k in range(self.run.data.num_clients) if len(self.run.data.at_round(round).val[k])]
+        own = own[:2] if self.run.fast_dev_run else own
+        seen = [k for k in own if k < self.run.data.num_clients - self.run.data.unseen_clients]
+        jobs: list[Callable[[], list[tuple]]] = []
+        if self.has_complete_global_model:
+            jobs.append(lambda: self._global_on_pooled())
+            groups = [g.tolist() for g in np.array_split(own, self.run.fabric.world_size) if len(g)]
+            jobs += [lambda g=group: self._global_on_own(g, round) for group in groups]
+        elif self.run.global_state:
+            jobs += [lambda k=k: self._client_on_own(k, "global", round) for k in own]
+        personal = not stage.exchange or len(self.run.shared) < len(self.run.initial)
+        if personal:
+            jobs += [lambda k=k: self._client_on_own(k, "personal", round) for k in seen]
+        done = in_order(self.run.fabric, range(len(jobs)), lambda i: jobs[i](), list, list)
+        return [Row(round, stage.name, *row) for _, rows in done for row in rows]
+
+    def test(self, stage: Stage) -> list[Row]:
+        """Global model, and every client's own, on the pooled test set."""
+        rows = self._global_on_pooled() if self.has_complete_global_model else []
+        for k in self.run.memories:
+            self.run.enter(k, "personal")
+            scores = evaluate(
+                self.run.fabric, self.run.module, self._short(self.run.data.test_batches()), self.run.metrics
+            )
+            rows += [(k, "personal", "pooled", name, value) for name, value in scores.items()]
+        return [Row(self.run.round, stage.name, *row) for row in rows]
+
+    def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
+        """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
+        if client is None:
+            self.run.load_global()
+        else:
+            self.run.enter(client, "personal")
+        network = self.run.module.global_model() if client is None else self.run.module
+        logits, target = outputs(self.run.fabric, network, self.run.data.test_batches())
+        return logits.softmax(dim=1), target
+
+    def _global_on_pooled(self) -> list[tuple]:
+        self.run.load_global()
+        batches = self._short(self.run.data.test_batches())
+        scores = evaluate(self.run.fabric, self.run.module.global_model(), batches, self.run.metrics)
+        return [(POOLED, "global", "pooled", name, value) for name, value in scores.items()]
+
+    def _global_on_own(self, clients: list[int], round: int) -> list[tuple]:
+        self.run.load_global()
+        batches, sizes = self.run.data.val_batches(clients, round)
+        logits, target = outputs(self.run.fabric, self.run.module.global_model(), batches)
+        rows = zip(clients, scores_by_group(logits, target, sizes, self.run.metrics), strict=True)
+        return [(k, "global", self._whose(k), name, value) for k, scores in rows for name, value in scores.items()]
+
+    def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> list[tuple]:
+        self.run.enter(k, "server" if model == "global" else "personal", round)
+        network = self.run.module.global_model() if model == "global" else self.run.module
+        scores = evaluate(self.run.fabric, network, self.run.data.val_batches([k], round)[0], self.run.metrics)
+        return [(k, model, self._whose(k), name, value) for name, value in scores.items()]
+
+    def _whose(self, k: int) -> str:
+        return "own" if k < self.run.data.num_clients - self.run.data.unseen_clients else "unseen"
+
+    def _short(self, batches: Batches) -> Batches:
+        if self.run.fast_dev_run:
+            batches.x, batches.y = batches.x[:DEV_SAMPLES], batches.y[:DEV_SAMPLES]
+        return batches

@@ -1,0 +1,104 @@
+"""From uploads to what all agree on: numbers worked by hand, and what must not pass."""
+
+import pytest
+import torch
+from torch import tensor
+
+from fedlit.aggregation import Upload, defect, median, trimmed_mean, weighted_mean
+
+
+def uploads(*values: float, weights: list[float] | None = None, name: str = "w") -> list[Upload]:
+    return [Upload(k, {name: tensor([v])}, (weights or [1] * len(values))[k]) for k, v in enumerate(values)]
+
+
+def test_a_weighted_mean_by_hand():
+    assert weighted_mean(uploads(1.0, 4.0, 10.0, weights=[1, 2, 1]))["w"] == tensor([4.75])
+
+
+@pytest.mark.parametrize("weight", [1, 7, 600, 1 / 3])
+def test_equal_weights_of_any_size_give_the_bits_of_weight_1(weight):
+    values = torch.randn(10, 1000)
+    means = [weighted_mean([Upload(k, {"w": v}, w) for k, v in enumerate(values)])["w"] for w in (1, weight)]
+    assert torch.equal(*means)
+
+
+def test_a_mean_in_float32_would_not_have_the_bits_of_one_in_float64():
+    values = torch.randn(10, 1000)
+    exact = weighted_mean([Upload(k, {"w": v}) for k, v in enumerate(values)])["w"]
+    assert torch.equal(exact, values.double().mean(0).float())
+    assert not torch.equal(exact, sum(values) / 10)
+
+
+def test_one_upload_is_returned_as_it_is():
+    state = {"w": torch.randn(100), "half": torch.randn(5).bfloat16(), "count": tensor(3)}
+    mean = weighted_mean([Upload(0, state, 123.0)])
+    assert all(torch.equal(mean[name], state[name]) and mean[name].dtype == state[name].dtype for name in state)
+    assert mean["w"] is not state["w"]
+
+
+def test_counters_are_never_averaged_the_largest_wins():
+    both = [Upload(0, {"n": tensor(5)}), Upload(1, {"n": tensor(9)})]
+    assert all(rule(both)["n"] == 9 and rule(both)["n"].dtype == torch.int64 for rule in (weighted_mean, median))
+
+
+def test_uploads_are_taken_one_at_a_time():
+    alive = []
+
+    def stream():
+        for k in range(5):
+            state = {"w": torch.ones(10)}
+            alive.append(k)
+            yield Upload(k, state)
+
+    assert torch.equal(weighted_mean(stream())["w"], torch.ones(10))
+    assert alive == [0, 1, 2, 3, 4]
+
+
+def test_a_median_and_a_trimmed_mean_by_hand():
+    assert median(uploads(1.0, 2.0, 3.0, 1000.0))["w"] == tensor([2.5])
+    assert trimmed_mean(uploads(0.0, 1.0, 2.0, 9.0, 1000.0), trim=0.2)["w"] == tensor([4.0])
+
+
+def test_a_trimmed_mean_that_trims_nothing_is_the_uniform_mean():
+    some = uploads(1.0, 2.0, 6.0)
+    assert trimmed_mean(some, trim=0.0)["w"] == weighted_mean(some)["w"] == tensor([3.0])
+
+
+@pytest.mark.parametrize("trim", [-0.1, 0.5])
+def test_a_trim_that_leaves_nothing_is_refused(trim):
+    with pytest.raises(ValueError, match=r"`trim` .* \[0, 0.5\), got"):
+        trimmed_mean(uploads(1.0), trim)
+
+
+@pytest.mark.parametrize("rule", [weighted_mean, median, trimmed_mean])
+def test_no_upload_at_all_is_refused(rule):
+    with pytest.raises(ValueError, match="no client"):
+        rule([])
+
+
+EXPECTED = {"w": torch.zeros(2, 3), "n": tensor(0)}
+
+
+@pytest.mark.parametrize(
+    ("state", "weight", "reason"),
+    [
+        ({"w": torch.zeros(2, 3)}, 1, "missing 'n'"),
+        ({**EXPECTED, "private": torch.zeros(1)}, 1, "undeclared 'private'"),
+        ({**EXPECTED, "w": torch.zeros(3, 2)}, 1, r"'w' must be \(2, 3\)"),
+        ({**EXPECTED, "w": torch.zeros(2, 3).double()}, 1, "got .* torch.float64"),
+        ({**EXPECTED, "w": torch.full((2, 3), float("nan"))}, 1, "'w' is not finite"),
+        ({**EXPECTED, "w": tensor([[1, 2, 3], [float("-inf"), 1, float("inf")]])}, 1, "'w' is not finite"),
+        (EXPECTED, 0, "weight"),
+        (EXPECTED, -1, "weight"),
+        (EXPECTED, float("nan"), "weight"),
+        (EXPECTED, float("inf"), "weight"),
+    ],
+)
+def test_an_unusable_upload_is_named(state, weight, reason):
+    with pytest.raises(AssertionError, match=reason):
+        assert (problem := defect(Upload(0, state, weight), EXPECTED)) is None, problem
+
+
+@pytest.mark.parametrize("largest", [1.0, 3e38])
+def test_a_sound_upload_passes_even_if_its_sum_overflows(largest):
+    assert defect(Upload(0, {**EXPECTED, "w": torch.full((2, 3), largest)}), EXPECTED) is None

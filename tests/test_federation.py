@@ -1,0 +1,231 @@
+"""The loop: who takes part, what a visit does, what is left out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
+
+from fedlit import FedAvg, FineTuned, LocalOnly
+from fedlit.aggregation import num_bytes
+from fedlit.callbacks import FederationCallback, StopAt
+from fedlit.partition import BinarySeparated, Dirichlet
+
+# --- who takes part
+
+
+@pytest.mark.parametrize(
+    ("fraction", "min_clients", "expected"), [(1.0, 1, 10), (0.3, 1, 3), (0.01, 1, 1), (0.1, 4, 4)]
+)
+def test_a_round_has_as_many_clients_as_asked_for(fraction, min_clients, expected):
+    spy = Spy()
+    fitted(spy, toy_data(num_clients=10), fraction_fit=fraction, min_clients=min_clients, num_rounds=2)
+    assert [len([v for v in spy.visits if v[0] == r]) for r in (1, 2)] == [expected] * 2
+
+
+def test_the_sample_of_a_round_follows_from_the_seed_alone():
+    drawn = []
+    for seed in (0, 0, 1):
+        spy = Spy()
+        fitted(spy, toy_data(num_clients=10), fraction_fit=0.3, num_rounds=4, seed=seed)
+        drawn.append(spy.visits)
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_clients_that_opt_out_or_are_unseen_never_train_in_a_federated_stage():
+    spy = Spy()
+    fitted(spy, toy_data(num_clients=6, opt_out=[1, 4], unseen_clients=1), num_rounds=2)
+    assert {k for _, k in spy.visits} == {0, 2, 3}
+
+
+def test_unseen_clients_are_evaluated_as_such():
+    federation = fitted(FedAvg(linear, SGD), toy_data(num_clients=4, unseen_clients=1), num_rounds=1)
+    found = {(row["client"], row["data"]) for row in rows(federation) if row["model"] == "global"}
+    assert ("3", "unseen") in found
+    assert ("3", "own") not in found
+
+
+def test_opted_out_samples_change_no_upload_whatever_they_are():
+    plain = toy_data(opt_out_samples=0.4, partition=Dirichlet(1.0, 8))
+    changed = toy_data(opt_out_samples=0.4, partition=Dirichlet(1.0, 8))
+    changed.setup()
+    for k in range(3):
+        withheld = changed.assignment.train[k][~changed.assignment.shared[k]]
+        assert len(withheld) > 0
+        changed.images.train_x[withheld] = 1e6
+    states = []
+    for data in (plain, changed):
+        torch.manual_seed(5)
+        states.append(fitted(FedAvg(SmallCNN, SGD), data).global_state)
+    assert equal(*states)
+
+
+def test_shared_samples_do_change_it():
+    states = []
+    for shift in (0.0, 1e-3):
+        data = toy_data(opt_out_samples=0.4)
+        data.setup()
+        data.images.train_x[data.assignment.train[0][data.assignment.shared[0]][0]] += shift
+        torch.manual_seed(5)
+        states.append(fitted(FedAvg(SmallCNN, SGD), data).global_state)
+    assert not equal(*states)
+
+
+def test_a_partition_that_resplits_changes_hands_every_round():
+    data = toy_data(num_clients=2, partition=BinarySeparated("random", resplit_every_round=True))
+    data.setup()
+    held = [set(data.at_round(r).train[0]) for r in (1, 2, 3, 4)]
+    assert len({frozenset(part) for part in held}) > 1
+    assert held[1] == set(data.at_round(2).train[0])
+
+
+# --- what is left out
+
+
+class Failing(FedAvg):
+    bad, how = 1, "raise"
+
+    def on_client_end(self, client):
+        if client.id == self.bad and self.how == "raise":
+            raise ValueError("out of memory, say")
+        if client.id == self.bad and self.how == "nan":
+            self.network[1].weight.data[0, 0] = float("nan")
+        if client.id == self.bad and self.how == "inf":
+            self.network[1].bias.data[0] = float("inf")
+
+
+@pytest.mark.parametrize("how", ["raise", "nan", "inf"])
+def test_a_bad_client_is_left_out_and_the_round_is_that_of_the_others(how):
+    torch.manual_seed(0)
+    bad = Failing(linear, SGD)
+    bad.how = how
+    federation = fitted(bad)
+    torch.manual_seed(0)
+    others = fitted(FedAvg(linear, SGD), toy_data(opt_out=[1]))
+    assert equal(federation.global_state, others.global_state)
+    events = Path(federation.log_dir, "events.jsonl").read_text()
+    assert events.count('"left_out"') == 3
+
+
+def test_a_round_without_a_single_usable_client_is_an_error_with_its_reason():
+    class AllFail(FedAvg):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("forgotten")
+
+    with pytest.raises(RuntimeError, match=r"(?s)Every client.*forgotten"):
+        fitted(AllFail(linear, SGD))
+
+
+class Undeclared(FedAvg):
+    def aggregate(self, uploads, current):
+        return {**super().aggregate(uploads, current), "extra": torch.zeros(1)}
+
+
+def test_an_aggregate_that_is_not_the_shared_state_is_an_error():
+    with pytest.raises(RuntimeError, match="undeclared 'extra'"):
+        fitted(Undeclared(linear, SGD))
+
+
+# --- what is counted, what is measured
+
+
+def test_the_ledger_counts_every_byte_that_crosses_a_clients_border():
+    federation = fitted(FedAvg(SmallCNN, SGD), toy_data(num_clients=4), fraction_fit=0.5, num_rounds=2)
+    size = num_bytes(federation.global_state)
+    ledger = rows(federation, "ledger.csv")
+    assert len(ledger) == 2 * 2 * 2
+    assert {(row["direction"], row["kind"], int(row["bytes"])) for row in ledger} == {
+        ("down", "model", size),
+        ("up", "model", size),
+    }
+
+
+def test_nothing_crosses_a_border_in_local_training():
+    assert rows(fitted(LocalOnly(SmallCNN, SGD)), "ledger.csv") == []
+
+
+def test_every_client_is_evaluated_and_every_number_says_which_model_on_whose_data():
+    federation = fitted(FineTuned(linear, SGD), toy_data(num_clients=4), fraction_fit=0.5, num_rounds=1)
+    accuracy = [row for row in rows(federation) if row["metric"] == "acc"]
+    found = {(row["round"], row["model"], row["data"]): set() for row in accuracy}
+    for row in accuracy:
+        found[row["round"], row["model"], row["data"]].add(row["client"])
+    everyone = {"0", "1", "2", "3"}
+    assert found["1", "global", "own"] == everyone
+    assert found["1", "global", "pooled"] == {"all"}
+    assert len(found["1", "trained", "own"]) == 2
+    assert found["2", "personal", "own"] == everyone
+
+
+def test_the_accuracies_are_those_of_a_count_by_hand():
+    data = toy_data(partition=Dirichlet(1.0, 8), val_size=0.3)
+    method = FedAvg(linear, SGD)
+    federation = fitted(method, data, num_rounds=1)
+    own = {row["client"]: float(row["value"]) for row in rows(federation) if row["model"] == "global"
+           and row["data"] == "own" and row["metric"] == "acc"}  # fmt: skip
+    for k in range(3):
+        index = data.assignment.val[k]
+        predicted = method.network(data.images.train_x[index]).argmax(1)
+        assert own[str(k)] == pytest.approx(np.mean((predicted == data.images.train_y[index]).numpy()))
+
+
+def test_any_torchmetrics_metric_can_be_named():
+    from torchmetrics.classification import MulticlassF1Score
+
+    federation = fitted(FedAvg(linear, SGD), num_rounds=1, metrics={"f1": MulticlassF1Score(3, average="macro")})
+    assert {row["metric"] for row in rows(federation)} == {"acc", "loss", "f1", "train_loss"}
+
+
+# --- callbacks, precision, plain Trainer
+
+
+def test_a_fit_ends_when_a_callback_says_so():
+    federation = fitted(FedAvg(linear, SGD), num_rounds=50, callbacks=[StopAt(0.5, "acc/global_on_own")])
+    assert federation.run.round < 50
+    assert federation.run.last["acc/global_on_own"]["mean"] >= 0.5
+
+
+def test_callbacks_are_told_of_rounds_in_order():
+    told = []
+
+    class Ear(FederationCallback):
+        def on_round_start(self, federation, module, round, clients):
+            told.append(("start", round, clients))
+
+        def on_round_end(self, federation, module, round, rows):
+            told.append(("end", round, bool(rows)))
+
+    fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=Ear())
+    assert told == [("start", 1, [0, 1, 2]), ("end", 1, True), ("start", 2, [0, 1, 2]), ("end", 2, True)]
+
+
+def test_double_precision_is_double_throughout():
+    assert fitted(FedAvg(linear, SGD), precision="64-true").global_state["network.1.weight"].dtype == torch.float64
+
+
+def test_bfloat16_trains_or_is_refused_before_it_can_kill_the_process():
+    try:
+        federation = fitted(FedAvg(linear, SGD), precision="bf16-mixed")
+    except ValueError as refusal:
+        assert "does not work on this CPU" in str(refusal)  # noqa: PT017
+    else:
+        assert federation.global_state["network.1.weight"].dtype == torch.float32
+        assert not equal(federation.global_state, fitted(FedAvg(linear, SGD)).global_state)
+
+
+@pytest.mark.parametrize("method", [FedAvg, FineTuned, LocalOnly])
+def test_the_same_module_trains_under_a_plain_trainer(method):
+    from lightning.pytorch import Trainer
+
+    data, module = toy_data(num_clients=1), method(linear, SGD)
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(max_epochs=5, accelerator="cpu", **quiet)
+    before = trainer.validate(module, data, verbose=False)[0]["val_acc"]
+    trainer.fit(module, data)
+    assert trainer.validate(module, data, verbose=False)[0]["val_acc"] > before

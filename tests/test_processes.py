@@ -1,0 +1,85 @@
+"""Several processes, and signals: the command line as a person or a scheduler runs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import equal
+
+NETWORK = """
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        convolution = [nn.Conv2d(1, 4, 5, stride=2), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)]
+        super().__init__(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(144, 10))
+"""
+RECIPE = """
+seed_everything: 3
+data:
+  class_path: fedlit.data.FederatedData
+  init_args:
+    num_clients: 5
+    partition: {class_path: fedlit.partition.Dirichlet, init_args: {alpha: 0.3, min_samples: 40}}
+model:
+  class_path: fedlit.methods.FineTuned
+  init_args:
+    network: {class_path: nets.Net}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
+    finetune_epochs: 1
+trainer: {num_rounds: 2, fraction_fit: 0.6, accelerator: cpu}
+"""
+
+
+def start(folder: Path, *args: str) -> subprocess.Popen:
+    folder.mkdir(exist_ok=True)
+    (folder / "nets.py").write_text(NETWORK)
+    (folder / "recipe.yaml").write_text(RECIPE)
+    command = [sys.executable, "-m", "fedlit", "fit", "--config", "recipe.yaml", *args]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def finished(folder: Path, *args: str) -> dict:
+    process = start(folder, *args)
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return torch.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
+
+
+def same(a: dict, b: dict) -> bool:
+    personal, other = a["personal_states"], b["personal_states"]
+    return (
+        equal(a["global_state"], b["global_state"])
+        and personal.keys() == other.keys()
+        and all(equal(personal[k], other[k]) for k in personal)
+    )
+
+
+@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
+    one, several = finished(tmp_path / "one"), finished(tmp_path / "several", "--trainer.devices", str(devices))
+    assert len(one["personal_states"]) == 5
+    assert same(one, several)
+    texts = [(tmp_path / run / "lightning_logs/version_0/metrics.csv").read_text() for run in ("one", "several")]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_ends_a_run_with_a_checkpoint_that_goes_on_to_the_same_bits(number, tmp_path):
+    whole = finished(tmp_path / "whole", "--trainer.num_rounds", "6")
+    process = start(tmp_path / "cut", "--trainer.num_rounds", "6")
+    for line in process.stdout:  # in the middle of the third round, or so
+        if line.startswith("round 2/"):
+            time.sleep(0.05)
+            os.kill(process.pid, number)
+            break
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, rest
+    assert "to go on, add --ckpt_path" in rest
+    assert same(finished(tmp_path / "cut", "--trainer.num_rounds", "6", "--ckpt_path", "last"), whole)

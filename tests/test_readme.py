@@ -1,0 +1,78 @@
+"""What the README shows runs as printed."""
+
+import re
+import shlex
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fedlit.cli import main
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.fixture
+def command_line(monkeypatch):
+    """fedlit as from a shell: arguments and path are the test's own."""
+    monkeypatch.setattr("sys.argv", ["fedlit"])
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    return main
+
+
+def test_the_method_in_the_readme_runs_with_its_recipe_as_printed(command_line, tmp_path, capsys):
+    (tmp_path / "my_methods.py").write_text(blocks("python")[0])
+    (tmp_path / "ditto.yaml").write_text(blocks("yaml")[0])
+    command_line(["fit", "--config", "ditto.yaml", "--trainer.num_rounds", "1"])
+    assert "personal on own" in capsys.readouterr().out
+    ledger = (tmp_path / "lightning_logs/version_0/ledger.csv").read_text().splitlines()[1:]
+    lenet_28 = 4 * 44_426  # the personal network would double it
+    assert {int(line.rsplit(",", 1)[1]) for line in ledger} == {lenet_28}
+
+
+def test_the_python_in_the_readme_runs_as_printed(capsys):
+    exec(compile(blocks("python")[1], "README.md", "exec"), {})
+    assert "dict_keys(['network.weight', 'network.bias'])" in capsys.readouterr().out
+
+
+def test_the_recipe_for_clients_that_differ_runs_as_printed(command_line, tmp_path):
+    (tmp_path / "differ.yaml").write_text(blocks("yaml")[1])
+    command_line(["fit", "--config", "differ.yaml", "--trainer.num_rounds", "1"])
+    assert (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").exists()
+
+
+def test_the_commands_in_the_readme_run_in_their_order(command_line, tmp_path):
+    lines = [line.split("#")[0] for line in blocks("bash")[1].splitlines() if line.startswith("fedlit")]
+    for line in lines:
+        short = [] if "--help" in line else ["--trainer.num_rounds", "1"]
+        short += ["--trainer.fraction_fit", "0.2"] if short else []
+        with nullcontext() if short else pytest.raises(SystemExit, match="0"):
+            command_line([*shlex.split(line)[1:], *short])
+    assert len(lines) == 7
+
+
+def test_the_table_of_methods_names_files_and_recipes_that_exist():
+    root = Path(__file__).parents[1]
+    table = README[README.index("## Methods") : README.index("## Your own method")]
+    names = re.findall(r"\]\((fedlit/methods/\w+\.py)\)", table) + [
+        f"configs/{n}" for n in re.findall(r"`(\w+\.yaml)`", table)
+    ]
+    assert len(names) >= 13
+    assert [name for name in names if not (root / name).exists()] == []
+
+
+def test_every_method_is_in_the_table():
+    from fedlit import methods
+
+    for name in set(methods.__all__) - {"FederatedModule", "Stage"}:
+        assert f"| {name} |" in README
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_yaml_in_the_readme_is_yaml(text):
+    assert {"model", "data", "trainer"} <= yaml.safe_load(text).keys()

@@ -1,0 +1,116 @@
+"""What a visit does: steps, optimisers, schedules, early stopping, BatchNorm."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
+from torch import nn
+
+from fedlit import FedAvg, FineTuned, LocalOnly
+
+
+def test_local_epochs_steps_and_batch_sizes_can_differ_by_client():
+    spy = Spy()
+    fitted(spy, toy_data(client_batch_sizes={1: 3}), num_rounds=1, local_epochs=2, client_epochs={2: 5})
+    assert spy.steps == {(1, 0): 2 * 3, (1, 1): 2 * 6, (1, 2): 5 * 3}  # 18 samples each
+    assert spy.batch_sizes == {0: 8, 1: 3, 2: 8}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 7])
+def test_local_steps_are_counted_across_epochs(steps):
+    spy = Spy()
+    fitted(spy, num_rounds=1, local_steps=steps)
+    assert set(spy.steps.values()) == {steps}
+
+
+def test_optimisers_and_networks_can_differ_by_client():
+    wide = partial(nn.Linear, 64, 3)
+    network = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))  # noqa: E731
+    method = LocalOnly(network, SGD, {1: lambda: nn.Sequential(nn.Flatten(), wide())}, {2: partial(SGD, lr=0.0)})
+    federation = fitted(method, num_rounds=1)
+    states = federation.personal_states
+    assert states[0].keys() == states[2].keys() != states[1].keys()
+    assert not equal(states[0], states[2])
+
+
+def test_a_learning_rate_schedule_steps_once_a_round():
+    spy = Spy(optimizer=partial(SGD, lr=0.4))
+    fitted(spy, num_rounds=4, lr_schedule=partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5))
+    assert spy.rates == {1: 0.4, 2: 0.4, 3: 0.2, 4: 0.2}
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for():
+    moved = []
+    for clip in (None, 1e-3):
+        torch.manual_seed(0)
+        method = FedAvg(linear, partial(torch.optim.SGD, lr=1.0))
+        before = method.network[1].weight.detach().clone()
+        fitted(method, toy_data(num_clients=1), num_rounds=1, local_steps=1, gradient_clip_val=clip)
+        moved.append((method.network[1].weight - before).norm().item())
+    assert moved[0] > 0.1
+    assert moved[1] <= 1e-3
+
+
+class Manual(FedAvg):
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(F.cross_entropy(self(batch[0]), batch[1]))
+        optimizer.step()
+
+
+def test_manual_optimisation_is_the_same_training():
+    states = []
+    for method in (FedAvg, Manual):
+        torch.manual_seed(0)
+        states.append(fitted(method(SmallCNN, SGD)).global_state)
+    assert equal(*states)
+
+
+class RuinedLater(FineTuned):
+    """Learns while it federates; in the last visit every step climbs the loss."""
+
+    def configure_optimizers(self):
+        ruin = self.client is not None and self.client.round == 3
+        return torch.optim.SGD(self.parameters(), lr=0.1, maximize=ruin)
+
+
+@pytest.mark.parametrize(("monitor", "is_kept"), [("loss", True), (None, False)])
+def test_early_stopping_goes_back_to_a_copy_of_the_best_state(monitor, is_kept):
+    federation = fitted(RuinedLater(linear, SGD, finetune_epochs=6, monitor=monitor), num_rounds=2)
+    assert {equal(state, federation.global_state) for state in federation.personal_states.values()} == {is_kept}
+
+
+class Counting(FineTuned):
+    epochs = 0
+
+    def on_train_epoch_start(self):
+        self.epochs += 1
+
+
+def test_early_stopping_stops_after_its_patience():
+    flat = partial(torch.optim.SGD, lr=0.0)  # nothing changes, so no check after the first is an improvement
+    method = Counting(linear, flat, finetune_epochs=200, monitor="loss")
+    fitted(method, toy_data(num_clients=1), num_rounds=1)
+    assert method.epochs == 1 + 10 * 5  # one federated epoch; then ten checks, five epochs apart
+
+
+# --- BatchNorm
+
+
+def test_batch_norm_is_averaged_with_its_buffers_or_stays_local():
+    federation = fitted(FedAvg(SmallCNN, SGD))
+    assert "network.1.running_mean" in federation.global_state
+    assert federation.global_state["network.1.num_batches_tracked"] == 9
+    local = fitted(FedAvg(SmallCNN, SGD), batch_norm="local")
+    assert not any(name.startswith("network.1.") for name in local.global_state)
+    assert {"network.1.running_mean", "network.1.weight"} <= local.personal_states[0].keys()
+    assert not torch.equal(*(local.personal_states[k]["network.1.running_mean"] for k in (0, 1)))
+    pooled = [row for row in rows(local) if row["data"] == "pooled"]
+    assert pooled == []  # the server cannot run the model alone
