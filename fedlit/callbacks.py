@@ -41,12 +41,15 @@ class StopAt(FederationCallback):
             federation.should_stop = True
 
 
-def refuse_unheard(callback: Callback) -> None:
-    """A callback that waits for hooks of the Trainer would silently do nothing."""
+def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:
+    """A list of callbacks; one that waits for hooks of the Trainer would silently do nothing and is refused."""
+    callbacks = [*given] if isinstance(given, list) else [given] if given else []
     hooks = [name for name in vars(Callback) if name.startswith("on_") and name not in CALLED]
-    unheard = [name for name in hooks if is_overridden(name, callback, Callback)]
-    if unheard and not isinstance(callback, FederationCallback):
-        raise ValueError(
-            f"`trainer.callbacks`: {type(callback).__name__} waits for `{unheard[0]}`, which a federation never calls; "
-            "derive from fedlit.callbacks.FederationCallback, which is told of rounds."
-        )
+    for callback in callbacks:
+        unheard = [name for name in hooks if is_overridden(name, callback, Callback)]
+        if unheard and not isinstance(callback, FederationCallback):
+            raise ValueError(
+                f"`trainer.callbacks`: {type(callback).__name__} waits for `{unheard[0]}`, which a federation never "
+                "calls; derive from fedlit.callbacks.FederationCallback, which is told of rounds."
+            )
+    return callbacks

@@ -119,8 +119,6 @@ class FederatedData(LightningDataModule):
         if (self.train_dataset is None) != (self.test_dataset is None):
             raise ValueError("`data.train_dataset` and `data.test_dataset` go together: give both or neither.")
 
-    # --- set-up
-
     def prepare_data(self) -> None:
         if self.train_dataset is None:
             datasets.load(self.dataset, self.root)  # downloads and caches once, on the first process
@@ -191,8 +189,6 @@ class FederatedData(LightningDataModule):
                 f"but `data.num_clients` is {self.num_clients}."
             )
         return saved
-
-    # --- what a client sees
 
     def at_round(self, round: int) -> Assignment:
         """Who holds what in that round."""
@@ -269,8 +265,6 @@ class FederatedData(LightningDataModule):
         if client is not None:
             permutation = self.partition.pixel_permutation(client, x[0, 0].numel(), self.partition_seed)
         return x if permutation is None else x.flatten(2)[:, :, permutation].view_as(x)
-
-    # --- under a plain Trainer
 
     def train_dataloader(self) -> Batches:
         """All clients' training samples as one: what a single client that owns everything would see."""

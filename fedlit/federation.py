@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from fedlit import checkpoint
 from fedlit.books import Books
-from fedlit.callbacks import refuse_unheard
+from fedlit.callbacks import as_callbacks
 from fedlit.data import FederatedData
 from fedlit.door import check_experiment, check_options, make_fabric
 from fedlit.folder import find_checkpoint, run_folder, stop_signals
@@ -99,22 +99,20 @@ class Federation:
         self.optimizer_state, self.batch_norm, self.gradient_clip_val = optimizer_state, batch_norm, gradient_clip_val
         self.metrics, self.seed, self.num_threads = metrics, seed, num_threads
         self.logger, self.default_root_dir = logger, Path(default_root_dir)
-        self.callbacks = [*callbacks] if isinstance(callbacks, list) else [callbacks] if callbacks else []
-        for callback in self.callbacks:
-            refuse_unheard(callback)
         self.fast_dev_run, self.enable_progress_bar = fast_dev_run, enable_progress_bar
+        self.callbacks = as_callbacks(callbacks)
         self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
-        self.log_dir: str | None = None
-        self.should_stop = False
-        self.stopped_by: int | None = None
-        self.running = False
+        self.should_stop, self.running = False, False
         self.run: Run | None = None
-
-    # --- what Lightning calls a trainer
+        self._folder: Path | None = None
 
     @property
     def is_global_zero(self) -> bool:
         return self.fabric.is_global_zero
+
+    @property
+    def log_dir(self) -> str | None:
+        return None if self._folder is None else str(self._folder)
 
     @property
     def strategy(self) -> Any:
@@ -216,8 +214,6 @@ class Federation:
             print(f"{path}: {len(target)} predictions")
         return probabilities
 
-    # --- one round
-
     def _one_round(self, number: int, schedule: Schedule, books: Books) -> None:
         start = perf_counter()
         run, stage, last = self.run, schedule.stage(number), schedule.is_last(number)
@@ -249,8 +245,6 @@ class Federation:
             should_stop=lambda: self.stopped_by is not None and self.fabric.world_size == 1,
         )
 
-    # --- before and after
-
     def _set_up(
         self, model: FederatedModule, datamodule: FederatedData | None, ckpt_path: str | None, training: bool
     ) -> Schedule:
@@ -274,10 +268,10 @@ class Federation:
             self.run.synchronise()
         if path is not None:
             restore(self.run, checkpoint.load(path), str(path), stages, training)
-        new = training and not self.fast_dev_run and self.is_global_zero
-        folder = broadcast(self.fabric, run_folder(path, self.default_root_dir if new else None))
-        self.log_dir = None if self.fast_dev_run else folder
-        self._folder = Path(self.log_dir) if self.log_dir else None
+        if training or path is not None:
+            new = training and not self.fast_dev_run and self.is_global_zero
+            folder = broadcast(self.fabric, run_folder(path, self.default_root_dir if new else None))
+            self._folder = Path(folder) if folder and not self.fast_dev_run else None
         for callback in self.callbacks:
             callback.setup(self, model, "fit" if training else "validate")
         return schedule
@@ -285,19 +279,18 @@ class Federation:
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         """Print a table, and leave the rows in the folder of the run that was evaluated."""
         self._tell_untrained()
-        if self.is_global_zero:
-            if self._folder is not None:
-                (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
-            if self.enable_progress_bar:
-                print(table(summary(rows)))
+        if self.is_global_zero and self._folder is not None:
+            (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
+        if self.is_global_zero and self.enable_progress_bar:
+            print(table(summary(rows)))
         return rows
 
     def _tell_untrained(self) -> None:
         if self.run.round == 0 and self.is_global_zero:
             print("No `--ckpt_path` was given: this is the untrained model.", file=sys.stderr)
 
-    def _stop(self, signal_number: int) -> None:
-        self.should_stop, self.stopped_by = True, signal_number
+    def _stop(self, signal: int) -> None:
+        self.should_stop, self.stopped_by = True, signal
 
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.callbacks:

@@ -80,8 +80,6 @@ class Run:
         self.global_state = {name: self.initial[name].clone() for name in self.shared}
         load(self.module.state_dict(keep_vars=True), self.initial)
 
-    # --- training
-
     def eligible(self, stage: Stage, round: int) -> list[int]:
         """The clients that may take part: those with samples to train on, and none of the unseen ones."""
         if self._eligible.get(stage.split, (None, []))[0] is not (assignment := self.data.at_round(round)):

@@ -123,7 +123,7 @@ PARTITIONS = [
     (("Shards", {"per_client": 30}), r"^`data.partition.per_client`=30 .* 120 shards, .* from 60 samples"),
     (
         ("Shards", {"mode": "per_class"}),
-        r"^`data.partition.per_client`=2 .*; `data.partition.mode`='per_class' needs a",
+        r"makes 8 shards; `data.partition.mode`='per_class' needs a multiple of the 3",
     ),
     (
         ("Majority", {"samples_per_client": 50}),

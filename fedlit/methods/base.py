@@ -74,8 +74,6 @@ class FederatedModule(LightningModule):
         self.client: Client | None = None
         self._log_sink: Callable[[str, Any], None] | None = None
 
-    # --- what a method may override
-
     def is_shared(self, name: str) -> bool:
         """Whether this entry of the state dict travels."""
         return name.startswith(self.shared)
@@ -112,8 +110,6 @@ class FederatedModule(LightningModule):
     def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter]:
         """What the optimiser of a visit trains."""
         return (p for p in self.parameters() if p.requires_grad)
-
-    # --- ordinary Lightning
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
