@@ -88,7 +88,12 @@ class FederatedCLI(LightningCLI):
             save_config_callback=SaveConfig,
             trainer_class=Federation,
             seed_everything_default=0,
-            parser_kwargs={**PARSER, **{name: dict(PARSER) for name in self.subcommands()}},
+            parser_kwargs={
+                **PARSER,
+                "prog": "fedlit",
+                "description": "Federated learning for clients that differ.",
+                **{name: dict(PARSER) for name in self.subcommands()},
+            },
             parser_class=Parser,
             subclass_mode_model=True,
             subclass_mode_data=True,
@@ -121,7 +126,9 @@ class FederatedCLI(LightningCLI):
         """As LightningCLI, but without a word; a random seed becomes part of the saved config."""
         config = self.config[self.subcommand]
         if config.seed_everything is False or config.seed_everything is True:
-            config.seed_everything = secrets.randbelow(2**31)
+            # Further processes of a run inherit the seed that the first one drew.
+            inherited = os.environ.get("PL_GLOBAL_SEED") if "LOCAL_RANK" in os.environ else None
+            config.seed_everything = int(inherited or secrets.randbelow(2**31))
         if not 0 <= config.seed_everything < 2**32:
             raise ValueError(f"`seed_everything` must be 0 to {2**32 - 1}, got {config.seed_everything}.")
         seed_everything(config.seed_everything, workers=True, verbose=False)

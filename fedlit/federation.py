@@ -142,6 +142,8 @@ class Federation:
         self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
         folder = self._folder if self.is_global_zero else None
         books = Books(folder, self.logger, self.run, schedule.stages, self.progress)
+        if self.run.round >= len(schedule):
+            self.progress.say(f"All {len(schedule)} rounds are done; `trainer.num_rounds` says how many there are.")
         self.running = True
         self._call("on_fit_start")
         try:
