@@ -18,6 +18,7 @@ class Batches:
         generator: Shuffles and augments; None keeps the order.
         transform: Applied to each batch of inputs, with the generator.
         drop_last: Leave a smaller last batch out.
+        indexed: Batches also hold the positions of their samples in `x`.
     """
 
     x: Tensor
@@ -26,20 +27,21 @@ class Batches:
     generator: torch.Generator | None = None
     transform: Callable[[Tensor, torch.Generator | None], Tensor] | None = None
     drop_last: bool = False
+    indexed: bool = False
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.y), self.batch_size)
         return full + bool(rest and not self.drop_last)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         x, y = self.x, self.y
+        order = torch.arange(len(y)) if self.generator is None else torch.randperm(len(y), generator=self.generator)
         if self.generator is not None:
-            order = torch.randperm(len(y), generator=self.generator).to(x.device)
+            order = order.to(x.device)
             x, y = x[order], y[order]
-        for _, x_batch, y_batch in zip(
-            range(len(self)), x.split(self.batch_size), y.split(self.batch_size), strict=False
-        ):
-            yield (x_batch if self.transform is None else self.transform(x_batch, self.generator)), y_batch
+        parts = [tensor.split(self.batch_size) for tensor in ((x, y, order) if self.indexed else (x, y))]
+        for _, x_batch, *rest in zip(range(len(self)), *parts, strict=False):
+            yield (x_batch if self.transform is None else self.transform(x_batch, self.generator)), *rest
 
     def to(self, device: torch.device) -> "Batches":
         self.x, self.y = self.x.to(device), self.y.to(device)

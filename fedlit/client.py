@@ -36,6 +36,11 @@ class Client:
         """Training batches: all samples, or only those that are shared; shuffled and augmented by `generator`."""
         return self.data.train_batches(self.id, generator, split, self.round)
 
+    @property
+    def sees_the_same_inputs(self) -> bool:
+        """Whether a training sample looks the same in every epoch, so that what is computed of it can be recorded."""
+        return not any(step.random for step in self.data.augmentation)
+
     def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
         return self.data.val_batches([self.id])[0]

@@ -1,5 +1,6 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
+import copy
 import re
 from collections.abc import Mapping
 from math import isfinite
@@ -89,10 +90,10 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
     _check_trainable(stages, data)
     _check_metrics(options["metrics"] or {}, data.images.num_classes)
+    trial = copy.deepcopy(model)  # building the clients' networks must not change the one that is about to train
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
-            _check_client(model, data, k)
-    model.client = None
+            _check_client(trial, data, k)
     return stages
 
 

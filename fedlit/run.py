@@ -67,7 +67,8 @@ class Run:
         self.metrics, self.fast_dev_run = metrics or {}, fast_dev_run
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, batch_norm)
-        self.global_state: State = {name: self.initial[name].clone() for name in self.shared}
+        self.server = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]
+        self.global_state: State = {name: self.initial[name].clone() for name in self.server}
         self.memories: dict[int, Memory] = {}
         self._eligible: dict[str, tuple[Assignment, list[int]]] = {}
         self.round = 0
@@ -77,8 +78,13 @@ class Run:
     def synchronise(self) -> None:
         """Every process starts from the first one's states."""
         self.initial = broadcast(self.fabric, self.initial)
-        self.global_state = {name: self.initial[name].clone() for name in self.shared}
+        self.global_state = {name: self.initial[name].clone() for name in self.server}
         load(self.module.state_dict(keep_vars=True), self.initial)
+
+    @property
+    def shared_state(self) -> State:
+        """What travels of what the server holds."""
+        return {name: self.global_state[name] for name in self.shared}
 
     def eligible(self, stage: Stage, round: int) -> list[int]:
         """The clients that may take part: those with samples to train on, and none of the unseen ones."""
@@ -162,7 +168,7 @@ class Run:
 
         for k, (outcome, trained) in in_order(self.fabric, clients, work, _pack, _unpack):
             if stage.exchange:
-                record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.global_state)))
+                record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.shared_state)))
             if isinstance(outcome, Failure):
                 record.failures[k] = outcome
                 continue
@@ -180,7 +186,7 @@ class Run:
     def _problem(self, outcome: Outcome) -> str | None:
         """What is wrong with an upload, or with what a client would keep."""
         kept = Upload(-1, outcome.memory.state)
-        return (outcome.upload and defect(outcome.upload, self.global_state)) or defect(kept, kept.state)
+        return (outcome.upload and defect(outcome.upload, self.shared_state)) or defect(kept, kept.state)
 
     def _visit(self, k: int, round: int, plan: Plan, score: bool) -> tuple[Outcome | Failure, Scores]:
         client, memory = self.data.client(k, round), self.memories.get(k, Memory())

@@ -45,7 +45,7 @@ class Scorer:
             jobs += [lambda g=group: self._global_on_own(g, round) for group in groups]
         elif self.run.global_state:
             jobs += [lambda k=k: self._client_on_own(k, "global", round) for k in own]
-        personal = not stage.exchange or len(self.run.shared) < len(self.run.initial)
+        personal = not stage.exchange or len(self.run.server) < len(self.run.initial)
         if personal:
             jobs += [lambda k=k: self._client_on_own(k, "personal", round) for k in seen]
         done = in_order(self.run.fabric, range(len(jobs)), lambda i: jobs[i](), list, list)

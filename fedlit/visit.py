@@ -126,7 +126,8 @@ def visit(
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     travels = set(shared) if plan.stage.exchange else set()
     mine = {id(tensor) for tensor in learner.state_dict(keep_vars=True).values()}
-    stays = {n for n, t in module.state_dict(keep_vars=True).items() if id(t) in mine and n not in travels}
+    candidates = {n for n, t in module.state_dict(keep_vars=True).items() if id(t) in mine and n not in travels}
+    stays = {name for name in candidates if not name.startswith(module.server_only)}
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     upload = None
     if plan.stage.exchange:
@@ -140,6 +141,7 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
     batches = client.train_batches(
         generator(plan.seed, "batches", plan.stage.name, client.round, client.id), plan.stage.split
     ).to(learner.device)
+    batches.indexed = learner.wants_index
     best = _Best(plan.stage, fabric, learner, client) if plan.stage.monitor else None
     context, step = autocast(fabric), 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
@@ -171,7 +173,7 @@ def _step(
     clip: float | None,
 ) -> None:
     if context is not nullcontext:
-        batch = (convert_input(fabric, batch[0]), batch[1])
+        batch = (convert_input(fabric, batch[0]), *batch[1:])
     with context():
         loss = learner.training_step(batch, index)
     if not learner.automatic_optimization or loss is None:

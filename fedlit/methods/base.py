@@ -62,6 +62,12 @@ class FederatedModule(LightningModule):
     shared: tuple[str, ...] = ("",)
     """Name prefixes of the state that travels; `("",)` is everything, `()` nothing."""
 
+    server_only: tuple[str, ...] = ()
+    """Name prefixes of what the server keeps for itself beside the shared state; it never travels."""
+
+    wants_index: bool = False
+    """Whether a batch also holds its samples' positions among the client's: `(x, y, index)`."""
+
     monitor: str = "acc/global_on_pooled"
     """What `best.ckpt` is the best of: metric/model_on_data."""
 
@@ -76,7 +82,7 @@ class FederatedModule(LightningModule):
 
     def is_shared(self, name: str) -> bool:
         """Whether this entry of the state dict travels."""
-        return name.startswith(self.shared)
+        return name.startswith(self.shared) and not name.startswith(self.server_only)
 
     def configure_stages(self) -> list[Stage]:
         """The programme of the method: one federated stage, unless it is overridden."""
