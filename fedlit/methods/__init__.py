@@ -2,8 +2,11 @@
 
 from fedlit.methods.base import FederatedModule, Stage
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.fedfusion import FedFusion
+from fedlit.methods.fedmmd import FedMMD
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.finetuned import FineTuned
+from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
 
-__all__ = ["FedAvg", "FedProx", "FederatedModule", "FineTuned", "LocalOnly", "Stage"]
+__all__ = ["FML", "FedAvg", "FedFusion", "FedMMD", "FedProx", "FederatedModule", "FineTuned", "LocalOnly", "Stage"]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
@@ -186,3 +187,13 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
 def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copies that neither train nor travel."""
     return [tensor.detach().clone() for tensor in tensors]
+
+
+@torch.no_grad()
+def record(network: Callable[[Tensor], Tensor], client: Client, device: torch.device) -> Tensor | None:
+    """What a frozen network says of each of a client's shared training samples, by position; None if inputs vary."""
+    if not client.sees_the_same_inputs:
+        return None
+    batches = client.train_batches(split="shared")
+    batches.drop_last = False
+    return torch.cat([network(x.to(device)) for x, _ in batches])

@@ -1,0 +1,121 @@
+"""FedFusion. Yao et al., 2019. https://arxiv.org/abs/1908.05891 (sections 3.2 and 3.3)
+
+A client fuses the features of its own extractor E_l with those of a frozen copy E_g of the one it received:
+
+    logits = C(F(E_l(x), E_g(x)))
+    single, multi:  F = lam * E_g + (1 - lam) * E_l,   one lam, or one per channel; starts at 0, unconstrained
+    conv:           F = W * (E_g || E_l) + b,          a 1x1 convolution from 2c to c channels
+
+It trains and sends E_l, F and C. The server averages them and smooths lam: lam <- ema * lam + (1 - ema) * mean_k lam_k.
+
+Laws: lam held at 0 is FedAvg; while E_l = E_g the gradient of lam is 0; E_g is in no upload.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from fedlit.aggregation import State, Upload, weighted_mean
+from fedlit.client import Client
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, record
+
+
+class Fusion(nn.Module):
+    """The operator F on feature maps ``[N, c, H, W]`` of the local and the frozen extractor."""
+
+    def __init__(self, operator: Literal["conv", "multi", "single"], channels: int) -> None:
+        super().__init__()
+        if operator == "conv":
+            self.conv = nn.Conv2d(2 * channels, channels, kernel_size=1)
+        else:
+            self.lam = nn.Parameter(torch.zeros(1, channels if operator == "multi" else 1, 1, 1))
+
+    def forward(self, local: Tensor, frozen: Tensor) -> Tensor:
+        if hasattr(self, "conv"):
+            return self.conv(torch.cat([frozen, local], dim=1))
+        return local + self.lam * (frozen - local)  # in this form exactly local where both agree
+
+
+class FusedNetwork(nn.Module):
+    """Extractor, its frozen reference, fusion and head as one network."""
+
+    def __init__(self, network: nn.Module, reference: nn.Module, fusion: Fusion) -> None:
+        super().__init__()
+        self.extractor, self.head, self.fusion = network.extractor, network.head, fusion
+        self.reference = reference.requires_grad_(False)
+
+    def forward(self, x: Tensor, reference_features: Tensor | None = None) -> Tensor:
+        if reference_features is None:
+            reference_features = self.reference(x)
+        return self.head(self.fusion(self.extractor(x), reference_features))
+
+    def train(self, mode: bool = True) -> "FusedNetwork":
+        super().train(mode)
+        self.reference.eval()  # frozen, statistics and all
+        return self
+
+
+class FedFusion(FederatedModule):
+    """One network for all, whose clients also see through the eyes of the global model they received.
+
+    Args:
+        network: Builds a network with an `extractor` of feature maps and a `head`.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        operator: `conv`, `multi` (a weight per channel) or `single` (one weight).
+        ema: How much of the old lam the server keeps, in [0, 1).
+        eval_reference: The frozen extractor of an evaluation: that of the `previous` round (the authors), or the new
+            one it`self`, which leaves single and multi without effect.
+        record: Compute frozen features once a visit where inputs are the same in every epoch; the same weights.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the authors' code).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    server_only = ("network.reference.",)
+    wants_index = True
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        operator: Literal["conv", "multi", "single"] = "conv",
+        ema: float = 0.9,
+        eval_reference: Literal["previous", "self"] = "previous",
+        record: bool = True,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        if not 0 <= ema < 1:
+            raise ValueError(f"`model.ema` must lie in [0, 1), got {ema}.")
+        base, copy = build(network, "model.network"), build(network, "model.network")
+        if not hasattr(base, "extractor") or len(base.feature_shape) != 3:
+            raise ValueError("`model.network` must have an `extractor` of feature maps [c, H, W] and a `head`.")
+        self.network = FusedNetwork(base, copy.extractor, Fusion(operator, base.feature_shape[0]))
+        self.ema, self.eval_reference, self.record, self.weighting = ema, eval_reference, record, weighting
+        self._recorded: Tensor | None = None
+
+    def on_client_start(self, client: Client) -> None:
+        self.network.reference.load_state_dict(self.network.extractor.state_dict())
+        self.network.reference.eval()
+        self._recorded = record(self.network.reference, client, self.device) if self.record else None
+
+    def on_client_end(self, client: Client) -> None:
+        self._recorded = None
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        x, y, *index = batch
+        loss = F.cross_entropy(self.network(x, None if self._recorded is None else self._recorded[index[0]]), y)
+        self.log("train_loss", loss)
+        return loss
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        agreed = weighted_mean(uploads)
+        if (lam := "network.fusion.lam") in agreed:
+            agreed[lam] = self.ema * current[lam] + (1 - self.ema) * agreed[lam]
+        source = current if self.eval_reference == "previous" else agreed
+        extractor, reference = "network.extractor.", "network.reference."
+        return agreed | {n.replace(extractor, reference): t for n, t in source.items() if n.startswith(extractor)}

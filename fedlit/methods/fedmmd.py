@@ -1,0 +1,99 @@
+"""FedMMD and its two-stream L2 baseline. Yao et al., 2018/2019. https://arxiv.org/abs/1908.05891
+
+A client keeps a frozen copy G of the global model beside the local stream L that it trains, and pays for what G and L
+say differently of the same images:
+
+    loss = CE(L(x), y) + lam * D(G(x), L(x)),    D = max(MMD^2, 1e-4)  or  1/2 * sum (G(x) - L(x))^2
+
+MMD^2 is the biased estimate with the authors' 19 fixed kernel widths, on logits; see fedlit.losses.mmd. Only L is sent.
+
+Law: lam = 0 is FedAvg. At the start of a round L = G: no distance, no gradient of it.
+"""
+
+import copy
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from fedlit.client import Client
+from fedlit.losses import half_squared_error, mmd
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, record
+
+FLOOR = 1e-4  # below it the authors' code returns the floor, which has no gradient
+
+
+class FedMMD(FederatedModule):
+    """One network for all; a client pays for answers that differ from the global model's.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        lam: Strength of the distance; 0 is FedAvg. The paper: 0.1; for l2 on MNIST 0.001.
+        distance: `mmd`, or `l2`, the baseline: half the sum of squares over batch and classes.
+        kernel: Widths of the mmd: the authors' 19 `fixed` ones, or five that are `adaptive` to the batch.
+        compare: Take the distance on the `logits` (the authors), or on the `features` before the head.
+        record: Compute the global stream once a visit where its inputs are the same in every epoch; the same weights.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the authors' code).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    wants_index = True
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        lam: float = 0.1,
+        distance: Literal["mmd", "l2"] = "mmd",
+        kernel: Literal["fixed", "adaptive"] = "fixed",
+        compare: Literal["logits", "features"] = "logits",
+        record: bool = True,
+        weighting: Weighting = "uniform",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        if lam < 0:
+            raise ValueError(f"`model.lam` must be at least 0, got {lam}.")
+        self.network = build(network, "model.network")
+        if compare == "features" and not hasattr(self.network, "extractor"):
+            raise ValueError("`model.compare: features` needs a network with an `extractor` and a `head`.")
+        self.lam, self.distance, self.kernel, self.compare, self.record = lam, distance, kernel, compare, record
+        self.weighting = weighting
+        self._global: list[nn.Module] = []  # in a list, so that it is no part of the state
+        self._recorded: Tensor | None = None
+
+    def on_client_start(self, client: Client) -> None:
+        if self.lam == 0:
+            return
+        self._global = [copy.deepcopy(self.network).requires_grad_(False).eval()]
+        self._recorded = record(self._global_stream, client, self.device) if self.record else None
+
+    def on_client_end(self, client: Client) -> None:
+        self._global, self._recorded = [], None
+
+    def _streams(self, network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What is compared, ``[N, D]``, and the logits."""
+        if self.compare == "logits":
+            z = network(x)
+            return z, z
+        features = network.extractor(x)
+        return features.flatten(1), network.head(features)
+
+    def _global_stream(self, x: Tensor) -> Tensor:
+        return self._streams(self._global[0], x)[0]
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        x, y, *index = batch
+        local, z = self._streams(self.network, x)
+        loss = F.cross_entropy(z, y)
+        self.log("train_loss", loss)
+        if not self._global:  # lam = 0, or a plain Trainer, which has no rounds
+            return loss
+        with torch.no_grad():
+            reference = self._global_stream(x) if self._recorded is None else self._recorded[index[0]]
+        if self.distance == "l2":
+            return loss + self.lam * half_squared_error(local, reference)
+        return loss + self.lam * mmd(reference, local, self.kernel).clamp_min(FLOOR)

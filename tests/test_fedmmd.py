@@ -1,0 +1,144 @@
+"""FedMMD and its L2 twin: laws of SPEC 9.3, the 19 widths by hand, recording."""
+
+import math
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
+
+from fedlit import FedAvg
+from fedlit.augment import Flip
+from fedlit.losses import FIXED_WIDTHS, half_squared_error, mmd
+from fedlit.methods import FedMMD
+
+
+def plain_mmd(a, b, scales):
+    """Pair by pair, by differences, in double: slow and clear."""
+    a, b = a.double(), b.double()
+
+    def mean(x, y):
+        pairs = [sum(math.exp(-float((i - j).square().sum()) / s) for s in scales) for i in x for j in y]
+        return sum(pairs) / len(pairs)
+
+    return mean(a, a) + mean(b, b) - 2 * mean(a, b)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 1e-2, 1.0])
+@pytest.mark.parametrize("far", [0.0, 30.0])
+def test_the_fast_mmd_is_the_plain_one_also_where_widths_are_tiny(spread, far):
+    a = torch.randn(6, 4) + far
+    b = a + spread * torch.randn(6, 4)
+    expected = plain_mmd(a, b, [2 * s for s in FIXED_WIDTHS])
+    assert mmd(a, b).item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_the_19_widths_by_hand():
+    """Two points at squared distance 2: every kernel is exp(-1 / s)."""
+    a, b = torch.zeros(1, 2), torch.tensor([[1.0, 1.0]])
+    assert len(FIXED_WIDTHS) == 19
+    assert mmd(a, b).item() == pytest.approx(2 * sum(1 - math.exp(-1 / s) for s in FIXED_WIDTHS), rel=1e-6)
+
+
+def test_the_adaptive_kernel_by_hand():
+    """Two points at squared distance 2: the mean of the two off-diagonal distances is 2, widths 0.5 to 8."""
+    a, b = torch.zeros(1, 2), torch.tensor([[1.0, 1.0]])
+    expected = 2 * sum(1 - math.exp(-2 / s) for s in (0.5, 1, 2, 4, 8))
+    assert mmd(a, b, "adaptive").item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["fixed", "adaptive"])
+def test_equal_samples_have_no_distance_and_different_ones_have(kernel):
+    a = torch.randn(8, 5)
+    assert mmd(a, a.clone(), kernel).item() == pytest.approx(0, abs=1e-6)
+    assert mmd(a, a + 1, kernel).item() > 1e-3
+    assert torch.isfinite(mmd(torch.zeros(3, 2), torch.zeros(3, 2), kernel))
+
+
+def test_at_equality_the_floored_distance_has_no_gradient():
+    a = torch.randn(8, 5)
+    b = a.clone().requires_grad_()
+    mmd(a, b).clamp_min(1e-4).backward()
+    assert torch.equal(b.grad, torch.zeros_like(b))
+
+
+def test_the_mmd_pulls_the_local_stream_towards_the_global_one():
+    a = torch.randn(8, 5)
+    b = (a + 0.1 * torch.randn(8, 5)).requires_grad_()
+    before = mmd(a, b)
+    before.backward()
+    step = 1e-4 * b.grad / b.grad.norm()
+    assert mmd(a, b.detach() - step) < before < mmd(a, b.detach() + step)
+
+
+def test_the_l2_twin_is_half_a_sum_not_a_mean():
+    a, b = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.zeros(2, 2)
+    assert half_squared_error(a, b).item() == 15.0
+
+
+# --- laws
+
+
+def seeded(method, *args, **options):
+    torch.manual_seed(7)
+    return method(*args, **options)
+
+
+@pytest.mark.parametrize("distance", ["mmd", "l2"])
+@pytest.mark.parametrize(("lam", "holds"), [(0.0, True), (0.1, False)])
+def test_with_lam_0_and_only_then_it_is_fedavg(distance, lam, holds):
+    fedavg = fitted(seeded(FedAvg, SmallCNN, SGD, weighting="uniform"))
+    other = fitted(seeded(FedMMD, SmallCNN, SGD, lam=lam, distance=distance))
+    assert equal(fedavg.global_state, other.global_state) is holds
+
+
+def test_the_frozen_stream_is_no_part_of_the_state_and_gets_no_gradient():
+    method = FedMMD(SmallCNN, SGD, record=False)
+    seen = []
+    step = method.training_step
+
+    def watched(batch, batch_idx):
+        loss = step(batch, batch_idx)
+        frozen = method._global[0]
+        seen.append((any(p.requires_grad for p in frozen.parameters()), frozen.training))
+        return loss
+
+    method.training_step = watched
+    federation = fitted(method)
+    assert set(seen) == {(False, False)}
+    assert all(name.startswith("network.") for name in federation.global_state)
+    assert federation.personal_states == {}
+
+
+@pytest.mark.parametrize(("distance", "compare"), [("mmd", "logits"), ("l2", "logits"), ("mmd", "features")])
+def test_recorded_outputs_give_the_same_weights(distance, compare):
+    """Bit for bit where all batches are full: the rounding of a row may depend on how many rows there are."""
+    from fedlit.networks import MLP
+
+    def network():
+        return MLP(in_features=64, num_classes=3, hidden=(16,))
+
+    options = {"distance": distance, "compare": compare}
+    both = [seeded(FedMMD, network, SGD, record=record, **options) for record in (True, False)]
+    assert equal(*(fitted(method, toy_data(batch_size=6), local_epochs=3).global_state for method in both))
+
+
+def test_nothing_is_recorded_where_inputs_vary():
+    method = FedMMD(linear, SGD)
+    recorded = []
+    method.on_client_end = lambda client: recorded.append(method._recorded)
+    fitted(method, toy_data(augmentation=[Flip()]), num_rounds=1)
+    assert recorded == [None] * 3
+
+
+def test_recording_the_wrong_samples_would_change_the_weights(monkeypatch):
+    from fedlit.methods import fedmmd
+
+    right = fitted(seeded(FedMMD, linear, SGD)).global_state
+    plain = fedmmd.record
+    monkeypatch.setattr(fedmmd, "record", lambda *args: plain(*args).flip(0))
+    assert not equal(right, fitted(seeded(FedMMD, linear, SGD)).global_state)
+
+
+def test_features_need_a_network_that_has_them():
+    with pytest.raises(ValueError, match=r"`model\.compare: features` needs a network with an `extractor`"):
+        FedMMD(linear, SGD, compare="features")
