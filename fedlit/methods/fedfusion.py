@@ -67,8 +67,7 @@ class FedFusion(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         operator: `conv`, `multi` (a weight per channel) or `single` (one weight).
         ema: How much of the old lam the server keeps, in [0, 1).
-        eval_reference: The frozen extractor of an evaluation: that of the `previous` round (the authors), or the new
-            one it`self`, which leaves single and multi without effect.
+        eval_reference: Evaluate with the `previous` round's extractor (the authors), or with it`self`: no effect then.
         record: Compute frozen features once a visit where inputs are the same in every epoch; the same weights.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
