@@ -223,8 +223,8 @@ class FederatedData(LightningDataModule):
         parts = [assignment.val[k] for k in clients]
         return self._eval_batches(x, y, parts, clients), np.array([len(part) for part in parts])
 
-    def test_batches(self) -> Batches:
-        """The pooled test set. Where clients see permuted pixels, it is dealt out to them and permuted likewise."""
+    def test_batches(self, client: int | None = None) -> Batches:
+        """The pooled test set (of a client's task); dealt out and permuted likewise where clients see permuted pixels."""
         x, y = self.images.test_x, self.images.test_y
         everything = np.arange(len(y))
         if not self.pixels_differ:

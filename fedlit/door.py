@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from torch import Tensor
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
@@ -91,9 +92,10 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     _check_trainable(stages, data)
     _check_metrics(options["metrics"] or {}, data.images.num_classes)
     trial = copy.deepcopy(model)  # building the clients' networks must not change the one that is about to train
+    x = next(iter(data.test_batches()))[0][:2].to(model.device)
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
-            _check_client(trial, data, k)
+            _check_client(trial, data, k, x)
     return stages
 
 
@@ -131,12 +133,11 @@ def _check_choices(name: str, choices: Any, num_clients: int) -> None:
 
 
 @torch.no_grad()
-def _check_client(model: FederatedModule, data: FederatedData, k: int) -> None:
+def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor) -> None:
     """The client's network takes its samples and gives a logit per class, and its optimiser can be built."""
     client = data.client(k)
     model.client = client
     model.configure_client(client)
-    x = next(iter(data.test_batches()))[0][:2].to(model.device)
     was_training = model.training
     model.eval()
     try:

@@ -56,9 +56,8 @@ class Scorer:
         rows = self._global_on_pooled() if self.has_complete_global_model else []
         for k in self.run.memories:
             self.run.enter(k, "personal")
-            scores = evaluate(
-                self.run.fabric, self.run.module, self._short(self.run.data.test_batches()), self.run.metrics
-            )
+            batches = self._short(self.run.data.test_batches(k))
+            scores = evaluate(self.run.fabric, self.run.module, batches, self.run.metrics)
             rows += [(k, "personal", "pooled", name, value) for name, value in scores.items()]
         return [Row(self.run.round, stage.name, *row) for row in rows]
 
@@ -69,7 +68,7 @@ class Scorer:
         else:
             self.run.enter(client, "personal")
         network = self.run.module.global_model() if client is None else self.run.module
-        logits, target = outputs(self.run.fabric, network, self.run.data.test_batches())
+        logits, target = outputs(self.run.fabric, network, self.run.data.test_batches(client))
         return logits.softmax(dim=1), target
 
     def _global_on_pooled(self) -> list[tuple]:
