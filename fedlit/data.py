@@ -224,7 +224,7 @@ class FederatedData(LightningDataModule):
         return self._eval_batches(x, y, parts, clients), np.array([len(part) for part in parts])
 
     def test_batches(self, client: int | None = None) -> Batches:
-        """The pooled test set (of a client's task); dealt out and permuted likewise where clients see permuted pixels."""
+        """The pooled test set (of a client's task); dealt out and permuted where clients see permuted pixels."""
         x, y = self.images.test_x, self.images.test_y
         everything = np.arange(len(y))
         if not self.pixels_differ:

@@ -9,7 +9,8 @@ PACKAGE = Path(__file__).parents[1] / "fedlit"
 ORDER = [  # each room may import from those before it
     "_torchvision", "rng", "partition", "assignment", "datasets", "augment", "batches", "client", "data", "joint",
     "networks", "losses", "ramp", "aggregation", "precision", "evaluation", "methods.base", "methods.fedavg",
-    "methods.fedprox", "methods.finetuned", "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion", "methods", "visit",
+    "methods.fedprox", "methods.finetuned", "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion",
+    "methods", "visit",
     "strategy", "recorder", "run", "scoring", "snapshot", "checkpoint", "pictures", "progress", "callbacks", "folder",
     "door", "schedule", "books", "federation", "", "refusal", "cli", "__main__",
 ]  # fmt: skip
