@@ -13,8 +13,8 @@ help:  ## this list
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-fit: .venv/ready  ## train on the embedded data, about a minute
-	$(BIN)/fedlit fit --config finetuned_fashion.yaml
+fit: .venv/ready  ## train FML on the embedded data, about a minute
+	$(BIN)/fedlit fit --config fml_fashion.yaml
 
 test: .venv/ready  ## lint and all tests but the slow ones
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

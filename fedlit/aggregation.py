@@ -36,7 +36,7 @@ def num_bytes(state: Mapping[str, Tensor]) -> int:
 
 def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
     """Why an upload cannot be used, or None: names, shapes, dtypes, finite values and weight must be as expected."""
-    if not (isfinite(upload.weight) and upload.weight > 0):
+    if not (isfinite(upload.weight) and upload.weight > 1e-9):  # relative to a smaller one, the others would overflow
         return f"weight must be positive and finite, got {upload.weight}"
     if missing := expected.keys() - upload.state.keys():
         return f"missing {sorted(missing)[0]!r} ({len(missing)} in all)"
@@ -65,23 +65,24 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
         >>> weighted_mean(uploads)["w"]
         tensor([3.])
     """
-    total, unit, dtypes = 0.0, None, {}
+    total, unit = 0.0, None
+    like: State = {}
     sums: State = {}
     for upload in uploads:
         unit = upload.weight if unit is None else unit
         weight = upload.weight / unit
         total += weight
         if not sums:
-            dtypes = {name: tensor.dtype for name, tensor in upload.state.items()}
+            like = upload.state
             sums = {name: _wide(tensor).clone() for name, tensor in upload.state.items()}
             continue
         for name, tensor in upload.state.items():
             if tensor.is_floating_point():
-                sums[name].add_(tensor.to(torch.float64), alpha=weight)
+                sums[name].add_(_wide(tensor), alpha=weight)
             else:
                 torch.maximum(sums[name], tensor, out=sums[name])
     _refuse_none(unit is not None)
-    return {n: s.div_(total).to(dtypes[n]) if s.is_floating_point() else s for n, s in sums.items()}
+    return {n: s.div_(total).to(like[n]) if s.is_floating_point() else s for n, s in sums.items()}
 
 
 def median(uploads: Iterable[Upload]) -> State:
@@ -117,12 +118,14 @@ def _coordinatewise(uploads: Iterable[Upload], rule: Callable[[Tensor], Tensor])
     result: State = {}
     for name, first in states[0].items():
         stacked = torch.stack([_wide(state[name]) for state in states])
-        result[name] = rule(stacked).to(first.dtype) if first.is_floating_point() else stacked.amax(dim=0)
+        result[name] = rule(stacked).to(first) if first.is_floating_point() else stacked.amax(dim=0)
     return result
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float64) if tensor.is_floating_point() else tensor
+    if not tensor.is_floating_point():
+        return tensor
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)  # which has no float64
 
 
 def _refuse_none(any_upload: bool) -> None:

@@ -8,11 +8,13 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from fedlit import checkpoint
+from fedlit.folder import lock_folder
 from fedlit.methods.base import Stage
 from fedlit.pictures import draw_curves, draw_partition
 from fedlit.progress import Progress, table
 from fedlit.recorder import Recorder, Row
 from fedlit.run import Round, Run
+from fedlit.schedule import Schedule
 from fedlit.snapshot import take
 
 
@@ -23,7 +25,7 @@ class Books:
         folder: None on other processes and in a development run: then nothing is written.
         logger: As the user gave it to the federation.
         run: Whose books these are.
-        stages: Its programme.
+        schedule: Its programme.
         progress: Where a person is told.
     """
 
@@ -32,10 +34,11 @@ class Books:
         folder: Path | None,
         logger: Logger | list[Logger] | bool,
         run: Run,
-        stages: list[Stage],
+        schedule: Schedule,
         progress: Progress,
     ) -> None:
-        self.folder, self.run, self.stages, self.progress = folder, run, stages, progress
+        self.folder, self.run, self.schedule, self.progress = folder, run, schedule, progress
+        self.lock = None if folder is None else lock_folder(folder)
         self.recorder = Recorder(folder, _loggers(folder, logger, run.round), run.round)
         self.saved_round = run.round
         if folder is None:
@@ -56,7 +59,7 @@ class Books:
         for k, failure in trained.failures.items():
             self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
             self.recorder.event("left_out", round=number, client=k, reason=failure.reason, details=failure.details)
-        clients = sorted({row.client for row in trained.ledger})
+        clients = trained.clients
         self.recorder.event("round", round=number, stage=stage.name, clients=clients, seconds=round(seconds, 3))
         self.progress.round(number, stage.name, rows, seconds)
 
@@ -68,10 +71,17 @@ class Books:
         last = folder / "last.ckpt"
         if last.exists():
             checkpoint.keep(last, folder / "previous.ckpt")
-        checkpoint.save(take(self.run, self.stages), last)
+        # The best first: killed in between, the run goes on from the last and comes to the same best again.
+        target = folder / "best.ckpt" if improved else last
+        checkpoint.save(take(self.run, self.schedule), target)
         if improved:
-            checkpoint.keep(last, folder / "best.ckpt")
+            checkpoint.keep(target, last)
         self.saved_round = self.run.round
+
+    def abandon(self) -> None:
+        """Close the files of a run that died of an error."""
+        self.progress.close()
+        self.recorder.close()
 
     def close(self, options: Mapping[str, Any], stopped_by: int | None) -> None:
         """The last checkpoint, the curves and a table; where to look, and how to go on if the run was stopped."""
@@ -85,9 +95,11 @@ class Books:
             best = {f"best/{key}": entry["value"] for key, entry in run.best.items()}
             self.recorder.options(_chosen(options, run), best)
             self.recorder.event("end", round=run.round, stopped_by=stopped_by)
-        self.recorder.close()
+        self.abandon()
         if run.last:
             self.progress.print("\n" + table(run.last, run.best))
+        if (monitor := options["monitor"]) and run.last and monitor not in run.best:
+            self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
         if folder is not None:
             self.progress.print(f"\nLook at {folder}/curves.png, or run: tensorboard --logdir {folder.parent}")
             if stopped_by is not None:
@@ -102,7 +114,8 @@ def _loggers(folder: Path | None, logger: Logger | list[Logger] | bool, done: in
         return logger if isinstance(logger, list) else [logger]
     where = {"save_dir": folder.parent.parent, "name": folder.parent.name, "version": folder.name}
     # A killed run may have shown rounds that were not saved; they are shown again.
-    return [TensorBoardLogger(**where, default_hp_metric=False, purge_step=done + 1 if done else None)]
+    purge = done + 1 if (folder / "metrics.csv").exists() else None
+    return [TensorBoardLogger(**where, default_hp_metric=False, purge_step=purge)]
 
 
 def _chosen(options: Mapping[str, Any], run: Run) -> dict[str, Any]:

@@ -35,9 +35,14 @@ class StopAt(FederationCallback):
     def __init__(self, value: float, metric: str = "acc/global_on_pooled") -> None:
         self.value, self.metric = value, metric
 
+    def on_fit_start(self, federation: "Federation", module: FederatedModule) -> None:
+        self._look(federation, federation.run.last)  # a run that goes on may have been there before
+
     def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
-        reached = summary(row for row in rows if row.key == self.metric)
-        if self.metric in reached and reached[self.metric]["mean"] >= self.value:
+        self._look(federation, summary(rows))
+
+    def _look(self, federation: "Federation", last: dict[str, dict[str, float]]) -> None:
+        if self.metric in last and last[self.metric]["mean"] >= self.value:
             federation.should_stop = True
 
 

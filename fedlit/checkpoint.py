@@ -13,6 +13,20 @@ from typing import Any
 
 import torch
 
+FORMAT = 2
+KEYS = (
+    "format",
+    "round",
+    "stages",
+    "global_state",
+    "personal_states",
+    "optimizer_states",
+    "initial_state",
+    "last",
+    "best",
+)
+KEYS += ("fingerprint",)
+
 
 def save(content: dict[str, Any], path: Path) -> None:
     """Write plain tensors, numbers, strings and containers of them."""
@@ -62,7 +76,9 @@ def note(path: Path) -> Path:
 
 
 def known_digests(path: Path) -> list[str]:
-    return [line.split()[0] for line in note(path).read_text().splitlines() if line] if note(path).exists() else []
+    return (
+        [line.split()[0] for line in note(path).read_text().splitlines() if line.strip()] if note(path).exists() else []
+    )
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -77,8 +93,9 @@ def load(path: Path) -> dict[str, Any]:
         content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
     except Exception as error:
         raise ValueError(f"`--ckpt_path` {path} is not a checkpoint that can be read safely.") from error
-    if not isinstance(content, dict) or not {"global_state", "personal_states", "round"} <= content.keys():
-        raise ValueError(
-            f"`--ckpt_path` {path} is not a checkpoint of fedlit: it lacks global_state or personal_states."
-        )
+    missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
+    if missing:
+        raise ValueError(f"`--ckpt_path` {path} is not a checkpoint of fedlit: it lacks {missing[0]}.")
+    if content["format"] != FORMAT:
+        raise ValueError(f"`--ckpt_path` {path} has format {content['format']}, but this fedlit reads {FORMAT}.")
     return content

@@ -75,6 +75,8 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: Federation, pl_module: FederatedModule, stage: str) -> None:
         if stage == "fit" and trainer.log_dir is not None:
+            if trainer.run.round:  # the config of the rounds before stays as it is
+                self.config_filename = f"config_from_round_{trainer.run.round + 1}.yaml"
             super().setup(trainer, pl_module, stage)
 
 
@@ -161,14 +163,23 @@ def refuse(message: str) -> NoReturn:
 
 
 def with_recipes_found(args: list[str]) -> list[str]:
-    """The arguments with every `--config NAME` replaced by the file that it means."""
-    found = list(args)
-    for i, arg in enumerate(args):
-        if arg in ("-c", "--config") and i + 1 < len(args):
-            found[i + 1] = checked_recipe(find_recipe(args[i + 1]))
-        elif arg.startswith("--config="):
-            found[i] = f"--config={checked_recipe(find_recipe(arg.removeprefix('--config=')))}"
-    return found
+    """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run."""
+    found, folder = [], None
+    for before, arg in zip(["", *args], args, strict=False):
+        option, equals, name = arg.partition("=")
+        if before in ("-c", "--config"):
+            found.append(checked_recipe(find_recipe(arg)))
+            folder = Path(found[-1]).parent
+        elif option == "--config" and equals:
+            found.append(f"--config={checked_recipe(find_recipe(name))}")
+            folder = Path(found[-1].removeprefix("--config=")).parent
+        else:
+            found.append(arg)
+    if folder is None or not (folder / "checkpoints").is_dir():
+        return found
+    own = {name: str(folder / "checkpoints" / f"{name}.ckpt") for name in ("last", "best")}
+    pairs = zip(["", *found], found, strict=False)
+    return [own.get(arg, arg) if before == "--ckpt_path" else arg for before, arg in pairs]
 
 
 def find_recipe(name: str) -> str:

@@ -32,8 +32,8 @@ class Client:
     round: int = 0
     data: "FederatedData | None" = field(default=None, repr=False)
 
-    def train_batches(self, generator: torch.Generator | None = None, split: Split = "all") -> Batches:
-        """Training batches: all samples, or only those that are shared; shuffled and augmented by `generator`."""
+    def train_batches(self, generator: torch.Generator | None = None, split: Split = "shared") -> Batches:
+        """Training batches: only samples that are shared, or all; shuffled and augmented by `generator`."""
         return self.data.train_batches(self.id, generator, split, self.round)
 
     @property
@@ -43,4 +43,4 @@ class Client:
 
     def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
-        return self.data.val_batches([self.id])[0]
+        return self.data.val_batches([self.id], self.round)[0]

@@ -156,6 +156,8 @@ class FederatedData(LightningDataModule):
         """Deal the samples out; the round matters only to a partition with `resplit_every_round`."""
         if isinstance(self.partition, Saved):
             return self._read_saved()
+        if self.partition.resplit_every_round and self.validation == "train":
+            raise ValueError("`data.validation` must be test or pool where clients change hands, got train.")
         seed = derive(self.partition_seed, "partition", round) % 2**32
         train, val_split = self._private, "train"
         if self.validation == "pool":
@@ -230,9 +232,8 @@ class FederatedData(LightningDataModule):
         if not self.pixels_differ:
             return self._eval_batches(x, y, [everything], [0])
         seed = derive(self.partition_seed, "partition", 0) % 2**32
-        return self._eval_batches(
-            x, y, self._deal(self.partition, everything, y.numpy(), seed), range(self.num_clients)
-        )
+        scaled = self.partition.scaled(len(y) / len(self._labels))
+        return self._eval_batches(x, y, self._deal(scaled, everything, y.numpy(), seed), range(self.num_clients))
 
     def public_batches(self, generator: torch.Generator | None) -> Batches:
         """The public pool: inputs without labels (every target is -1)."""

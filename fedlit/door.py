@@ -1,6 +1,5 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
-import copy
 import re
 from collections.abc import Mapping
 from math import isfinite
@@ -13,7 +12,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
-from fedlit.methods.base import FederatedModule, Stage
+from fedlit.methods.base import FederatedModule, Stage, twin
 from fedlit.rng import isolated
 from fedlit.strategy import ClientParallelStrategy
 from fedlit.visit import as_list
@@ -90,9 +89,14 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
     _check_trainable(stages, data)
+    _check_opt_out(stages, data)
+    if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
+        raise ValueError(
+            f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
+        )
     _check_metrics(options["metrics"] or {}, data.images.num_classes)
-    trial = copy.deepcopy(model)  # building the clients' networks must not change the one that is about to train
-    x = next(iter(data.test_batches()))[0][:2].to(model.device)
+    trial = twin(model)  # building the clients' networks must not change the one that is about to train
+    x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
             _check_client(trial, data, k, x)
@@ -109,6 +113,20 @@ def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         if not any(size >= batch for size, batch in zip(sizes, least, strict=False)):
             raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
+
+
+def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
+    """What leaves a client must not know opted-out samples, neither directly nor by what it trained on them before."""
+    if all(mask.all() for mask in data.assignment.shared):
+        return
+    seen_all = False
+    for stage in stages:
+        if stage.exchange and (stage.split == "all" or seen_all):
+            raise ValueError(
+                f"Stage {stage.name!r} would upload what opted-out samples have shaped (see `data.opt_out`); "
+                "exchange first, and train on all samples afterwards."
+            )
+        seen_all |= stage.split == "all"
 
 
 def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
@@ -138,6 +156,7 @@ def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor
     client = data.client(k)
     model.client = client
     model.configure_client(client)
+    model.to(device=x.device, dtype=x.dtype)
     was_training = model.training
     model.eval()
     try:

@@ -1,6 +1,5 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
-import sys
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,7 +19,7 @@ from fedlit.door import check_experiment, check_options, make_fabric
 from fedlit.folder import find_checkpoint, run_folder, stop_signals
 from fedlit.methods.base import FederatedModule, Stage
 from fedlit.precision import check_precision
-from fedlit.progress import Progress, table
+from fedlit.progress import Progress, table, tell_which
 from fedlit.recorder import Row, summary, write_predictions
 from fedlit.run import Run
 from fedlit.schedule import Schedule
@@ -28,6 +27,8 @@ from fedlit.scoring import Scorer
 from fedlit.snapshot import restore
 from fedlit.strategy import any_process, broadcast
 from fedlit.visit import Interrupted, KeepOptimizer, Plan
+
+Data = FederatedData | None
 
 
 class Federation:
@@ -42,7 +43,7 @@ class Federation:
         min_clients: Clients that take part in a round at least.
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
-        monitor: What `best.ckpt` is the best of, such as acc/global_on_pooled; the method's own choice by default.
+        monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy.
         lr_schedule: A torch schedule that is stepped once a round.
         optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`).
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
@@ -94,11 +95,11 @@ class Federation:
         self.num_rounds, self.local_steps, self.client_epochs = num_rounds, local_steps, client_epochs or {}
         self.local_epochs = 1 if local_epochs is None else local_epochs
         self.fraction_fit, self.min_clients = fraction_fit, min_clients
-        self.eval_every_n_rounds, self.save_every_n_rounds = eval_every_n_rounds, save_every_n_rounds
         self.monitor, self.lr_schedule = monitor, lr_schedule
+        self.eval_every_n_rounds, self.save_every_n_rounds = eval_every_n_rounds, save_every_n_rounds
         self.optimizer_state, self.batch_norm, self.gradient_clip_val = optimizer_state, batch_norm, gradient_clip_val
         self.metrics, self.seed, self.num_threads = metrics, seed, num_threads
-        self.logger, self.default_root_dir = logger, Path(default_root_dir)
+        self.logger, self.default_root_dir = logger, Path(default_root_dir).expanduser()
         self.fast_dev_run, self.enable_progress_bar = fast_dev_run, enable_progress_bar
         self.callbacks = as_callbacks(callbacks)
         self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
@@ -128,9 +129,7 @@ class Federation:
         """What stays with each client."""
         return {k: memory.state for k, memory in self.run.memories.items()}
 
-    def fit(
-        self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
-    ) -> None:
+    def fit(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
         """Train a method over its rounds.
 
         Args:
@@ -139,9 +138,9 @@ class Federation:
             ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
-        self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
-        folder = self._folder if self.is_global_zero else None
-        books = Books(folder, self.logger, self.run, schedule.stages, self.progress)
+        first = self.is_global_zero
+        self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and first)
+        books = Books(self._folder if first else None, self.logger, self.run, schedule, self.progress)
         if self.run.round >= len(schedule):
             self.progress.say(f"All {len(schedule)} rounds are done; `trainer.num_rounds` says how many there are.")
         self.running = True
@@ -149,21 +148,22 @@ class Federation:
         try:
             with stop_signals(self._stop):
                 for number in range(self.run.round + 1, len(schedule) + 1):
-                    self._one_round(number, schedule, books)
                     if any_process(self.fabric, self.should_stop):
                         break
+                    self._one_round(number, schedule, books)
         except Interrupted:
             pass  # the round that was begun is forgotten; its clients' states were not touched
-        finally:
-            self.progress.close()
+        except BaseException:
+            books.abandon()
+            raise
         self.run.load_global()
+        model.client = None
         self._call("on_fit_end")
         books.close(self.options, self.stopped_by)
+        self._call("teardown", "fit")
         self.running = False
 
-    def validate(
-        self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
-    ) -> list[Row]:
+    def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate every client on its own validation samples, and the global model on the test set too.
 
         Args:
@@ -172,11 +172,9 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         stage = self._set_up(model, datamodule, ckpt_path, training=False).stage(self.run.round)
-        return self._report("validate.csv", Scorer(self.run).evaluate(stage, self.run.round))
+        return self._report("validate.csv", Scorer(self.run, stage).evaluate(self.run.round))
 
-    def test(
-        self, model: FederatedModule, datamodule: FederatedData | None = None, ckpt_path: str | None = None
-    ) -> list[Row]:
+    def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
 
         Args:
@@ -185,7 +183,7 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         stage = self._set_up(model, datamodule, ckpt_path, training=False).stage(self.run.round)
-        return self._report("test.csv", Scorer(self.run).test(stage))
+        return self._report("test.csv", Scorer(self.run, stage).test())
 
     def predict(
         self,
@@ -194,7 +192,7 @@ class Federation:
         ckpt_path: str | None = None,
         client: int | None = None,
     ) -> torch.Tensor:
-        """Predict the test set, by the global model or by a client's own; writes predictions.csv.
+        """Predict the test set, by the global model or by a client's own; writes predictions_*.csv.
 
         Args:
             model: The method.
@@ -202,18 +200,16 @@ class Federation:
             ckpt_path: The checkpoint to use: a file, or `last` or `best` of the newest run.
             client: Whose model; the global one by default.
         """
-        self._set_up(model, datamodule, ckpt_path, training=False)
-        scorer = Scorer(self.run)
+        schedule = self._set_up(model, datamodule, ckpt_path, training=False)
+        scorer = Scorer(self.run, schedule.stage(self.run.round))
         if client is not None and not 0 <= client < self.run.data.num_clients:
             raise ValueError(f"`--client` must be 0 to {self.run.data.num_clients - 1}, got {client}.")
         if client is None and not scorer.has_complete_global_model:
             raise ValueError(f"{type(model).__name__} has no global model; name one of its clients with `--client`.")
-        self._tell_untrained()
         probabilities, target = scorer.predict(client)
         if self.is_global_zero:
-            path = (self._folder or Path()) / "predictions.csv"
-            write_predictions(path, probabilities, target)
-            print(f"{path}: {len(target)} predictions")
+            tell_which(self.run.round, self._folder)
+            print(write_predictions(self._folder or Path(), client, probabilities, target))
         return probabilities
 
     def _one_round(self, number: int, schedule: Schedule, books: Books) -> None:
@@ -225,8 +221,10 @@ class Federation:
         due = last or number % self.eval_every_n_rounds == 0
         plan_for = partial(self._plan, stage, schedule.lr_factor(number))
         trained = run.train_round(clients, number, plan_for, due, self.progress.client)
-        rows = [*trained.rows, *(Scorer(run).evaluate(stage, number) if due else ())]
-        improved = run.end_round(number, rows, self.monitor or run.module.monitor)
+        scorer = Scorer(run, stage)
+        rows = [*trained.rows, *(scorer.evaluate(number) if due else ())]
+        trained.failures = {**scorer.failures, **trained.failures}
+        improved = run.end_round(number, rows, self.monitor)
         books.round(number, stage, trained, rows, perf_counter() - start)
         if last or improved or number % self.save_every_n_rounds == 0:
             books.save(improved)
@@ -243,13 +241,11 @@ class Federation:
             lr_factor=lr_factor,
             optimizer_state=self.optimizer_state,
             gradient_clip_val=self.gradient_clip_val,
-            # With several processes all must agree to stop, which they do between rounds.
+            # Several processes agree to stop between rounds.
             should_stop=lambda: self.stopped_by is not None and self.fabric.world_size == 1,
         )
 
-    def _set_up(
-        self, model: FederatedModule, datamodule: FederatedData | None, ckpt_path: str | None, training: bool
-    ) -> Schedule:
+    def _set_up(self, model: FederatedModule, datamodule: Data, ckpt_path: str | None, training: bool) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
         self.running, self.should_stop, self.stopped_by = False, False, None
         torch.set_num_threads(self.num_threads)
@@ -264,12 +260,14 @@ class Federation:
         stages = check_experiment(model, data, self.options)
         schedule = Schedule(stages, self.num_rounds, self.lr_schedule, self.fast_dev_run)
         path = find_checkpoint(ckpt_path, self.default_root_dir)
+        if self.run is not None:
+            self.run.data = data
         if training or path is not None or self.run is None or self.run.module is not model:
             self.fabric.setup_module(model)
             self.run = Run(self.fabric, model, data, self.seed, self.batch_norm, self.metrics, self.fast_dev_run)
             self.run.synchronise()
         if path is not None:
-            restore(self.run, checkpoint.load(path), str(path), stages, training)
+            restore(self.run, checkpoint.load(path), str(path), schedule, training)
         if training or path is not None:
             new = training and not self.fast_dev_run and self.is_global_zero
             folder = broadcast(self.fabric, run_folder(path, self.default_root_dir if new else None))
@@ -280,16 +278,12 @@ class Federation:
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         """Print a table, and leave the rows in the folder of the run that was evaluated."""
-        self._tell_untrained()
-        if self.is_global_zero and self._folder is not None:
-            (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
-        if self.is_global_zero and self.enable_progress_bar:
+        if self.is_global_zero:
+            tell_which(self.run.round, self._folder)
             print(table(summary(rows)))
+            if self._folder is not None:
+                (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
         return rows
-
-    def _tell_untrained(self) -> None:
-        if self.run.round == 0 and self.is_global_zero:
-            print("No `--ckpt_path` was given: this is the untrained model.", file=sys.stderr)
 
     def _stop(self, signal: int) -> None:
         self.should_stop, self.stopped_by = True, signal

@@ -1,5 +1,6 @@
 """The folder of a run, the checkpoint that a user means, and the signals that end a run in good order."""
 
+import fcntl
 import re
 import signal
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TextIO
 
 RUNS = "lightning_logs"
 
@@ -28,6 +30,16 @@ def claim_folder(root: Path) -> Path:
     raise AssertionError("count() never ends")
 
 
+def lock_folder(folder: Path) -> TextIO:
+    """Hold a run's folder until the file is closed: two processes that write one run would spoil it."""
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise ValueError(f"{folder} is in use: another process is still writing this run.") from error
+    return lock
+
+
 def run_folder(path: Path | None, root: Path | None) -> str | None:
     """The folder of the run that a checkpoint belongs to, else a new one in `root`, else none."""
     if path is not None and path.parent.name == "checkpoints":
@@ -40,10 +52,11 @@ def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
     if ckpt_path not in ("last", "best"):
         return Path(ckpt_path) if ckpt_path else None
     runs = root / RUNS
-    for number in sorted(_versions(runs), reverse=True):
-        found = runs / f"version_{number}" / "checkpoints" / f"{ckpt_path}.ckpt"
+    if versions := _versions(runs):
+        found = runs / f"version_{max(versions)}" / "checkpoints" / f"{ckpt_path}.ckpt"
         if found.exists():
             return found
+        raise ValueError(f"`--ckpt_path {ckpt_path}` means the newest run, but there is no {found}.")
     raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {runs}.")
 
 

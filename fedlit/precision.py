@@ -27,6 +27,12 @@ def has_scaler(fabric: Fabric) -> bool:
     return getattr(fabric._precision, "scaler", None) is not None
 
 
+def renew_scaler(fabric: Fabric) -> None:
+    """A scale that adapted to one client must not depend on which client came before."""
+    if has_scaler(fabric):
+        fabric._precision.scaler = torch.amp.GradScaler(fabric.device.type)
+
+
 def check_precision(fabric: Fabric) -> None:
     """Refuse a precision that would kill the process later."""
     precision = fabric._precision.precision

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from tqdm.auto import tqdm
 
@@ -55,6 +56,12 @@ class Progress:
             self.bar.close()
 
 
+def tell_which(round: int, folder: Path | None) -> None:
+    """Say what is evaluated: `last` and `best` may mean another run than one thinks."""
+    what = f"round {round}" + (f" of {folder}" if folder else "") if round else "an untrained model"
+    print(f"Evaluating {what}.", file=sys.stderr)
+
+
 def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:
     """Every metric but losses: mean and range over clients; with `best`, also the best mean and its round.
 
@@ -68,7 +75,7 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
         metric, _, what = key.rpartition("/")  # a method may log a name with a slash
         if "loss" in metric:
             continue
-        spread = ["", ""] if parts["min"] == parts["max"] else [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
+        spread = ["", ""] if what == "global_on_pooled" else [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
         rows.append([metric, *what.split("_on_"), f"{parts['mean']:.4f}", *spread])
         if best:
             rows[-1] += [f"{best[key]['value']:.4f}", str(best[key]["round"])]

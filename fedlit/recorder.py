@@ -142,12 +142,14 @@ class Recorder:
             writer.add_custom_scalars(layout(self._layout))
 
 
-def write_predictions(path: Path, probabilities: Tensor, target: Tensor) -> None:
-    """The likeliest class of every sample, its probability and the label, in order."""
+def write_predictions(folder: Path, client: int | None, probabilities: Tensor, target: Tensor) -> Path:
+    """The likeliest class of every sample, its probability and the label, in order; where they are."""
+    path = folder / ("predictions_global.csv" if client is None else f"predictions_client_{client}.csv")
     confidence, predicted = probabilities.max(dim=1)
     rows = enumerate(zip(predicted.tolist(), confidence.tolist(), target.tolist(), strict=True))
     lines = (f"{i},{p},{c:.6f},{y}\n" for i, (p, c, y) in rows)
     path.write_text("index,predicted,probability,label\n" + "".join(lines))
+    return path
 
 
 def layout(lines: Mapping[str, bool]) -> dict[str, dict[str, list]]:
@@ -186,7 +188,12 @@ def _scalars(rows: list[Row]) -> dict[str, float]:
 def _rewind(path: Path, header: str, last_round: int) -> None:
     """Keep the header and the whole lines up to a round: a killed run may have written more, or half a line."""
     lines = path.read_text().splitlines(keepends=True)[1:] if path.exists() and last_round else []
-    kept = [line for line in lines if line.endswith("\n") and int(line.split(",", 1)[0]) <= last_round]
+    numbers = [line.partition(",")[0] for line in lines]
+    kept = [
+        line
+        for line, n in zip(lines, numbers, strict=True)
+        if line[-1] == "\n" and n.isdigit() and int(n) <= last_round
+    ]
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.write_text("".join([header + "\n", *kept]))
     temporary.replace(path)

@@ -11,7 +11,6 @@ from hashlib import blake2b
 
 import numpy as np
 import torch
-from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -33,17 +32,27 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and random inside, and leave them outside as they were."""
-    before = _collect_rng_states()
+    gpu = torch.cuda.is_available()
+    before = (
+        torch.get_rng_state(),
+        np.random.get_state(),
+        random.getstate(),
+        torch.cuda.get_rng_state() if gpu else None,
+    )
     # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
     torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
+    if gpu:
+        torch.cuda.manual_seed(seed)
     try:
         yield
     finally:
-        _set_rng_states(before)
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
+        if gpu:
+            torch.cuda.set_rng_state(before[3])
 
 
 class Stream:

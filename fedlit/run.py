@@ -2,24 +2,29 @@
 
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import chain
+from math import isfinite
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.assignment import Assignment
 from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate
-from fedlit.methods.base import FederatedModule, Stage
+from fedlit.methods.base import FederatedModule, Stage, twin
 from fedlit.recorder import LedgerRow, Row, summary
-from fedlit.rng import generator
+from fedlit.rng import derive, generator, isolated
 from fedlit.strategy import broadcast, in_order
 from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, load, shared_names, visit
+
+# What best.ckpt is the best of, unless the user says: the model that clients use themselves, on their own samples.
+MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")
 
 
 @dataclass
@@ -38,6 +43,7 @@ class Round:
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
     memories: dict[int, Memory] = field(default_factory=dict)
+    clients: list[int] = field(default_factory=list)
 
 
 class Run:
@@ -65,7 +71,10 @@ class Run:
     ) -> None:
         self.fabric, self.module, self.data, self.seed = fabric, module, data, seed
         self.metrics, self.fast_dev_run = metrics or {}, fast_dev_run
+        self.pristine = twin(module)  # to mend the live module after a client has broken it
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        rebuilt = is_overridden("configure_client", module, FederatedModule)
+        self._trained = {} if rebuilt else {name: p.requires_grad for name, p in module.named_parameters()}
         self.shared = shared_names(module, batch_norm)
         self.server = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]
         self.global_state: State = {name: self.initial[name].clone() for name in self.server}
@@ -129,10 +138,12 @@ class Run:
         if stage.exchange:
             first = next(uploads, None)
             if first is not None:
-                agreed = self.module.aggregate(chain([first], uploads), dict(self.global_state))
+                current = {name: tensor.clone() for name, tensor in self.global_state.items()}
+                with isolated(derive(self.seed, "aggregate", stage.name, round)):
+                    agreed = {**self.global_state, **self.module.aggregate(chain([first], uploads), current)}
         for _ in uploads:  # without an exchange nobody asks for uploads; a rule may also stop early
             pass
-        if len(record.failures) == len(clients):
+        if len(record.failures) == len(clients) and (len(clients) > 1 or self.round == 0):
             raise _all_failed(record.failures)
         if stage.exchange and (problem := defect(Upload(-1, agreed), self.global_state)):
             raise RuntimeError(f"`aggregate` of {type(self.module).__name__} gave an impossible state: {problem}.")
@@ -140,15 +151,21 @@ class Run:
         self.memories |= record.memories  # only now: a round that is cut short has touched nothing
         return record
 
-    def end_round(self, round: int, rows: list[Row], monitor: str) -> bool:
+    def end_round(self, round: int, rows: list[Row], monitor: str | None) -> bool:
         """Count the round and note the best mean of every metric; whether the monitored one improved."""
         self.round = round
         for key, parts in summary(rows).items():
             self.last[key] = parts
-            best = self.best.get(key)
-            if best is None or (parts["mean"] < best["value"] if "loss" in key else parts["mean"] > best["value"]):
+            sign = -1 if self._lower_is_better(key.rpartition("/")[0]) else 1
+            if isfinite(parts["mean"]) and (
+                key not in self.best or sign * (parts["mean"] - self.best[key]["value"]) > 0
+            ):
                 self.best[key] = {"value": parts["mean"], "round": round}
-        return self.best.get(monitor, {}).get("round") == round
+        watched = monitor or next((key for key in MONITORS if key in self.best), None)
+        return watched in self.best and self.best[watched]["round"] == round
+
+    def _lower_is_better(self, metric: str) -> bool:
+        return "loss" in metric or getattr(self.metrics.get(metric), "higher_is_better", True) is False
 
     def _uploads(
         self,
@@ -167,7 +184,8 @@ class Run:
             return self._visit(k, round, plan_for(k), score)
 
         for k, (outcome, trained) in in_order(self.fabric, clients, work, _pack, _unpack):
-            if stage.exchange:
+            record.clients.append(k)
+            if self.shared and (stage.exchange or k not in self.memories):  # later it goes on from what it has
                 record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.shared_state)))
             if isinstance(outcome, Failure):
                 record.failures[k] = outcome
@@ -182,6 +200,7 @@ class Run:
             record.rows += [Row(round, stage.name, k, "trained", "train", n, v) for n, v in outcome.logs.items()]
             record.rows += [Row(round, stage.name, k, "trained", "own", n, v) for n, v in trained.items()]
             yield outcome.upload
+        self.load_global()  # what `aggregate` may read of the module is the server's, on every process
 
     def _problem(self, outcome: Outcome) -> str | None:
         """What is wrong with an upload, or with what a client would keep."""
@@ -195,12 +214,21 @@ class Run:
             outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
             if not (score and plan.stage.exchange):
                 return outcome, {}
-            return outcome, evaluate(self.fabric, self.module.global_model(), client.val_batches(), self.metrics)
+            network = (plan.stage.module or self.module).global_model()
+            with isolated(derive(self.seed, "trained", plan.stage.name, round, k)):
+                return outcome, evaluate(self.fabric, network, client.val_batches(), self.metrics)
         except Interrupted:
             raise
         except Exception as error:  # whatever a client does, the round goes on without it
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            return Failure(reason, traceback.format_exc()), {}
+            self.mend()
+            return failure(error), {}
+
+    def mend(self) -> None:
+        """Give the live module its first structure back; values are loaded with the next state."""
+        fresh = twin(self.pristine)
+        for part in ("_modules", "_parameters", "_buffers"):
+            setattr(self.module, part, getattr(fresh, part))
+        self.module.to(self.module.device)
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""
@@ -211,6 +239,15 @@ class Run:
         personal = self.memories[k].state if k in self.memories else {}
         client = self.data.client(k, round)
         enter(self.module, client, self.initial, self.global_state, personal, self.seed, prefer)
+        for name, parameter in self.module.named_parameters():  # a visit may have frozen some
+            parameter.requires_grad_(self._trained.get(name, parameter.requires_grad))
+
+
+def failure(error: Exception) -> Failure:
+    """What went wrong, in a line and in full."""
+    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    hint = " (a batch of one sample; see `data.drop_last`)" if "more than 1 value per channel" in reason else ""
+    return Failure(reason + hint, traceback.format_exc())
 
 
 def _all_failed(failures: dict[int, Failure]) -> RuntimeError:
@@ -220,7 +257,10 @@ def _all_failed(failures: dict[int, Failure]) -> RuntimeError:
 
 def _pack(result: tuple[Outcome | Failure, Scores]) -> dict[str, Any]:
     outcome, trained = result
-    return {"failed": isinstance(outcome, Failure), "trained": trained, **asdict(outcome)}
+    if isinstance(outcome, Failure):
+        return {"failed": True, "trained": trained, **vars(outcome)}
+    upload = None if outcome.upload is None else vars(outcome.upload)
+    return {"failed": False, "trained": trained, "upload": upload, "memory": vars(outcome.memory), "logs": outcome.logs}
 
 
 def _unpack(packed: dict[str, Any]) -> tuple[Outcome | Failure, Scores]:

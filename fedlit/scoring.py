@@ -10,7 +10,8 @@ from fedlit.batches import Batches
 from fedlit.evaluation import evaluate, outputs, scores_by_group
 from fedlit.methods.base import Stage
 from fedlit.recorder import POOLED, Row
-from fedlit.run import Run
+from fedlit.rng import derive, isolated
+from fedlit.run import Failure, Run, failure
 from fedlit.strategy import in_order
 
 DEV_SAMPLES = 64  # a development run evaluates on so many
@@ -21,19 +22,22 @@ class Scorer:
 
     Args:
         run: Its states, data and live module.
+        stage: Whose module is evaluated.
     """
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
+    def __init__(self, run: Run, stage: Stage) -> None:
+        self.run, self.stage = run, stage
+        self.learner = stage.module or run.module
+        self.failures: dict[int, Failure] = {}
 
     @property
     def has_complete_global_model(self) -> bool:
         """Whether the server alone holds every value that the global model needs."""
         held = {id(t) for n, t in self.run.module.state_dict(keep_vars=True).items() if n in self.run.global_state}
-        needed = self.run.module.global_model().state_dict(keep_vars=True).values()
+        needed = self.learner.global_model().state_dict(keep_vars=True).values()
         return bool(held) and all(id(tensor) in held for tensor in needed)
 
-    def evaluate(self, stage: Stage, round: int) -> list[Row]:
+    def evaluate(self, round: int) -> list[Row]:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
         own = [k for k in range(self.run.data.num_clients) if len(self.run.data.at_round(round).val[k])]
         own = own[:2] if self.run.fast_dev_run else own
@@ -45,21 +49,28 @@ class Scorer:
             jobs += [lambda g=group: self._global_on_own(g, round) for group in groups]
         elif self.run.global_state:
             jobs += [lambda k=k: self._client_on_own(k, "global", round) for k in own]
-        personal = not stage.exchange or len(self.run.server) < len(self.run.initial)
+        personal = not self.stage.exchange or len(self.run.server) < len(self.run.initial)
         if personal:
             jobs += [lambda k=k: self._client_on_own(k, "personal", round) for k in seen]
-        done = in_order(self.run.fabric, range(len(jobs)), lambda i: jobs[i](), list, list)
-        return [Row(round, stage.name, *row) for _, rows in done for row in rows]
 
-    def test(self, stage: Stage) -> list[Row]:
+        def work(i: int) -> list[tuple]:
+            with isolated(derive(self.run.seed, "evaluate", self.stage.name, round, i)):
+                return jobs[i]()
+
+        done = in_order(self.run.fabric, range(len(jobs)), work, list, list)
+        rows = [row for _, found in done for row in found]
+        self.failures = {k: Failure(f"could not be evaluated: {what}") for k, *_, what in rows if isinstance(what, str)}
+        return [Row(round, self.stage.name, *row) for row in rows if not isinstance(row[-1], str)]
+
+    def test(self) -> list[Row]:
         """Global model, and every client's own, on the pooled test set."""
         rows = self._global_on_pooled() if self.has_complete_global_model else []
-        for k in self.run.memories:
+        for k in (k for k, memory in self.run.memories.items() if memory.state):
             self.run.enter(k, "personal")
             batches = self._short(self.run.data.test_batches(k))
-            scores = evaluate(self.run.fabric, self.run.module, batches, self.run.metrics)
+            scores = evaluate(self.run.fabric, self.learner, batches, self.run.metrics)
             rows += [(k, "personal", "pooled", name, value) for name, value in scores.items()]
-        return [Row(self.run.round, stage.name, *row) for row in rows]
+        return [Row(self.run.round, self.stage.name, *row) for row in rows]
 
     def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
         """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
@@ -67,27 +78,31 @@ class Scorer:
             self.run.load_global()
         else:
             self.run.enter(client, "personal")
-        network = self.run.module.global_model() if client is None else self.run.module
+        network = self.learner.global_model() if client is None else self.learner
         logits, target = outputs(self.run.fabric, network, self.run.data.test_batches(client))
         return logits.softmax(dim=1), target
 
     def _global_on_pooled(self) -> list[tuple]:
         self.run.load_global()
         batches = self._short(self.run.data.test_batches())
-        scores = evaluate(self.run.fabric, self.run.module.global_model(), batches, self.run.metrics)
+        scores = evaluate(self.run.fabric, self.learner.global_model(), batches, self.run.metrics)
         return [(POOLED, "global", "pooled", name, value) for name, value in scores.items()]
 
     def _global_on_own(self, clients: list[int], round: int) -> list[tuple]:
         self.run.load_global()
         batches, sizes = self.run.data.val_batches(clients, round)
-        logits, target = outputs(self.run.fabric, self.run.module.global_model(), batches)
+        logits, target = outputs(self.run.fabric, self.learner.global_model(), batches)
         rows = zip(clients, scores_by_group(logits, target, sizes, self.run.metrics), strict=True)
         return [(k, "global", self._whose(k), name, value) for k, scores in rows for name, value in scores.items()]
 
     def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> list[tuple]:
-        self.run.enter(k, "server" if model == "global" else "personal", round)
-        network = self.run.module.global_model() if model == "global" else self.run.module
-        scores = evaluate(self.run.fabric, network, self.run.data.val_batches([k], round)[0], self.run.metrics)
+        try:
+            self.run.enter(k, "server" if model == "global" else "personal", round)
+            network = self.learner.global_model() if model == "global" else self.learner
+            scores = evaluate(self.run.fabric, network, self.run.data.val_batches([k], round)[0], self.run.metrics)
+        except Exception as error:  # one client's model must not keep the others from being looked at
+            self.run.mend()
+            return [(k, model, self._whose(k), "", failure(error).reason)]
         return [(k, model, self._whose(k), name, value) for name, value in scores.items()]
 
     def _whose(self, k: int) -> str:

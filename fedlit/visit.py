@@ -19,10 +19,10 @@ from fedlit.aggregation import State, Upload
 from fedlit.client import Client
 from fedlit.evaluation import evaluate
 from fedlit.methods.base import FederatedModule, Stage
-from fedlit.precision import autocast, convert_input, has_scaler
+from fedlit.precision import autocast, convert_input, has_scaler, renew_scaler
 from fedlit.rng import derive, generator, isolated
 
-OptimizerState = dict[str, dict[str, Any]]
+OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
 KeepOptimizer = Literal["personal", "reset", "keep"]
 
 
@@ -57,10 +57,10 @@ class Plan:
 
 @dataclass
 class Memory:
-    """What stays with a client between visits: its personal state, and the optimiser's for what it keeps."""
+    """What stays with a client between visits: its personal state, and of each stage's optimiser what goes with it."""
 
     state: State = field(default_factory=dict)
-    optimizer: OptimizerState = field(default_factory=dict)
+    optimizer: dict[str, OptimizerState] = field(default_factory=dict)
 
 
 @dataclass
@@ -94,17 +94,21 @@ def enter(
     if is_overridden("configure_client", module, FederatedModule):
         with isolated(derive(seed, "client", client.id)):
             module.configure_client(client)
-        live = module.to(module.device).state_dict(keep_vars=True)
+        live = module.to(device=module.device, dtype=module.dtype).state_dict(keep_vars=True)
     top = {**server, **personal} if prefer == "personal" else {**personal, **server}
     # What configure_client did not rebuild still holds the last client's values.
     stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
     load(live, {**stale, **top})
+    module.zero_grad()
 
 
 @torch.no_grad()
 def load(live: Mapping[str, Tensor], state: State) -> None:
     """Copy values into the live tensors of the same names."""
     names = [name for name in state if name in live]
+    for name in names:
+        if live[name].shape != state[name].shape:  # it would be broadcast
+            raise ValueError(f"{name!r} is {tuple(live[name].shape)}, but its state is {tuple(state[name].shape)}.")
     if names:
         torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
 
@@ -113,16 +117,18 @@ def visit(
     fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, shared: Collection[str], memory: Memory
 ) -> Outcome:
     """Train the client whose state is loaded; its upload holds the shared names and nothing else."""
-    learner = plan.stage.module or module
+    learner, structure = plan.stage.module or module, _structure(module)
     learner.client, learner._log_sink = client, (means := _Means())
     try:
         with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, client.id)):
             module.on_client_start(client)
-            optimizers = _optimizers(fabric, learner, plan, _names(module), memory.optimizer)
+            optimizers = _optimizers(fabric, learner, plan, _names(module), memory.optimizer.get(plan.stage.name, {}))
             _train(fabric, learner, client, plan, optimizers)
             module.on_client_end(client)
     finally:
-        learner._log_sink = None
+        learner._log_sink, learner._fabric_optimizers = None, []
+    if _structure(module) != structure:
+        raise ValueError("the visit changed names, shapes or dtypes of the state.")
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     travels = set(shared) if plan.stage.exchange else set()
     mine = {id(tensor) for tensor in learner.state_dict(keep_vars=True).values()}
@@ -133,7 +139,12 @@ def visit(
     if plan.stage.exchange:
         upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
-    return Outcome(upload, Memory(own, _state_of(optimizers, _names(module), kept)), means.result())
+    momenta = {**memory.optimizer, plan.stage.name: _state_of(optimizers, _names(module), kept)}
+    return Outcome(upload, Memory(own, {stage: m for stage, m in momenta.items() if m}), means.result())
+
+
+def _structure(module: nn.Module) -> dict[str, tuple]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in module.state_dict().items()}
 
 
 def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, optimizers: list[Optimizer]) -> None:
@@ -142,7 +153,9 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
         generator(plan.seed, "batches", plan.stage.name, client.round, client.id), plan.stage.split
     ).to(learner.device)
     batches.indexed = learner.wants_index
-    best = _Best(plan.stage, fabric, learner, client) if plan.stage.monitor else None
+    watched = plan.stage.monitor and len(client.val_batches().y)  # without validation samples there is nothing to watch
+    best = _Best(plan.stage, fabric, learner, client) if watched else None
+    renew_scaler(fabric)
     context, step = autocast(fabric), 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
         if best is not None and epoch % plan.stage.check_every == 0 and best.exhausted():
@@ -181,8 +194,10 @@ def _step(
     optimizer = optimizers[0]
     optimizer.zero_grad()
     fabric.backward(loss) if has_scaler(fabric) else loss.backward()
-    if clip is not None:
-        torch.nn.utils.clip_grad_norm_(learner.parameters(), clip)
+    if clip is not None and has_scaler(fabric):
+        fabric.clip_gradients(learner, optimizer, max_norm=clip)
+    elif clip is not None:
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
     optimizer.step()
 
 
@@ -200,15 +215,19 @@ def _optimizers(
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"]:
                 if names.get(parameter) in state:
-                    entry = state[names[parameter]]
-                    optimizer.state[parameter] = {
-                        k: v.clone() if isinstance(v, Tensor) else v for k, v in entry.items()
-                    }
+                    optimizer.state[parameter] = _revived(state[names[parameter]], parameter.device)
     if has_scaler(fabric):
         wrapped = fabric.setup_optimizers(*optimizers)
         optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
     learner._fabric, learner._fabric_optimizers = fabric, optimizers  # what manual optimisation asks Lightning for
     return optimizers
+
+
+def _revived(entry: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """A copy on the parameter's device; a step counter stays where the optimiser made it."""
+    tensors = {k: v for k, v in entry.items() if isinstance(v, Tensor)}
+    copies = {k: v.clone() if k == "step" else v.to(device, copy=True) for k, v in tensors.items()}
+    return {**entry, **copies}
 
 
 def as_list(configured: Any) -> list[Optimizer]:

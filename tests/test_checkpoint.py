@@ -7,9 +7,9 @@ import torch
 from conftest import SGD, SmallCNN, fitted
 
 from fedlit import FineTuned
-from fedlit.checkpoint import keep, known_digests, load, note, save
+from fedlit.checkpoint import FORMAT, KEYS, keep, known_digests, load, note, save
 
-CONTENT = {"global_state": {"w": torch.arange(3.0)}, "personal_states": {0: {}}, "round": 2}
+CONTENT = {**dict.fromkeys(KEYS, 0), "global_state": {"w": torch.arange(3.0)}, "round": 2, "format": FORMAT}
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -65,6 +65,19 @@ def test_a_runs_checkpoints_are_plain_torch_files():
     for name in ("last", "previous", "best"):
         content = torch.load(f"{federation.log_dir}/checkpoints/{name}.ckpt", weights_only=True)
         assert content["global_state"].keys() == federation.global_state.keys()
-    assert content["round"] == federation.run.best["acc/global_on_pooled"]["round"]
+    assert content["round"] == federation.run.best["acc/personal_on_own"]["round"]
     last = torch.load(f"{federation.log_dir}/checkpoints/last.ckpt", weights_only=True)
     assert (last["round"], sorted(last["personal_states"])) == (4, [0, 1, 2])
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_file_without_a_key_is_no_checkpoint(key, tmp_path):
+    save({k: v for k, v in CONTENT.items() if k != key}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=f"not a checkpoint of fedlit: it lacks {key}"):
+        load(tmp_path / "a.ckpt")
+
+
+def test_a_format_of_another_time_is_refused(tmp_path):
+    save({**CONTENT, "format": 99}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=f"has format 99, but this fedlit reads {FORMAT}"):
+        load(tmp_path / "a.ckpt")

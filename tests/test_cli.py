@@ -128,7 +128,7 @@ def test_a_run_goes_on_in_its_own_folder_and_its_config_starts_it_anew():
 
 def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
     main(FIT)
-    for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions.csv")):
+    for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions_global.csv")):
         main([command, "--config", "run.yaml", "--ckpt_path=best"])
         assert len(Path("lightning_logs/version_0", file).read_text().splitlines()) >= 3
     assert "untrained" not in capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
 
 def test_without_a_checkpoint_the_user_is_told_that_the_model_is_untrained(capsys):
     main(["validate", "--config", "run.yaml"])
-    assert "this is the untrained model" in capsys.readouterr().err
+    assert "an untrained model" in capsys.readouterr().err
     assert not Path("lightning_logs").exists()
 
 

@@ -73,7 +73,7 @@ def test_shared_samples_do_change_it():
 
 
 def test_a_partition_that_resplits_changes_hands_every_round():
-    data = toy_data(num_clients=2, partition=BinarySeparated("random", resplit_every_round=True))
+    data = toy_data(num_clients=2, partition=BinarySeparated("random", resplit_every_round=True), validation="test")
     data.setup()
     held = [set(data.at_round(r).train[0]) for r in (1, 2, 3, 4)]
     assert len({frozenset(part) for part in held}) > 1

@@ -39,6 +39,35 @@ def test_fedprox_with_mu_above_0_is_not_fedavg():
     assert not equal(fedavg.global_state, fitted(seeded(FedProx, SmallCNN, SGD, mu=0.1), uneven()).global_state)
 
 
+def test_fedprox_pulls_towards_the_global_model_of_the_round_by_hand():
+    """Its gradient is mu * (v - w), with w the model that this round began with, the same for all clients."""
+    from fedlit.losses import proximal_penalty
+
+    v, w = torch.tensor([3.0, -1.0], requires_grad=True), torch.tensor([1.0, 1.0])
+    proximal_penalty([v], [w], mu=0.5).backward()
+    assert torch.equal(v.grad, torch.tensor([1.0, -1.0]))  # mu * (v - w)
+
+    method = FedProx(SmallCNN, SGD, mu=0.1)
+    anchored = []
+    method.on_client_end = lambda client: anchored.append(method.anchors[0].clone())
+    federation = fitted(method, num_rounds=2)
+    assert torch.equal(anchored[0], anchored[1])
+    assert not torch.equal(anchored[0], anchored[3])
+    assert federation.run.round == 2
+
+
+def test_a_client_counts_by_the_samples_it_shares_and_not_by_those_it_has():
+    half = {"opt_out_samples": 0.5}
+    states = [
+        fitted(seeded(FedAvg, SmallCNN, SGD, weighting=w), uneven(**half)).global_state for w in ("examples", "uniform")
+    ]
+    assert not equal(*states)
+    data = uneven(**half)
+    data.setup()
+    method = FedAvg(SmallCNN, SGD)
+    assert [method.client_weight(data.client(k)) for k in range(3)] == [m.sum() for m in data.assignment.shared]
+
+
 def plain_loop(data, rounds: int, keep_optimizer: bool):
     """What one client does, written out: no federation, no module, no stages."""
     torch.manual_seed(7)

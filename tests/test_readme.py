@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def blocks(language: str) -> list[str]:
 def command_line(monkeypatch):
     """fedlit as from a shell: arguments and path are the test's own."""
     monkeypatch.setattr("sys.argv", ["fedlit"])
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
     return main
 
 

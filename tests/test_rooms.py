@@ -11,8 +11,8 @@ ORDER = [  # each room may import from those before it
     "networks", "losses", "ramp", "aggregation", "precision", "evaluation", "methods.base", "methods.fedavg",
     "methods.fedprox", "methods.finetuned", "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion",
     "methods", "visit",
-    "strategy", "recorder", "run", "scoring", "snapshot", "checkpoint", "pictures", "progress", "callbacks", "folder",
-    "door", "schedule", "books", "federation", "", "refusal", "cli", "__main__",
+    "strategy", "recorder", "run", "scoring", "schedule", "checkpoint", "snapshot", "pictures", "progress", "callbacks",
+    "folder", "door", "books", "federation", "", "refusal", "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in a `Federation`.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,9 +70,6 @@ class FederatedModule(LightningModule):
     wants_index: bool = False
     """Whether a batch also holds its samples' positions among the client's: `(x, y, index)`."""
 
-    monitor: str = "acc/global_on_pooled"
-    """What `best.ckpt` is the best of: metric/model_on_data."""
-
     weighting: Weighting = "examples"
     """What a client's upload counts by."""
 
@@ -123,6 +121,10 @@ class FederatedModule(LightningModule):
         loss = F.cross_entropy(self(x), y)
         self.log("train_loss", loss)
         return loss
+
+    def on_fit_start(self) -> None:
+        """Under a plain Trainer, training is one long visit."""
+        self.on_client_start(self.client)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._log_evaluation("val", batch)
@@ -184,16 +186,22 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
     return network()
 
 
+def twin(module: FederatedModule) -> FederatedModule:
+    """A copy with networks of its own, on the same fabric and data."""
+    shared = (module._fabric, module.client)
+    return copy.deepcopy(module, {id(thing): thing for thing in shared if thing is not None})
+
+
 def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Copies that neither train nor travel."""
     return [tensor.detach().clone() for tensor in tensors]
 
 
 @torch.no_grad()
-def record(network: Callable[[Tensor], Tensor], client: Client, device: torch.device) -> Tensor | None:
+def record(network: Callable[[Tensor], Tensor], client: Client | None, device: torch.device) -> Tensor | None:
     """What a frozen network says of each of a client's shared training samples, by position; None if inputs vary."""
-    if not client.sees_the_same_inputs:
+    if client is None or not client.sees_the_same_inputs:
         return None
-    batches = client.train_batches(split="shared")
+    batches = client.train_batches()
     batches.drop_last = False
     return torch.cat([network(x.to(device)) for x, _ in batches])

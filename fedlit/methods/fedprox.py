@@ -41,11 +41,6 @@ class FedProx(FederatedModule):
         self.mu, self.weighting = mu, weighting
         self.anchors: list[Tensor] = []
 
-    def on_fit_start(self) -> None:
-        self.anchors = frozen(
-            self.network.parameters()
-        )  # under a plain Trainer there is no round: where training began
-
     def on_client_start(self, client: Client) -> None:
         self.anchors = frozen(self.network.parameters())
 

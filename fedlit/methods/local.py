@@ -28,7 +28,6 @@ class LocalOnly(FederatedModule):
     """
 
     shared = ()
-    monitor = "acc/personal_on_own"
 
     def __init__(
         self,
