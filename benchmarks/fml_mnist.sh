@@ -7,7 +7,7 @@ network="--model.network fedlit.networks.MLP --model.network.image_size 32"
 optimizer="--model.optimizer torch.optim.SGD --model.optimizer.lr 0.01 --model.optimizer.momentum 0.9 --model.optimizer.weight_decay 5e-4"
 fit() {
     local name=$1; shift
-    fedlit fit --config papers/fml_v2_table1_mnist_mlp_niid3.yaml --data.root "$data" --trainer.num_rounds "${ROUNDS:-30}" \
+    fedlit fit --config papers/fml_v2_table1_mnist_mlp_niid3_fml.yaml --data.root "$data" --trainer.num_rounds "${ROUNDS:-30}" \
         --trainer.default_root_dir "$output/$name" --trainer.save_every_n_rounds 10 "$@" > "$output/$name.txt"
     echo "$name $(grep -E '^acc +(global +pooled|global +own|personal +own)' "$output/$name.txt" | tr -s ' ' | tr '\n' ';')" | tee -a "$output/summary.txt"
 }

@@ -193,7 +193,8 @@ def find_recipe(name: str) -> str:
             return str(folder / name)
     recipes = [str(path.relative_to(folder)) for folder in folders for path in sorted(folder.rglob("*.yaml"))]
     near = difflib.get_close_matches(name, recipes, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"fedlit's own are {', '.join(recipes)}."
+    own = ", ".join(recipe for recipe in recipes if "/" not in recipe)
+    hint = f"did you mean {near[0]}?" if near else f"fedlit's own are {own}, and those of papers/."
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
 
 

@@ -1,6 +1,7 @@
 """Every recipe that comes with fedlit builds and runs a round."""
 
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,16 @@ import pytest
 from fedlit.cli import main
 
 CONFIGS = Path(__file__).parents[1] / "configs"
+SAMPLE = [
+    "fml_v1_table2_mnist_mlp_fml.yaml",
+    "fml_v2_table1_mnist_lenet5_niid1_fedprox.yaml",
+    "fml_v2_fig5_fml.yaml",
+    "fml_v2_fig6_fml.yaml",
+    "fedmmd_fig4a_fedmmd.yaml",
+    "fedmmd_fig4d_l2_0001.yaml",
+    "fedfusion_table1_c_multi.yaml",
+    "fedfusion_fig6_conv.yaml",
+]
 SHAPES = {"mnist": (28, 28), "fashion_mnist": (28, 28), "cifar10": (32, 32, 3), "cifar100": (32, 32, 3)}
 
 
@@ -26,7 +37,16 @@ def data_root(tmp_path_factory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("recipe", sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml")))
+def marked(recipe: str):
+    """Each kind of paper recipe once here, all of them in the slow tests."""
+    swift = ("papers/" not in recipe) or recipe.removeprefix("papers/") in SAMPLE
+    return pytest.param(recipe, marks=() if swift else pytest.mark.slow)
+
+
+RECIPES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("recipe", map(marked, RECIPES))
 def test_the_recipe_runs(recipe, data_root, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedlit"])
     main(["fit", "--config", recipe, "--data.root", str(data_root), "--trainer.fast_dev_run", "true"])
@@ -34,6 +54,12 @@ def test_the_recipe_runs(recipe, data_root, tmp_path, monkeypatch, capsys):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.name)
-def test_the_recipe_says_how_to_run_it(path):
-    assert path.read_text().startswith(f"# fedlit fit --config {path.relative_to(CONFIGS)}")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_recipe_says_how_to_run_it(recipe):
+    assert (CONFIGS / recipe).read_text().startswith(f"# fedlit fit --config {recipe}")
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.startswith("papers/")])
+def test_a_paper_recipe_tells_what_the_paper_says(recipe):
+    text = (CONFIGS / recipe).read_text()
+    assert re.search(r"^# (Federated Mutual Learning v[12]|Yao et al\.), (table|figure) ", text, re.MULTILINE)
