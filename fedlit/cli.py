@@ -1,4 +1,4 @@
-"""The command line: `fedlit fit | validate | test | predict --config recipe.yaml`, by LightningCLI.
+"""The command line: `fedlit fit | validate | test | predict | adapt --config recipe.yaml`, by LightningCLI.
 
 Bad input is answered by one line and exit code 2. A recipe is looked up where the user stands, then among fedlit's own.
 """
@@ -105,7 +105,7 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {name: {"model", "datamodule"} for name in ("fit", "validate", "test", "predict")}
+        return {name: {"model", "datamodule"} for name in ("fit", "validate", "test", "predict", "adapt")}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI itself insists on a Trainer here.

@@ -12,12 +12,14 @@ from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
 from fedlit import checkpoint
+from fedlit.adapt import adapt
 from fedlit.books import Books
 from fedlit.callbacks import as_callbacks
 from fedlit.data import FederatedData
 from fedlit.door import check_experiment, check_options, make_fabric
 from fedlit.folder import find_checkpoint, run_folder, stop_signals
-from fedlit.methods.base import FederatedModule, Stage
+from fedlit.methods.base import FederatedModule
+from fedlit.pictures import draw_curves
 from fedlit.precision import check_precision
 from fedlit.progress import Progress, table, tell_which
 from fedlit.recorder import Row, summary, write_predictions
@@ -26,7 +28,7 @@ from fedlit.schedule import Schedule
 from fedlit.scoring import Scorer
 from fedlit.snapshot import restore
 from fedlit.strategy import any_process, broadcast
-from fedlit.visit import Interrupted, KeepOptimizer, Plan
+from fedlit.visit import Interrupted, KeepOptimizer
 
 Data = FederatedData | None
 
@@ -92,12 +94,11 @@ class Federation:
     ) -> None:
         self.options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_options(self.options)
-        self.num_rounds, self.local_steps, self.client_epochs = num_rounds, local_steps, client_epochs or {}
-        self.local_epochs = 1 if local_epochs is None else local_epochs
+        self.num_rounds = num_rounds
         self.fraction_fit, self.min_clients = fraction_fit, min_clients
         self.monitor, self.lr_schedule = monitor, lr_schedule
         self.eval_every_n_rounds, self.save_every_n_rounds = eval_every_n_rounds, save_every_n_rounds
-        self.optimizer_state, self.batch_norm, self.gradient_clip_val = optimizer_state, batch_norm, gradient_clip_val
+        self.batch_norm = batch_norm
         self.metrics, self.seed, self.num_threads = metrics, seed, num_threads
         self.logger, self.default_root_dir = logger, Path(default_root_dir).expanduser()
         self.fast_dev_run, self.enable_progress_bar = fast_dev_run, enable_progress_bar
@@ -212,6 +213,23 @@ class Federation:
             print(write_predictions(self._folder or Path(), client, probabilities, target))
         return probabilities
 
+    def adapt(
+        self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None, epochs: int = 10
+    ) -> list[Row]:
+        """Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.
+
+        Args:
+            model: The method.
+            datamodule: The clients' data, some of which are unseen.
+            ckpt_path: Where the federation ended: a file, or `last` or `best` of the newest run.
+            epochs: Passes over a new client's samples.
+        """
+        self._set_up(model, datamodule, ckpt_path, training=False)
+        rows = self._report("adapt.csv", adapt(self.run, epochs))
+        if self.is_global_zero and self._folder is not None:
+            draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
+        return rows
+
     def _one_round(self, number: int, schedule: Schedule, books: Books) -> None:
         start = perf_counter()
         run, stage, last = self.run, schedule.stage(number), schedule.is_last(number)
@@ -219,7 +237,9 @@ class Federation:
         clients = clients[:2] if self.fast_dev_run else clients
         self._call("on_round_start", number, clients)
         due = last or number % self.eval_every_n_rounds == 0
-        plan_for = partial(self._plan, stage, schedule.lr_factor(number))
+        # Several processes agree to stop between rounds; one may stop in the middle of a visit.
+        should_stop = (lambda: self.stopped_by is not None) if self.fabric.world_size == 1 else bool
+        plan_for = partial(schedule.plan, number, self.options, should_stop)
         trained = run.train_round(clients, number, plan_for, due, self.progress.client)
         scorer = Scorer(run, stage)
         rows = [*trained.rows, *(scorer.evaluate(number) if due else ())]
@@ -229,21 +249,6 @@ class Federation:
         if last or improved or number % self.save_every_n_rounds == 0:
             books.save(improved)
         self._call("on_round_end", number, rows)
-
-    def _plan(self, stage: Stage, lr_factor: float, k: int) -> Plan:
-        epochs = self.client_epochs.get(k, self.local_epochs) if stage.epochs is None else stage.epochs
-        steps = self.local_steps if stage.epochs is None else None
-        return Plan(
-            stage=stage,
-            seed=self.seed,
-            epochs=1 if self.fast_dev_run else epochs,
-            steps=1 if self.fast_dev_run and epochs else steps,
-            lr_factor=lr_factor,
-            optimizer_state=self.optimizer_state,
-            gradient_clip_val=self.gradient_clip_val,
-            # Several processes agree to stop between rounds.
-            should_stop=lambda: self.stopped_by is not None and self.fabric.world_size == 1,
-        )
 
     def _set_up(self, model: FederatedModule, datamodule: Data, ckpt_path: str | None, training: bool) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""

@@ -16,8 +16,9 @@ from fedlit.data import FederatedData
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 REWRITTEN = {
-    r'expected "subcommand" .*': "give a command: fit, validate, test or predict.",
-    r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; give fit, validate, test or predict.",
+    r'expected "subcommand" .*': "give a command: fit, validate, test, predict or adapt.",
+    r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "
+    "give fit, validate, test, predict or adapt.",
     r"unrecognized arguments: (\S+?)(?:[= ].*)?": r"`\1` is not an option.",
     r"Option '.*' is not accepted before subcommand '(\w+)'": r"options come after the command: fedlit \1 --config ...",
     r"(?:Subcommand '\w+' does not accept o|O)ption '([\w.]+?)(?:\.init_args.*)?' ?.*": r"`\1` is not an option.",
@@ -55,7 +56,7 @@ def plain(message: str) -> str:
 
 
 def _required(name: str) -> str:
-    top = re.fullmatch(r"(?:fit|validate|test|predict)\.(\w+)", name)
+    top = re.fullmatch(r"(?:fit|validate|test|predict|adapt)\.(\w+)", name)
     full = f"--{top[1]}" if top else _full_name(name, [])  # a recipe may have the same name elsewhere
     return f"`{full}`" if full != name else repr(name)
 

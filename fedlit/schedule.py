@@ -1,10 +1,14 @@
-"""Rounds laid out over the stages of a method, and the learning rate over rounds."""
+"""Rounds laid out over the stages of a method, and how a client trains in each."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit.methods.base import Stage
+from fedlit.visit import Plan
 
 
 class Schedule:
@@ -37,10 +41,23 @@ class Schedule:
         """Whether the round is the last of its stage."""
         return self.rounds[number - 1][2]
 
-    def lr_factor(self, number: int) -> float:
-        """What the learning rate is multiplied by in a round."""
+    def plan(self, number: int, options: Mapping[str, Any], should_stop: Callable[[], bool], client: int) -> Plan:
+        """How a client trains in a round, by the options of the federation."""
         stage, index, _ = self.rounds[number - 1]
-        return self._factors[stage.name][index]
+        common = options["local_epochs"] or 1
+        epochs = (options["client_epochs"] or {}).get(client, common) if stage.epochs is None else stage.epochs
+        steps = options["local_steps"] if stage.epochs is None else None
+        dev = options["fast_dev_run"]
+        return Plan(
+            stage=stage,
+            seed=options["seed"],
+            epochs=1 if dev else epochs,
+            steps=1 if dev and epochs else steps,
+            lr_factor=self._factors[stage.name][index],
+            optimizer_state=options["optimizer_state"],
+            gradient_clip_val=options["gradient_clip_val"],
+            should_stop=should_stop,
+        )
 
 
 def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]:

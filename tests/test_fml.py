@@ -179,6 +179,18 @@ def test_an_untrained_client_keeps_the_network_it_drew_while_its_meme_learns():
     assert not equal(federation.personal_states[0], once.personal_states[0])
 
 
+def test_opted_out_samples_reach_neither_the_meme_nor_by_the_personal_network_the_upload():
+    states = []
+    for value in (0.0, 1e6):
+        data = toy_data(opt_out_samples=0.4)
+        data.setup()
+        for k in range(3):
+            data.images.train_x[data.assignment.train[k][~data.assignment.shared[k]]] = value
+        torch.manual_seed(5)
+        states.append(fitted(FML(linear, SmallCNN, SGD), data).global_state)
+    assert equal(*states)
+
+
 # --- schedules
 
 

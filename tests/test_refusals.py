@@ -24,8 +24,8 @@ def partition(name: str, **options) -> list[str]:
 
 
 COMMANDS = {
-    "": r"^give a command: fit, validate, test or predict",
-    "fti": r"^'fti' is no command; give fit, validate, test or predict",
+    "": r"^give a command: fit, validate, test, predict or adapt",
+    "fti": r"^'fti' is no command; give fit, validate, test, predict or adapt",
     "fit": r"^`--model` must be given",
     "fit --config": r"^argument -c/--config: expected one argument",
     "fit --config fedavg_fashoin.yaml": r"^`--config fedavg_fashoin.yaml`: .*did you mean fedavg_fashion.yaml\?$",

@@ -10,9 +10,8 @@ ORDER = [  # each room may import from those before it
     "_torchvision", "rng", "partition", "assignment", "datasets", "augment", "batches", "client", "data", "joint",
     "networks", "losses", "ramp", "aggregation", "precision", "evaluation", "methods.base", "methods.fedavg",
     "methods.fedprox", "methods.finetuned", "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion",
-    "methods", "visit",
-    "strategy", "recorder", "run", "scoring", "schedule", "checkpoint", "snapshot", "pictures", "progress", "callbacks",
-    "folder", "door", "books", "federation", "", "refusal", "cli", "__main__",
+    "methods", "visit", "strategy", "recorder", "run", "scoring", "adapt", "schedule", "checkpoint", "snapshot",
+    "pictures", "progress", "callbacks", "folder", "door", "books", "federation", "", "refusal", "cli", "__main__",
 ]  # fmt: skip
 
 
