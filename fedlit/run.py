@@ -71,7 +71,8 @@ class Run:
     ) -> None:
         self.fabric, self.module, self.data, self.seed = fabric, module, data, seed
         self.metrics, self.fast_dev_run = metrics or {}, fast_dev_run
-        self.pristine = twin(module)  # to mend the live module after a client has broken it
+        # To mend the live module after a client has broken it; stages may hold its parts, so these must stay the same.
+        self.pristine, self._parts = twin(module), dict(module.named_modules())
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         rebuilt = is_overridden("configure_client", module, FederatedModule)
         self._trained = {} if rebuilt else {name: p.requires_grad for name, p in module.named_parameters()}
@@ -224,10 +225,11 @@ class Run:
             return failure(error), {}
 
     def mend(self) -> None:
-        """Give the live module its first structure back; values are loaded with the next state."""
-        fresh = twin(self.pristine)
-        for part in ("_modules", "_parameters", "_buffers"):
-            setattr(self.module, part, getattr(fresh, part))
+        """Give the live module its first structure back, part by part; values are loaded with the next state."""
+        for path, fresh in twin(self.pristine).named_modules():
+            part = self._parts[path]
+            part._parameters, part._buffers = fresh._parameters, fresh._buffers
+            part._modules = {name: self._parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
         self.module.to(self.module.device)
 
     def load_global(self) -> None:

@@ -22,6 +22,18 @@ class SmallCNN(nn.Sequential):
         super().__init__(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, num_classes))
 
 
+class Split(nn.Module):
+    """A trunk, and a head for as many classes as asked for."""
+
+    def __init__(self, num_classes=3):
+        super().__init__()
+        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(36, num_classes))
+
+    def forward(self, x):
+        return self.head(self.extractor(x))
+
+
 def toy_datasets(size: int = 60, num_classes: int = 3, seed: int = 0) -> tuple[TensorDataset, TensorDataset]:
     """Images of noise around a mean per class, so that there is something to learn."""
     draw = torch.Generator().manual_seed(seed)

@@ -5,7 +5,7 @@ import torch
 from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn
 
-from fedlit import FedAvg, FineTuned, LocalOnly
+from fedlit import FedAvg, FineTuned, LocalOnly, Stage
 from fedlit.partition import BinarySeparated
 
 
@@ -48,6 +48,35 @@ def test_a_client_that_breaks_the_module_is_left_out_alone(how):
     torch.manual_seed(0)
     others = fitted(FedAvg(linear, SGD), toy_data(opt_out=[1]))
     assert equal(federation.global_state, others.global_state)
+
+
+class Programme(FedAvg):
+    """Its one stage trains a child; client 1 breaks it in the first round."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.child = FedAvg(network, optimizer)
+        self.shared = ("child.",)
+
+    def configure_stages(self):
+        return [Stage("only", module=self.child)]
+
+    def forward(self, x):
+        return super().forward(x) * float("nan")  # the child is to be looked at, not this
+
+    def on_client_end(self, client):
+        if (client.id, client.round) == (1, 1):
+            self.child.network = nn.Linear(2, 2)
+            raise RuntimeError("and died of it")
+
+
+def test_a_stage_still_trains_and_scores_its_own_module_after_a_client_broke_it():
+    federation = fitted(Programme(linear, SGD), toy_data(size=120), num_rounds=4)
+    scores = {(row["model"], row["data"]): float(row["value"]) for row in rows(federation) if row["metric"] == "acc"}
+    assert scores["global", "pooled"] > 0.5
+    losses = [float(row["value"]) for row in rows(federation) if row["metric"] == "train_loss" and row["client"] == "1"]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
 
 
 class FreezesItself(FedAvg):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from conftest import SGD, SmallCNN, Split, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
 
 from fedlit import FedAvg, LocalOnly, Stage
@@ -145,18 +145,6 @@ def test_the_personal_optimiser_goes_on_and_the_memes_starts_anew():
     kept = federation.run.memories[0].optimizer["federate"]
     assert set(kept) == {"personal.1.weight", "personal.1.bias"}
     assert kept["personal.1.weight"]["momentum_buffer"].abs().sum() > 0
-
-
-class Split(nn.Module):
-    """A trunk and a head for any number of classes."""
-
-    def __init__(self, num_classes=3):
-        super().__init__()
-        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(36, num_classes))
-
-    def forward(self, x):
-        return self.head(self.extractor(x))
 
 
 def test_partial_sharing_sends_the_trunk_and_keeps_the_adaptor_across_rounds():

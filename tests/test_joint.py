@@ -3,24 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, fitted, linear, rows, toy_datasets
+from conftest import SGD, Split, fitted, linear, rows, toy_datasets
 from torch import nn
 
 from fedlit import FederatedData
 from fedlit.joint import JointData
 from fedlit.methods import FML
-
-
-class Split(nn.Module):
-    """A trunk, and a head for as many classes as asked for."""
-
-    def __init__(self, num_classes=3):
-        super().__init__()
-        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2))
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(36, num_classes))
-
-    def forward(self, x):
-        return self.head(self.extractor(x))
 
 
 def part(num_classes: int, **options) -> FederatedData:
