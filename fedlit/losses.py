@@ -97,5 +97,5 @@ def mmd(a: Tensor, b: Tensor, kernel: Literal["fixed", "adaptive"] = "fixed") ->
     else:
         mean = d.detach().sum() / max(len(joint) * (len(joint) - 1), 1)
         scales = (mean / 4).clamp_min(1e-8) * 2 ** torch.arange(5, device=d.device)
-    k = torch.exp(-(d / scales[:, None, None]).float()).sum(dim=0)
+    k = torch.exp(d.float() * (-1 / scales).float()[:, None, None]).sum(dim=0)
     return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
