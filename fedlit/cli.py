@@ -198,10 +198,22 @@ def find_recipe(name: str) -> str:
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
 
 
+class OnceLoader(yaml.SafeLoader):
+    """YAML in which no key stands twice: the first one would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def checked_recipe(path: str) -> str:
     """The path, if the file is YAML that holds options by name."""
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), OnceLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem, mark = getattr(error, "problem", None) or "not a text file", getattr(error, "problem_mark", None)
         line = "" if mark is None else f" in line {mark.line + 1}"

@@ -33,6 +33,7 @@ COMMANDS = {
     "fit --config broken.yaml": r"^`--config broken.yaml` must be YAML, but in line 2: expected",
     "fit --config=toy.npz": r"^`--config toy.npz` must be YAML, but: not a text file",
     "fit --config list.yaml": r"^`--config list.yaml` must hold options by name, such as `trainer:`, got a list",
+    "fit --config twice.yaml": r"^`--config twice.yaml` must be YAML, but in line 3: 'num_rounds' stands twice",
     "fit --config empty.yaml": r"^`--config empty.yaml` must hold options by name.*got nothing",
     "fit --config key.yaml": r"^`trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
     "fit --config data_key.yaml": r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$",
@@ -176,6 +177,7 @@ def write_files() -> None:
     write_recipe("client_optimizers.yaml", ("    optimizer", optimizers))
     Path("broken.yaml").write_text("trainer: {num_rounds: 2\n model: [")
     Path("list.yaml").write_text("- 1\n")
+    Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
     Path("slip.py").write_text("class Mine(:\n")
     Path("two.csv").write_text("client,split,index,label,shared\n0,train,0,0,1\n1,train,1,1,1\n")
