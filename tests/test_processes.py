@@ -37,11 +37,30 @@ trainer: {num_rounds: 2, fraction_fit: 0.6, accelerator: cpu}
 """
 
 
+FML = """\
+  class_path: fedlit.methods.FML
+  init_args:
+    personal: {class_path: nets.Net}
+    client_networks: {1: {class_path: fedlit.networks.MLP}}
+    meme: {class_path: nets.Net}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
+"""
+
+
 def start(folder: Path, *args: str) -> subprocess.Popen:
     folder.mkdir(exist_ok=True)
     (folder / "nets.py").write_text(NETWORK)
     (folder / "recipe.yaml").write_text(RECIPE)
-    command = [sys.executable, "-m", "fedlit", "fit", "--config", "recipe.yaml", *args]
+    before, after = RECIPE.split("  class_path: fedlit.methods.FineTuned")
+    (folder / "fml.yaml").write_text(before + FML + after[after.index("trainer:") :])
+    command = [
+        sys.executable,
+        "-m",
+        "fedlit",
+        "fit",
+        *(() if "--config" in args else ("--config", "recipe.yaml")),
+        *args,
+    ]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -68,6 +87,15 @@ def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
     assert same(one, several)
     texts = [(tmp_path / run / "lightning_logs/version_0/metrics.csv").read_text() for run in ("one", "several")]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_several_processes_with_personal_networks_of_different_kinds_end_in_the_same_bits(tmp_path):
+    one = finished(tmp_path / "one", "--config", "fml.yaml")
+    two = finished(tmp_path / "two", "--config", "fml.yaml", "--trainer.devices", "2")
+    assert same(one, two)
+    shapes = [set(state) for state in one["personal_states"].values()]
+    assert any(names != shapes[0] for names in shapes)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
