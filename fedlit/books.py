@@ -79,9 +79,11 @@ class Books:
         self.saved_round = self.run.round
 
     def abandon(self) -> None:
-        """Close the files of a run that died of an error."""
+        """Close the files of a run and give its folder free; all that is left to do where it died of an error."""
         self.progress.close()
         self.recorder.close()
+        if self.lock is not None:
+            self.lock.close()
 
     def close(self, options: Mapping[str, Any], stopped_by: int | None) -> None:
         """The last checkpoint, the curves and a table; where to look, and how to go on if the run was stopped."""

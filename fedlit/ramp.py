@@ -33,4 +33,4 @@ class Ramp:
         way = min(max(round - 1, 0) / self.rounds, 1.0)
         if self.steps is not None:
             way = int(way * self.steps) / self.steps
-        return start + (self.until - start) * way
+        return start * (1 - way) + self.until * way  # in this form never beyond either end

@@ -189,6 +189,13 @@ def test_alpha_falls_and_beta_rises_as_in_the_authors_earlier_code():
     assert [round(beta(0.1, r), 6) for r in at] == [0.1, 0.1, 0.5, 0.5, 0.9, 0.9]
 
 
+@pytest.mark.parametrize("start", [i / 97 for i in range(97)])
+def test_a_ramp_ends_where_it_should_and_never_leaves_0_and_1(start):
+    way = [Ramp(until=1.0, rounds=7)(start, r) for r in range(1, 10)]
+    assert way[-1] == 1.0
+    assert all(0 <= weight <= 1 for weight in way)
+
+
 def test_a_ramp_is_followed_in_training():
     method = FML(
         linear, linear, SGD, alpha=0.9, alpha_ramp=Ramp(0.5, rounds=2), beta=0.1, beta_ramp=Ramp(0.9, rounds=2)

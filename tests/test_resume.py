@@ -99,6 +99,18 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     lock_folder(tmp_path).close()
 
 
+def test_a_run_that_died_of_an_error_gives_its_folder_free(tmp_path):
+    class Dies(FedAvg):
+        def aggregate(self, uploads, current):
+            raise KeyError("forgotten")
+
+    options = {"default_root_dir": str(tmp_path), "num_rounds": 1}
+    with pytest.raises(KeyError) as death:
+        fitted(seeded(Dies, linear, SGD), **options)
+    assert death.tb is not None  # the traceback still holds what the fit held
+    lock_folder(tmp_path / "lightning_logs" / "version_0").close()
+
+
 def test_other_data_after_a_fit_are_the_data_that_are_tested():
     method = seeded(FedAvg, linear, SGD)
     federation = fitted(method)
