@@ -1,6 +1,7 @@
 """Which model on whose data: the evaluations of a run."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -42,20 +43,21 @@ class Scorer:
         own = [k for k in range(self.run.data.num_clients) if len(self.run.data.at_round(round).val[k])]
         own = own[:2] if self.run.fast_dev_run else own
         seen = [k for k in own if k < self.run.data.num_clients - self.run.data.unseen_clients]
-        jobs: list[Callable[[], list[tuple]]] = []
+        jobs: list[tuple[str, int, Callable[[], list[tuple]]]] = []  # what, whose, how
         if self.has_complete_global_model:
-            jobs.append(lambda: self._global_on_pooled())
+            jobs.append(("pooled", 0, self._global_on_pooled))
             groups = [g.tolist() for g in np.array_split(own, self.run.fabric.world_size) if len(g)]
-            jobs += [lambda g=group: self._global_on_own(g, round) for group in groups]
+            jobs += [("global", group[0], partial(self._global_on_own, group, round)) for group in groups]
         elif self.run.global_state:
-            jobs += [lambda k=k: self._client_on_own(k, "global", round) for k in own]
+            jobs += [("global", k, partial(self._client_on_own, k, "global", round)) for k in own]
         personal = not self.stage.exchange or len(self.run.server) < len(self.run.initial)
         if personal:
-            jobs += [lambda k=k: self._client_on_own(k, "personal", round) for k in seen]
+            jobs += [("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
 
         def work(i: int) -> list[tuple]:
-            with isolated(derive(self.run.seed, "evaluate", self.stage.name, round, i)):
-                return jobs[i]()
+            what, whose, how = jobs[i]
+            with isolated(derive(self.run.seed, "evaluate", self.stage.name, round, what, whose)):
+                return how()
 
         done = in_order(self.run.fabric, range(len(jobs)), work, list, list)
         rows = [row for _, found in done for row in found]
