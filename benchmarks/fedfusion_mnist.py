@@ -80,7 +80,8 @@ def main(data: str, output: str, rounds: str = "35", *seeds: str) -> None:
             (folder / f"{operator}_{seed}.json").write_text(json.dumps(found))
             for reading, key in READINGS.items():
                 reached = [next((i for i, r in enumerate(found, 1) if r[key] >= goal), "-") for goal in MILESTONES]
-                print(operator, seed, reading, dict(zip(MILESTONES, reached, strict=True)), f"last {found[-1][key]:.4f}")
+                milestones = dict(zip(MILESTONES, reached, strict=True))
+                print(operator, seed, reading, milestones, f"last {found[-1][key]:.4f}")
 
 
 if __name__ == "__main__":
