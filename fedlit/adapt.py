@@ -11,11 +11,12 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedlit.evaluation import Scores, evaluate
-from fedlit.methods.base import FederatedModule, Stage, twin
+from fedlit.methods.base import FederatedModule, twin
 from fedlit.recorder import Row
 from fedlit.rng import derive, isolated
 from fedlit.run import Run
 from fedlit.scoring import Scorer
+from fedlit.stage import Stage
 from fedlit.visit import Memory, Plan, visit
 
 STAGE = Stage("adapt", split="all", exchange=False)

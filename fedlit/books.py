@@ -9,13 +9,13 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from fedlit import checkpoint
 from fedlit.folder import lock_folder
-from fedlit.methods.base import Stage
 from fedlit.pictures import draw_curves, draw_partition
 from fedlit.progress import Progress, table
 from fedlit.recorder import Recorder, Row
 from fedlit.run import Round, Run
 from fedlit.schedule import Schedule
 from fedlit.snapshot import take
+from fedlit.stage import Stage
 
 
 class Books:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-FORMAT = 2
+FORMAT = 3
 KEYS = (
     "format",
     "round",
@@ -25,7 +25,7 @@ KEYS = (
     "last",
     "best",
 )
-KEYS += ("fingerprint",)
+KEYS += ("collected", "server_optimizer", "fingerprint")
 
 
 def save(content: dict[str, Any], path: Path) -> None:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from fedlit.data import FederatedData
 
 Split = Literal["shared", "all"]
+Public = Literal["no", "inputs", "labels"]
+SERVER = -1  # stands where a client's id would
 
 
 @dataclass(frozen=True)
@@ -32,15 +34,44 @@ class Client:
     round: int = 0
     data: "FederatedData | None" = field(default=None, repr=False)
 
-    def train_batches(self, generator: torch.Generator | None = None, split: Split = "shared") -> Batches:
-        """Training batches: only samples that are shared, or all; shuffled and augmented by `generator`."""
-        return self.data.train_batches(self.id, generator, split, self.round)
+    def train_batches(
+        self, generator: torch.Generator | None = None, split: Split = "shared", public: Public = "no"
+    ) -> Batches:
+        """Training batches: only samples that are shared, or all; shuffled and augmented by `generator`.
+
+        With `public: inputs` the public pool is mixed in, with target -1.
+        """
+        return self.data.train_batches(self.id, generator, split, self.round, public != "no")
 
     @property
     def sees_the_same_inputs(self) -> bool:
         """Whether a training sample looks the same in every epoch, so that what is computed of it can be recorded."""
         return not any(step.random for step in self.data.augmentation)
 
+    def class_shares(self) -> torch.Tensor:
+        """Fraction of each class among the samples that it shares, ``[C]``; nothing that a client would tell."""
+        y = self.train_batches().y
+        return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
+
     def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
         return self.data.val_batches([self.id], self.round)[0]
+
+
+@dataclass(frozen=True)
+class Server(Client):
+    """The server when it trains: it has the public pool, and no samples of its own.
+
+    Attributes:
+        limit: Only so many samples of the pool, in a development run.
+    """
+
+    limit: int | None = None
+
+    def train_batches(
+        self, generator: torch.Generator | None = None, split: Split = "all", public: Public = "inputs"
+    ) -> Batches:
+        """Batches of the public pool; every target is -1, unless `public` is `labels`."""
+        batches = self.data.public_batches(generator, labels=public == "labels")
+        batches.x, batches.y = batches.x[: self.limit], batches.y[: self.limit]
+        return batches

@@ -19,6 +19,7 @@ from fedlit.augment import Augmentation
 from fedlit.batches import Batches
 from fedlit.client import Client, Split
 from fedlit.partition import IID, Partition
+from fedlit.pool import Pool, set_apart
 from fedlit.rng import derive
 
 
@@ -47,7 +48,7 @@ class FederatedData(LightningDataModule):
         opt_out: Clients that share nothing: their fraction in [0, 1], or their ids.
         opt_out_samples: Fraction in [0, 1] of every other client's training samples that it does not share.
         unseen_clients: The last so many clients never train; the global model is evaluated on them.
-        public_fraction: Fraction in [0, 1) of the training set that becomes a public pool without labels.
+        public: A public pool without labels: a fraction in [0, 1) of the training set, or the data set's `valid` part.
         eval_batch_size: Samples per batch in evaluation.
     """
 
@@ -71,7 +72,7 @@ class FederatedData(LightningDataModule):
         opt_out: float | list[int] = 0.0,
         opt_out_samples: float = 0.0,
         unseen_clients: int = 0,
-        public_fraction: float = 0.0,
+        public: float | Literal["valid"] = 0.0,
         eval_batch_size: int = 512,
     ) -> None:
         super().__init__()
@@ -84,9 +85,10 @@ class FederatedData(LightningDataModule):
         self.batch_size, self.client_batch_sizes, self.drop_last = batch_size, client_batch_sizes or {}, drop_last
         self.augmentation = augmentation or []
         self.mean, self.std = mean, std
-        self.opt_out, self.opt_out_samples, self.public_fraction = opt_out, opt_out_samples, public_fraction
+        self.opt_out, self.opt_out_samples, self.public = opt_out, opt_out_samples, public
         self.eval_batch_size = eval_batch_size
         self.images: datasets.Images | None = None
+        self.pool: Pool | None = None
         self._check_options()
 
     def _check_options(self) -> None:
@@ -103,8 +105,8 @@ class FederatedData(LightningDataModule):
             value = getattr(self, name)
             if not isinstance(value, list) and not 0 <= value <= 1:
                 raise ValueError(f"`data.{name}` is a fraction in [0, 1], got {value}.")
-        if not 0 <= self.public_fraction < 1:
-            raise ValueError(f"`data.public_fraction` must lie in [0, 1), got {self.public_fraction}.")
+        if self.public != "valid" and not 0 <= self.public < 1:
+            raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {self.public}.")
         if not 0 <= self.unseen_clients < self.num_clients:
             raise ValueError(
                 f"`data.unseen_clients` must leave a client to train: 0 to {self.num_clients - 1}, "
@@ -131,8 +133,9 @@ class FederatedData(LightningDataModule):
         else:
             self.images = datasets.load(self.dataset, self.root)
         self._set_normalisation()
+        seed = derive(self.partition_seed, "public")
+        self.images, self.pool, self._private = set_apart(self.images, self.public, seed)
         self._labels = self.images.train_y.numpy()
-        self._private, self.public_index = self._split_public()
         self.assignment = self.assign(round=0)
         self._resplit: tuple[int, Assignment] = (0, self.assignment)
 
@@ -146,11 +149,6 @@ class FederatedData(LightningDataModule):
             if name == "std" and min(values, default=1) <= 0:
                 raise ValueError(f"`data.std` must be above 0, got {given}.")
             setattr(self, f"_{name}", torch.tensor(values).view(-1, 1, 1) if len(values) else None)
-
-    def _split_public(self) -> tuple[np.ndarray, np.ndarray]:
-        if self.public_fraction == 0:
-            return np.arange(len(self._labels)), np.empty(0, dtype=np.int64)
-        return split_pool(self._labels, self.public_fraction, derive(self.partition_seed, "public"))
 
     def assign(self, round: int) -> Assignment:
         """Deal the samples out; the round matters only to a partition with `resplit_every_round`."""
@@ -205,15 +203,19 @@ class FederatedData(LightningDataModule):
         shared = self.at_round(round).shared[id]
         return Client(id, self.images.num_classes, len(shared), int(np.count_nonzero(shared)), round, self)
 
-    def train_batches(self, client: int, generator: torch.Generator | None, split: Split, round: int = 0) -> Batches:
-        """One client's training batches; `shared` leaves its opted-out samples out."""
+    def train_batches(
+        self, client: int, generator: torch.Generator | None, split: Split, round: int = 0, public: bool = False
+    ) -> Batches:
+        """One client's training batches; `shared` leaves its opted-out samples out, `public` mixes the pool in."""
         assignment = self.at_round(round)
         index = assignment.train[client]
         if split == "shared":
             index = index[assignment.shared[client]]
         batch_size = self.client_batch_sizes.get(client, self.batch_size)
         x, y = self.images.train_x[index], self.images.train_y[index]
-        if any(step.random for step in self.augmentation):
+        if public:
+            x, y = torch.cat([x, self.pool.x]), torch.cat([y, self.pool.targets()])
+        if public or any(step.random for step in self.augmentation):  # a pool of floats would need four times the room
             return Batches(x, y, batch_size, generator, lambda x, g: self._ready(x, client, g), self.drop_last)
         return Batches(self._ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
 
@@ -235,10 +237,9 @@ class FederatedData(LightningDataModule):
         scaled = self.partition.scaled(len(y) / len(self._labels))
         return self._eval_batches(x, y, self._deal(scaled, everything, y.numpy(), seed), range(self.num_clients))
 
-    def public_batches(self, generator: torch.Generator | None) -> Batches:
-        """The public pool: inputs without labels (every target is -1)."""
-        x = self.images.train_x[self.public_index]
-        y = torch.full((len(x),), -1)
+    def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
+        """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
+        x, y = self.pool.x, self.pool.targets(reveal=labels)
         return Batches(x, y, self.batch_size, generator, lambda x, g: self._ready(x, None, g), self.drop_last)
 
     @property

@@ -11,9 +11,11 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torchmetrics import Metric
 
+from fedlit.aggregation import State
 from fedlit.data import FederatedData
-from fedlit.methods.base import FederatedModule, Stage, twin
+from fedlit.methods.base import FederatedModule, twin
 from fedlit.rng import isolated
+from fedlit.stage import Stage
 from fedlit.strategy import ClientParallelStrategy
 from fedlit.visit import as_list
 
@@ -88,8 +90,11 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     stages = model.configure_stages()
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
-    _check_trainable(stages, data)
+    _check_trainable([stage for stage in stages if stage.side == "clients"], data)
     _check_opt_out(stages, data)
+    for stage in stages:
+        if stage.public != "no" and not data.pool:
+            raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
@@ -97,9 +102,11 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     _check_metrics(options["metrics"] or {}, data.images.num_classes)
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
+    earlier = model.earlier_uploads()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
             _check_client(trial, data, k, x)
+            _check_earlier(trial, k, earlier.get(k, {}))
     return stages
 
 
@@ -121,7 +128,7 @@ def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
         return
     seen_all = False
     for stage in stages:
-        if stage.exchange and (stage.split == "all" or seen_all):
+        if (stage.exchange or stage.collect) and (stage.split == "all" or seen_all):
             raise ValueError(
                 f"Stage {stage.name!r} would upload what opted-out samples have shaped (see `data.opt_out`); "
                 "exchange first, and train on all samples afterwards."
@@ -157,25 +164,32 @@ def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor
     model.client = client
     model.configure_client(client)
     model.to(device=x.device, dtype=x.dtype)
-    was_training = model.training
-    model.eval()
-    try:
-        shape = list(model(x).shape)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"`model`: the network of client {k} cannot take inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
-        ) from error
-    finally:
-        model.train(was_training)
-    if shape != [len(x), client.num_classes]:
-        raise ValueError(
-            f"`model`: the network of client {k} must give {client.num_classes} outputs, one per class of the data, "
-            f"got shape {shape[1:]}; set its `num_classes`."
-        )
+    model.eval()  # a trial copy: nobody trains it
+    networks = {f"network of client {k}": model, "global model": model.global_model()}
+    for whose, network in networks.items():
+        try:
+            shape = list(network(x).shape)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"`model`: the {whose} cannot take inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
+            ) from error
+        if shape != [len(x), client.num_classes]:
+            raise ValueError(
+                f"`model`: the {whose} must give {client.num_classes} outputs, one per class of the data, "
+                f"got shape {shape[1:]}; set its `num_classes`."
+            )
     try:
         as_list(model.configure_optimizers())
     except (ValueError, TypeError) as error:
         raise ValueError(f"`model.optimizer` of client {k}: {_first_line(error)}") from error
+
+
+def _check_earlier(model: FederatedModule, k: int, upload: State) -> None:
+    """What a client uploaded in an earlier run is of the network that it has now."""
+    live = model.state_dict()
+    for name, tensor in upload.items():
+        if name not in live or live[name].shape != tensor.shape:
+            raise ValueError(f"`model.earlier` holds an upload of client {k} that its network cannot take: {name!r}.")
 
 
 def _first_line(error: Exception) -> str:

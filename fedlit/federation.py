@@ -26,6 +26,7 @@ from fedlit.recorder import Row, summary, write_predictions
 from fedlit.run import Run
 from fedlit.schedule import Schedule
 from fedlit.scoring import Scorer
+from fedlit.server import serve
 from fedlit.snapshot import restore
 from fedlit.strategy import any_process, broadcast
 from fedlit.visit import Interrupted, KeepOptimizer
@@ -94,11 +95,9 @@ class Federation:
     ) -> None:
         self.options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_options(self.options)
-        self.num_rounds = num_rounds
-        self.fraction_fit, self.min_clients = fraction_fit, min_clients
-        self.monitor, self.lr_schedule = monitor, lr_schedule
+        self.num_rounds, self.fraction_fit, self.min_clients = num_rounds, fraction_fit, min_clients
+        self.monitor, self.lr_schedule, self.batch_norm = monitor, lr_schedule, batch_norm
         self.eval_every_n_rounds, self.save_every_n_rounds = eval_every_n_rounds, save_every_n_rounds
-        self.batch_norm = batch_norm
         self.metrics, self.seed, self.num_threads = metrics, seed, num_threads
         self.logger, self.default_root_dir = logger, Path(default_root_dir).expanduser()
         self.fast_dev_run, self.enable_progress_bar = fast_dev_run, enable_progress_bar
@@ -139,9 +138,8 @@ class Federation:
             ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
-        first = self.is_global_zero
-        self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and first)
-        books = Books(self._folder if first else None, self.logger, self.run, schedule, self.progress)
+        self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
+        books = Books(self._folder if self.is_global_zero else None, self.logger, self.run, schedule, self.progress)
         if self.run.round >= len(schedule):
             self.progress.say(f"All {len(schedule)} rounds are done; `trainer.num_rounds` says how many there are.")
         self.running = True
@@ -240,7 +238,10 @@ class Federation:
         # Several processes agree to stop between rounds; one may stop in the middle of a visit.
         should_stop = (lambda: self.stopped_by is not None) if self.fabric.world_size == 1 else bool
         plan_for = partial(schedule.plan, number, self.options, should_stop)
-        trained = run.train_round(clients, number, plan_for, due, self.progress.client)
+        if stage.side == "clients":
+            trained = run.train_round(clients, number, plan_for, due, self.progress.client)
+        else:
+            trained = serve(run, number, plan_for, self.progress.client)
         scorer = Scorer(run, stage)
         rows = [*trained.rows, *(scorer.evaluate(number) if due else ())]
         trained.failures = {**scorer.failures, **trained.failures}

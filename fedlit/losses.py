@@ -10,6 +10,8 @@ from torch import Tensor
 # Widths of the kernel that FedMMD's authors took from domain separation networks; a width is a variance.
 FIXED_WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)
 
+Mix = Literal["log_prob", "prob", "logits"]
+
 
 def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu: float) -> Tensor | float:
     r"""Pull parameters towards where they started.
@@ -99,3 +101,79 @@ def mmd(a: Tensor, b: Tensor, kernel: Literal["fixed", "adaptive"] = "fixed") ->
         scales = (mean / 4).clamp_min(1e-8) * 2 ** torch.arange(5, device=d.device)
     k = torch.exp(d.float() * (-1 / scales).float()[:, None, None]).sum(dim=0)
     return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
+
+
+def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_prob") -> Tensor:
+    r"""Two experts under a gate: a log-probability per class, or with `logits` a logit.
+
+    .. math:: h \log p_l + (1 - h) \log p_g, \quad \log(h p_l + (1 - h) p_g), \quad h z_l + (1 - h) z_g
+
+    Args:
+        z_local: Logits ``[N, C]``.
+        z_global: Logits ``[N, C]``.
+        gate: Logit ``[N, 1]`` of ``h``, the weight of the local expert.
+        mix: Which of the three; the first is not normalised.
+
+    Example:
+        >>> mixture(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 4.0]]), torch.tensor([[0.0]]), "logits")
+        tensor([[1., 2.]])
+    """
+    h = gate.sigmoid()
+    if mix == "logits":
+        return h * z_local + (1 - h) * z_global
+    log_p_local, log_p_global = F.log_softmax(z_local, dim=1), F.log_softmax(z_global, dim=1)
+    if mix == "log_prob":
+        return h * log_p_local + (1 - h) * log_p_global
+    return torch.logaddexp(F.logsigmoid(gate) + log_p_local, F.logsigmoid(-gate) + log_p_global)
+
+
+def density_loss(z: Tensor, own: Tensor, weight: float = 1.5) -> Tensor:
+    r"""Tell own samples from public ones: binary cross-entropy in which an own sample counts more.
+
+    .. math:: -\frac{1}{N} \sum_n \begin{cases} w \log \sigma(z_n) & \text{own} \\ \log (1 - \sigma(z_n)) \end{cases}
+
+    At the optimum :math:`\sigma(z) = w n_i p_i / (w n_i p_i + n_{dist} p_{dist})`.
+
+    Args:
+        z: Logits ``[N]``.
+        own: Whether each sample is the client's own, ``[N]``.
+        weight: Of an own sample; 1 is plain cross-entropy.
+
+    Example:
+        >>> density_loss(torch.zeros(2), torch.tensor([True, False]), weight=3.0) / torch.tensor(2.0).log()
+        tensor(2.)
+    """
+    weights = torch.where(own, weight, 1.0)
+    return F.binary_cross_entropy_with_logits(z, own.to(z.dtype), weights.to(z.dtype))
+
+
+def teacher_weights(confidence: Tensor, temperature: float = 0.05) -> Tensor:
+    r"""How much each teacher counts for each sample, by how sure it is to know such samples.
+
+    .. math:: w_i(x) = \frac{\exp(C_i(x) / T)}{\sum_j \exp(C_j(x) / T)}
+
+    Args:
+        confidence: ``C`` in [0, 1], ``[K, N]`` for K teachers and N samples.
+        temperature: ``T``; large is the mean of all teachers.
+
+    Example:
+        >>> teacher_weights(torch.tensor([[0.1], [0.1]])).flatten()
+        tensor([0.5000, 0.5000])
+    """
+    return (confidence / temperature).softmax(dim=0)
+
+
+def soft_cross_entropy(z: Tensor, target: Tensor) -> Tensor:
+    r"""Cross-entropy against probabilities.
+
+    .. math:: -\frac{1}{N} \sum_n \sum_c t_{nc} \log \mathrm{softmax}(z_n)_c
+
+    Args:
+        z: Logits ``[N, C]``.
+        target: ``t``, ``[N, C]``; receives no gradient.
+
+    Example:
+        >>> soft_cross_entropy(torch.zeros(1, 2), torch.tensor([[0.3, 0.7]])) / torch.tensor(2.0).log()
+        tensor(1.)
+    """
+    return F.cross_entropy(z, target.detach())

@@ -17,11 +17,12 @@ from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.assignment import Assignment
 from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate
-from fedlit.methods.base import FederatedModule, Stage, twin
+from fedlit.methods.base import FederatedModule, load, twin
 from fedlit.recorder import LedgerRow, Row, summary
 from fedlit.rng import derive, generator, isolated
+from fedlit.stage import Stage
 from fedlit.strategy import broadcast, in_order
-from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, load, shared_names, visit
+from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, shared_names, visit
 
 # What best.ckpt is the best of, unless the user says: the model that clients use themselves, on their own samples.
 MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")
@@ -43,6 +44,7 @@ class Round:
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
     memories: dict[int, Memory] = field(default_factory=dict)
+    collected: dict[int, State] = field(default_factory=dict)
     clients: list[int] = field(default_factory=list)
 
 
@@ -79,7 +81,9 @@ class Run:
         self.shared = shared_names(module, batch_norm)
         self.server = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]
         self.global_state: State = {name: self.initial[name].clone() for name in self.server}
-        self.memories: dict[int, Memory] = {}
+        self.collected: dict[int, State] = module.earlier_uploads()
+        self.memories = {k: Memory(state) for k, state in self.collected.items()}
+        self.server_memory = Memory()
         self._eligible: dict[str, tuple[Assignment, list[int]]] = {}
         self.round = 0
         self.last: dict[str, dict[str, float]] = {}
@@ -106,15 +110,24 @@ class Run:
         return self._eligible[stage.split][1]
 
     def sample(self, stage: Stage, round: int, fraction: float, min_clients: int) -> list[int]:
-        """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is exchanged."""
-        candidates = self.eligible(stage, round)
-        if not candidates:
+        """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is exchanged.
+
+        Nobody uploads twice what the server collects, so who has done that has no more to do.
+        """
+        if stage.side == "server":
+            return []
+        may = self.eligible(stage, round)
+        if not may:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
+        candidates = [k for k in may if k not in self.collected and self._has_trained(k, stage.needs)]
         if not stage.exchange:
             return candidates
         size = min(max(min_clients, int(fraction * len(candidates) + 0.5), 1), len(candidates))
         drawn = torch.randperm(len(candidates), generator=generator(self.seed, "sample", stage.name, round))[:size]
         return sorted(candidates[i] for i in drawn.tolist())
+
+    def _has_trained(self, k: int, prefix: str) -> bool:
+        return not prefix or (k in self.memories and any(name.startswith(prefix) for name in self.memories[k].state))
 
     def train_round(
         self,
@@ -133,7 +146,10 @@ class Run:
             score: Evaluate every client's copy right after its training.
             tell: Called with position and number of clients before each visit.
         """
-        stage, record = plan_for(clients[0]).stage, Round()
+        record = Round()
+        if not clients:
+            return record
+        stage = plan_for(clients[0]).stage
         uploads = self._uploads(clients, round, plan_for, score, record, tell)
         agreed = self.global_state
         if stage.exchange:
@@ -142,14 +158,16 @@ class Run:
                 current = {name: tensor.clone() for name, tensor in self.global_state.items()}
                 with isolated(derive(self.seed, "aggregate", stage.name, round)):
                     agreed = {**self.global_state, **self.module.aggregate(chain([first], uploads), current)}
-        for _ in uploads:  # without an exchange nobody asks for uploads; a rule may also stop early
-            pass
+        for upload in uploads:  # without an exchange nobody asked for them; a rule may also stop early
+            if stage.collect:
+                record.collected[upload.client] = upload.state
         if len(record.failures) == len(clients) and (len(clients) > 1 or self.round == 0):
             raise _all_failed(record.failures)
         if stage.exchange and (problem := defect(Upload(-1, agreed), self.global_state)):
             raise RuntimeError(f"`aggregate` of {type(self.module).__name__} gave an impossible state: {problem}.")
         self.global_state = agreed
         self.memories |= record.memories  # only now: a round that is cut short has touched nothing
+        self.collected |= record.collected
         return record
 
     def end_round(self, round: int, rows: list[Row], monitor: str | None) -> bool:
@@ -162,7 +180,7 @@ class Run:
                 key not in self.best or sign * (parts["mean"] - self.best[key]["value"]) > 0
             ):
                 self.best[key] = {"value": parts["mean"], "round": round}
-        watched = monitor or next((key for key in MONITORS if key in self.best), None)
+        watched = monitor or self.module.monitor or next((key for key in MONITORS if key in self.best), None)
         return watched in self.best and self.best[watched]["round"] == round
 
     def _lower_is_better(self, metric: str) -> bool:
@@ -188,12 +206,14 @@ class Run:
             record.clients.append(k)
             if self.shared and (stage.exchange or k not in self.memories):  # later it goes on from what it has
                 record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.shared_state)))
+            if stage.public != "no":
+                record.ledger.append(LedgerRow(round, k, "down", "public pool", self.data.pool.num_bytes))
             if isinstance(outcome, Failure):
                 record.failures[k] = outcome
                 continue
             if outcome.upload is not None:
                 record.ledger.append(LedgerRow(round, k, "up", "model", num_bytes(outcome.upload.state)))
-            if problem := self._problem(outcome):
+            if problem := self._problem(outcome, stage):
                 record.failures[k] = Failure(f"unusable state: {problem}")
                 continue
             if outcome.memory.state or outcome.memory.optimizer:
@@ -203,10 +223,11 @@ class Run:
             yield outcome.upload
         self.load_global()  # what `aggregate` may read of the module is the server's, on every process
 
-    def _problem(self, outcome: Outcome) -> str | None:
-        """What is wrong with an upload, or with what a client would keep."""
-        kept = Upload(-1, outcome.memory.state)
-        return (outcome.upload and defect(outcome.upload, self.shared_state)) or defect(kept, kept.state)
+    def _problem(self, outcome: Outcome, stage: Stage) -> str | None:
+        """What is wrong with an upload, or with what a client would keep; what is collected differs in its shapes."""
+        sent, kept = outcome.upload, Upload(-1, outcome.memory.state)
+        expected = self.shared_state if stage.exchange or sent is None else sent.state
+        return (sent and defect(sent, expected)) or defect(kept, kept.state)
 
     def _visit(self, k: int, round: int, plan: Plan, score: bool) -> tuple[Outcome | Failure, Scores]:
         client, memory = self.data.client(k, round), self.memories.get(k, Memory())

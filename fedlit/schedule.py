@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fedlit.methods.base import Stage
+from fedlit.stage import Stage
 from fedlit.visit import Plan
 
 

@@ -5,14 +5,15 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedlit.batches import Batches
 from fedlit.evaluation import evaluate, outputs, scores_by_group
-from fedlit.methods.base import Stage
 from fedlit.recorder import POOLED, Row
 from fedlit.rng import derive, isolated
 from fedlit.run import Failure, Run, failure
+from fedlit.stage import Stage
 from fedlit.strategy import in_order
 
 DEV_SAMPLES = 64  # a development run evaluates on so many
@@ -29,30 +30,44 @@ class Scorer:
     def __init__(self, run: Run, stage: Stage) -> None:
         self.run, self.stage = run, stage
         self.learner = stage.module or run.module
+        self.changes_global = stage.exchange or stage.side == "server" or stage.module is None
+        self.network = (self.learner if self.changes_global else run.module).global_model()
+        self.personal = run.module if stage.side == "server" else self.learner
         self.failures: dict[int, Failure] = {}
 
     @property
     def has_complete_global_model(self) -> bool:
         """Whether the server alone holds every value that the global model needs."""
-        held = {id(t) for n, t in self.run.module.state_dict(keep_vars=True).items() if n in self.run.global_state}
-        needed = self.learner.global_model().state_dict(keep_vars=True).values()
-        return bool(held) and all(id(tensor) in held for tensor in needed)
+        held = self._held(self.network)
+        return bool(held) and all(held)
+
+    def _held(self, network: nn.Module) -> list[bool]:
+        """Of each value of a network, whether the server holds it."""
+        live = self.run.module.state_dict(keep_vars=True)
+        ours = {id(tensor) for name, tensor in live.items() if name in self.run.global_state}
+        return [id(tensor) in ours for tensor in network.state_dict(keep_vars=True).values()]
 
     def evaluate(self, round: int) -> list[Row]:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
+        if self.stage.model is None:
+            return []
         own = [k for k in range(self.run.data.num_clients) if len(self.run.data.at_round(round).val[k])]
         own = own[:2] if self.run.fast_dev_run else own
         seen = [k for k in own if k < self.run.data.num_clients - self.run.data.unseen_clients]
         jobs: list[tuple[str, int, Callable[[], list[tuple]]]] = []  # what, whose, how
-        if self.has_complete_global_model:
+        if not self.changes_global:
+            pass  # it was evaluated in the stage that made it
+        elif self.has_complete_global_model:
             jobs.append(("pooled", 0, self._global_on_pooled))
             groups = [g.tolist() for g in np.array_split(own, self.run.fabric.world_size) if len(g)]
             jobs += [("global", group[0], partial(self._global_on_own, group, round)) for group in groups]
-        elif self.run.global_state:
+        elif any(self._held(self.network)):
             jobs += [("global", k, partial(self._client_on_own, k, "global", round)) for k in own]
-        personal = not self.stage.exchange or len(self.run.server) < len(self.run.initial)
-        if personal:
+        personal = not self.stage.exchange or not all(self._held(self.learner))
+        if personal and self.stage.side == "clients":
             jobs += [("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
+        if personal and self.stage.pooled:
+            jobs += [("personal pooled", k, partial(self._client_on_pooled, k)) for k in seen]
 
         def work(i: int) -> list[tuple]:
             what, whose, how = jobs[i]
@@ -68,10 +83,7 @@ class Scorer:
         """Global model, and every client's own, on the pooled test set."""
         rows = self._global_on_pooled() if self.has_complete_global_model else []
         for k in (k for k, memory in self.run.memories.items() if memory.state):
-            self.run.enter(k, "personal")
-            batches = self._short(self.run.data.test_batches(k))
-            scores = evaluate(self.run.fabric, self.learner, batches, self.run.metrics)
-            rows += [(k, "personal", "pooled", name, value) for name, value in scores.items()]
+            rows += self._client_on_pooled(k)
         return [Row(self.run.round, self.stage.name, *row) for row in rows]
 
     def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
@@ -80,32 +92,46 @@ class Scorer:
             self.run.load_global()
         else:
             self.run.enter(client, "personal")
-        network = self.learner.global_model() if client is None else self.learner
+        network = self.network if client is None else self.personal
         logits, target = outputs(self.run.fabric, network, self.run.data.test_batches(client))
         return logits.softmax(dim=1), target
 
     def _global_on_pooled(self) -> list[tuple]:
         self.run.load_global()
         batches = self._short(self.run.data.test_batches())
-        scores = evaluate(self.run.fabric, self.learner.global_model(), batches, self.run.metrics)
+        scores = evaluate(self.run.fabric, self.network, batches, self.run.metrics)
         return [(POOLED, "global", "pooled", name, value) for name, value in scores.items()]
 
     def _global_on_own(self, clients: list[int], round: int) -> list[tuple]:
         self.run.load_global()
         batches, sizes = self.run.data.val_batches(clients, round)
-        logits, target = outputs(self.run.fabric, self.learner.global_model(), batches)
+        logits, target = outputs(self.run.fabric, self.network, batches)
         rows = zip(clients, scores_by_group(logits, target, sizes, self.run.metrics), strict=True)
         return [(k, "global", self._whose(k), name, value) for k, scores in rows for name, value in scores.items()]
 
     def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> list[tuple]:
         try:
             self.run.enter(k, "server" if model == "global" else "personal", round)
-            network = self.learner.global_model() if model == "global" else self.learner
+            network = self.network if model == "global" else self.personal
             scores = evaluate(self.run.fabric, network, self.run.data.val_batches([k], round)[0], self.run.metrics)
+            if model == "personal":
+                scores |= self._probe(k, round)
         except Exception as error:  # one client's model must not keep the others from being looked at
             self.run.mend()
             return [(k, model, self._whose(k), "", failure(error).reason)]
-        return [(k, model, self._whose(k), name, value) for name, value in scores.items()]
+        called = self.stage.model if model == "personal" else model
+        return [(k, called, self._whose(k), name, value) for name, value in scores.items()]
+
+    def _client_on_pooled(self, k: int) -> list[tuple]:
+        self.run.enter(k, "personal")
+        batches = self._short(self.run.data.test_batches(k))
+        scores = evaluate(self.run.fabric, self.personal, batches, self.run.metrics)
+        return [(k, self.stage.model, "pooled", name, value) for name, value in scores.items()]
+
+    @torch.no_grad()
+    def _probe(self, k: int, round: int) -> dict[str, float]:
+        self.personal.eval()
+        return self.personal.probe(self.run.data.client(k, round))
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.run.data.num_clients - self.run.data.unseen_clients else "unseen"

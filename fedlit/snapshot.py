@@ -42,6 +42,8 @@ def take(run: Run, schedule: Schedule) -> dict[str, Any]:
         "global_state": _on_cpu(run.global_state),
         "personal_states": {k: _on_cpu(memory.state) for k, memory in run.memories.items()},
         "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in run.memories.items()},
+        "collected": {k: _on_cpu(state) for k, state in run.collected.items()},
+        "server_optimizer": _on_cpu(run.server_memory.optimizer),
         "initial_state": _on_cpu({n: t for n, t in run.initial.items() if n not in run.global_state}),
         "last": run.last,
         "best": run.best,
@@ -72,6 +74,9 @@ def restore(run: Run, content: dict[str, Any], path: str, schedule: Schedule, tr
     run.global_state = {name: tensor.to(device) for name, tensor in content["global_state"].items()}
     run.initial |= {name: tensor.to(device) for name, tensor in content["initial_state"].items()}
     _check_personal(run, content["personal_states"], path)
+    _check_personal(run, content["collected"], path)
+    run.collected = {k: {n: t.to(device) for n, t in state.items()} for k, state in content["collected"].items()}
+    run.server_memory = Memory(optimizer=content["server_optimizer"])
     for k, state in content["personal_states"].items():
         on_device = {name: tensor.to(device) for name, tensor in state.items()}
         run.memories[k] = Memory(on_device, content["optimizer_states"][k])

@@ -17,12 +17,14 @@ from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.client import Client
-from fedlit.evaluation import evaluate
-from fedlit.methods.base import FederatedModule, Stage
+from fedlit.early import Best
+from fedlit.methods.base import FederatedModule, load
 from fedlit.precision import autocast, convert_input, has_scaler, renew_scaler
 from fedlit.rng import derive, generator, isolated
+from fedlit.stage import Stage
 
 OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
+Uploads = Mapping[int, State]  # what the server has collected, by client id
 KeepOptimizer = Literal["personal", "reset", "keep"]
 
 
@@ -102,45 +104,58 @@ def enter(
     module.zero_grad()
 
 
-@torch.no_grad()
-def load(live: Mapping[str, Tensor], state: State) -> None:
-    """Copy values into the live tensors of the same names."""
-    names = [name for name in state if name in live]
-    for name in names:
-        if live[name].shape != state[name].shape:  # it would be broadcast
-            raise ValueError(f"{name!r} is {tuple(live[name].shape)}, but its state is {tuple(state[name].shape)}.")
-    if names:
-        torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
-
-
 def visit(
     fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, shared: Collection[str], memory: Memory
 ) -> Outcome:
-    """Train the client whose state is loaded; its upload holds the shared names and nothing else."""
-    learner, structure = plan.stage.module or module, _structure(module)
-    learner.client, learner._log_sink = client, (means := _Means())
-    try:
-        with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, client.id)):
-            module.on_client_start(client)
-            optimizers = _optimizers(fabric, learner, plan, _names(module), memory.optimizer.get(plan.stage.name, {}))
-            _train(fabric, learner, client, plan, optimizers)
-            module.on_client_end(client)
-    finally:
-        learner._log_sink, learner._fabric_optimizers = None, []
+    """Train the client whose state is loaded; its upload holds the shared (or collected) names and nothing else."""
+    stage, structure = plan.stage, _structure(module)
+    optimizers, logs = train(fabric, module, client, plan, memory)
     if _structure(module) != structure:
         raise ValueError("the visit changed names, shapes or dtypes of the state.")
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    travels = set(shared) if plan.stage.exchange else set()
-    mine = {id(tensor) for tensor in learner.state_dict(keep_vars=True).values()}
+    travels = set(shared) if stage.exchange else set()
+    mine = {id(tensor) for tensor in (stage.module or module).state_dict(keep_vars=True).values()}
     candidates = {n for n, t in module.state_dict(keep_vars=True).items() if id(t) in mine and n not in travels}
     stays = {name for name in candidates if not name.startswith(module.server_only)}
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     upload = None
-    if plan.stage.exchange:
-        upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
+    if stage.exchange or stage.collect:
+        sent = shared if stage.exchange else [name for name in state if name.startswith(module.collected)]
+        upload = Upload(client.id, {name: state[name] for name in sent}, float(module.client_weight(client)))
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
-    momenta = {**memory.optimizer, plan.stage.name: _state_of(optimizers, _names(module), kept)}
-    return Outcome(upload, Memory(own, {stage: m for stage, m in momenta.items() if m}), means.result())
+    momenta = optimizer_state(module, optimizers, kept)
+    return Outcome(upload, Memory(own, {stage.name: momenta} if momenta else {}), logs)
+
+
+def train(
+    fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, memory: Memory, uploads: Uploads | None = None
+) -> tuple[list[Optimizer], dict[str, float]]:
+    """Run the local epochs of a stage on the live module: its optimisers, and the means of what it logged.
+
+    Args:
+        fabric: Device and precision.
+        module: With the state that training starts from.
+        client: Whose samples; also the server, which has those of the public pool.
+        plan: How long, how fast.
+        memory: Of the optimiser, from the last visit in this stage.
+        uploads: What the server has collected, if it is the server that trains.
+    """
+    learner, stage = plan.stage.module or module, plan.stage
+    module.client = learner.client = client
+    learner._log_sink, module.stage = (means := _Means()), stage
+    try:
+        with isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)):
+            if uploads is None:
+                module.on_client_start(client)
+            else:
+                module.on_server_start(client, uploads)
+            optimizers = _optimizers(fabric, learner, plan, _names(module), memory.optimizer.get(stage.name, {}))
+            _train(fabric, learner, client, plan, optimizers)
+            if uploads is None:
+                module.on_client_end(client)
+    finally:
+        learner._log_sink, learner._fabric_optimizers = None, []
+    return optimizers, means.result()
 
 
 def _structure(module: nn.Module) -> dict[str, tuple]:
@@ -149,12 +164,11 @@ def _structure(module: nn.Module) -> dict[str, tuple]:
 
 def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, optimizers: list[Optimizer]) -> None:
     learner.train()
-    batches = client.train_batches(
-        generator(plan.seed, "batches", plan.stage.name, client.round, client.id), plan.stage.split
-    ).to(learner.device)
+    order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
+    batches = client.train_batches(order, plan.stage.split, plan.stage.public).to(learner.device)
     batches.indexed = learner.wants_index
     watched = plan.stage.monitor and len(client.val_batches().y)  # without validation samples there is nothing to watch
-    best = _Best(plan.stage, fabric, learner, client) if watched else None
+    best = Best(plan.stage, fabric, learner, client) if watched else None
     renew_scaler(fabric)
     context, step = autocast(fabric), 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
@@ -245,7 +259,9 @@ def _names(module: nn.Module) -> dict[nn.Parameter, str]:
     return {parameter: name for name, parameter in module.named_parameters()}
 
 
-def _state_of(optimizers: list[Optimizer], names: dict[nn.Parameter, str], kept: Collection[str]) -> OptimizerState:
+def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collection[str]) -> OptimizerState:
+    """What optimisers hold of the parameters with these names."""
+    names = _names(module)
     entries: Iterator = (entry for optimizer in optimizers for entry in optimizer.state.items())
     return {names[parameter]: dict(values) for parameter, values in entries if names.get(parameter) in kept}
 
@@ -262,25 +278,3 @@ class _Means:
 
     def result(self) -> dict[str, float]:
         return {name: float(total) / count for name, (total, count) in self.sums.items()}
-
-
-class _Best:
-    """Early stopping on the client's own validation data; the best state is a copy, never the live tensors."""
-
-    def __init__(self, stage: Stage, fabric: Fabric, learner: FederatedModule, client: Client) -> None:
-        self.stage, self.fabric, self.learner, self.client = stage, fabric, learner, client
-        self.value, self.checks, self.state = float("inf"), 0, {}
-
-    def exhausted(self) -> bool:
-        """Check once more; whether patience has run out."""
-        scores = evaluate(self.fabric, self.learner, self.client.val_batches())
-        value = scores["loss"] if self.stage.monitor == "loss" else -scores["acc"]
-        self.checks += 1
-        if value < self.value:
-            self.value, self.checks = value, 0
-            self.state = {name: tensor.clone() for name, tensor in self.learner.state_dict().items()}
-        self.learner.train()
-        return self.checks >= self.stage.patience
-
-    def restore(self) -> None:
-        load(self.learner.state_dict(keep_vars=True), self.state)

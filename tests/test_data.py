@@ -125,10 +125,12 @@ def test_shared_samples_are_those_that_did_not_opt_out():
 
 
 def test_the_public_pool_belongs_to_no_client_and_has_no_labels():
-    data = ready(public_fraction=0.8)
+    data = ready(public=0.8)
     held = set(np.concatenate(data.assignment.train + data.assignment.val))
-    assert len(data.public_index) == 4800
-    assert not held & set(data.public_index)
+    pooled = np.flatnonzero(data.images.train_y.numpy() == -1)
+    assert len(pooled) == len(data.pool) == 4800
+    assert not held & set(pooled)
+    assert data.images.train_x[pooled].equal(data.pool.x)
     labels = torch.cat([y for _, y in data.public_batches(None)])
     assert set(labels.tolist()) == {-1}
 
@@ -161,7 +163,7 @@ def test_features_that_are_not_images_are_taken_as_they_are():
         ({"opt_out": [7]}, "`data.opt_out` names client 7, but the clients are 0 to 4"),
         ({"client_batch_sizes": {5: 2}}, "names client 5"),
         ({"unseen_clients": 5}, "must leave a client to train: 0 to 4, got 5"),
-        ({"public_fraction": 1.0}, r"`data.public_fraction` must lie in \[0, 1\)"),
+        ({"public": 1.0}, r"`data.public` must lie in \[0, 1\)"),
         ({"train_dataset": toy_datasets()[0]}, "go together"),
         ({"mean": [0.1, 0.2]}, "`data.mean` must be one number or 1, one per channel, got 2"),
         ({"validation": "pool", "val_size": 3}, r"`data.val_size` with `data.validation: pool` is a fraction"),

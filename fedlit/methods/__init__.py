@@ -1,6 +1,7 @@
 """One paper, one file. A new method is a file here and a line below."""
 
-from fedlit.methods.base import FederatedModule, Stage
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.dlad import DLAD
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmmd import FedMMD
@@ -8,5 +9,19 @@ from fedlit.methods.fedprox import FedProx
 from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
+from fedlit.methods.moe import MixtureOfExperts
+from fedlit.stage import Stage
 
-__all__ = ["FML", "FedAvg", "FedFusion", "FedMMD", "FedProx", "FederatedModule", "FineTuned", "LocalOnly", "Stage"]
+__all__ = [
+    "DLAD",
+    "FML",
+    "FedAvg",
+    "FedFusion",
+    "FedMMD",
+    "FedProx",
+    "FederatedModule",
+    "FineTuned",
+    "LocalOnly",
+    "MixtureOfExperts",
+    "Stage",
+]

@@ -5,7 +5,6 @@ The same module trains under a plain ``lightning.Trainer``, as one client that o
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,40 +16,14 @@ from torch.optim import Optimizer
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fedlit.aggregation import State, Upload, weighted_mean
-from fedlit.client import Client
+from fedlit.client import Client, Server
+from fedlit.stage import Stage
 
 NetworkFactory = Callable[[], nn.Module]
 # Containers first and int keys: in another order the CLI saves a config that it cannot read again.
 ClientNetworks = list[NetworkFactory] | dict[int, NetworkFactory] | None
 ClientOptimizers = list[OptimizerCallable] | dict[int, OptimizerCallable] | None
 Weighting = Literal["examples", "uniform"]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A part of a method's programme.
-
-    Attributes:
-        name: Shown in every record.
-        module: The child whose `training_step` runs; None is the method itself.
-        rounds: How many; None is `trainer.num_rounds`.
-        epochs: Local epochs of a visit; None is `trainer.local_epochs` or `trainer.local_steps`.
-        split: Train on `shared` samples only, or on `all` of the client's; what is uploaded must not know the others.
-        exchange: Upload and aggregate the shared state; without it nothing leaves a client and every client is visited.
-        monitor: Stop a visit early on the client's own validation `loss` or `acc`, and keep the best state.
-        patience: Checks without improvement before a visit stops.
-        check_every: Epochs between checks.
-    """
-
-    name: str
-    module: "FederatedModule | None" = None
-    rounds: int | None = None
-    epochs: int | None = None
-    split: Literal["shared", "all"] = "shared"
-    exchange: bool = True
-    monitor: Literal["loss", "acc"] | None = None
-    patience: int = 10
-    check_every: int = 5
 
 
 class FederatedModule(LightningModule):
@@ -67,16 +40,23 @@ class FederatedModule(LightningModule):
     server_only: tuple[str, ...] = ()
     """Name prefixes of what the server keeps for itself beside the shared state; it never travels."""
 
+    collected: tuple[str, ...] = ()
+    """Name prefixes of what a client uploads once, in a stage that collects; the server keeps every client's apart."""
+
     wants_index: bool = False
     """Whether a batch also holds its samples' positions among the client's: `(x, y, index)`."""
 
     weighting: Weighting = "examples"
     """What a client's upload counts by."""
 
+    monitor: str | None = None
+    """What best.ckpt is the best of, unless `trainer.monitor` says; None is the clients' own accuracy."""
+
     def __init__(self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None) -> None:
         super().__init__()
         self.optimizer, self.client_optimizers = optimizer, client_optimizers
         self.client: Client | None = None
+        self.stage: Stage | None = None
         self._log_sink: Callable[[str, Any], None] | None = None
 
     def is_shared(self, name: str) -> bool:
@@ -95,6 +75,13 @@ class FederatedModule(LightningModule):
 
     def on_client_end(self, client: Client) -> None:
         """Local training is over; the upload is taken next."""
+
+    def earlier_uploads(self) -> dict[int, State]:
+        """Uploads of clients that need not train again, by client id."""
+        return {}
+
+    def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
+        """The server is about to train, in every round of a stage on its side; what clients uploaded, by client id."""
 
     def client_weight(self, client: Client) -> float:
         """How much this client counts: by its shared samples, or as much as any other."""
@@ -121,6 +108,14 @@ class FederatedModule(LightningModule):
         loss = F.cross_entropy(self(x), y)
         self.log("train_loss", loss)
         return loss
+
+    def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        """What early stopping watches, of outputs ``[N, C]`` and targets ``[N]``."""
+        return F.cross_entropy(z, y)
+
+    def probe(self, client: Client) -> dict[str, float]:
+        """More numbers of a client's own model, such as the mean of a gate; recorded beside its accuracy."""
+        return {}
 
     def on_fit_start(self) -> None:
         """Under a plain Trainer, training is one long visit."""
@@ -190,6 +185,17 @@ def twin(module: FederatedModule) -> FederatedModule:
     """A copy with networks of its own, on the same fabric and data."""
     shared = (module._fabric, module.client)
     return copy.deepcopy(module, {id(thing): thing for thing in shared if thing is not None})
+
+
+@torch.no_grad()
+def load(live: Mapping[str, Tensor], state: State) -> None:
+    """Copy values into the live tensors of the same names."""
+    names = [name for name in state if name in live]
+    for name in names:
+        if live[name].shape != state[name].shape:  # it would be broadcast
+            raise ValueError(f"{name!r} is {tuple(live[name].shape)}, but its state is {tuple(state[name].shape)}.")
+    if names:
+        torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
 
 
 def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:

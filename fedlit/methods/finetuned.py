@@ -7,7 +7,8 @@ from typing import Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Stage, Weighting, build
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build
+from fedlit.stage import Stage
 
 
 class FineTuned(FederatedModule):

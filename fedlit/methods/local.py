@@ -11,10 +11,10 @@ from fedlit.methods.base import (
     ClientOptimizers,
     FederatedModule,
     NetworkFactory,
-    Stage,
     build,
     for_client,
 )
+from fedlit.stage import Stage
 
 
 class LocalOnly(FederatedModule):

@@ -1,0 +1,74 @@
+"""Many networks that answer together without living all at once, and how a student is taught by them."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedlit.aggregation import State
+from fedlit.losses import teacher_weights
+
+
+class Ensemble:
+    """Networks of many clients: one live network per architecture, to which the clients' states are lent in turn.
+
+    Args:
+        uploads: States by client id.
+        prefix: What the names of the networks' entries begin with.
+        build: Gives a client's network; it is called once per architecture.
+        architecture: Clients for which this is equal share a live network.
+        device: Where it answers.
+    """
+
+    def __init__(
+        self,
+        uploads: Mapping[int, State],
+        prefix: str,
+        build: Callable[[int], nn.Module],
+        architecture: Callable[[int], object],
+        device: torch.device,
+    ) -> None:
+        live: dict[object, nn.Module] = {}
+        self.members: list[tuple[nn.Module, State]] = []
+        for k in sorted(uploads):
+            state = {name.removeprefix(prefix): t for name, t in uploads[k].items() if name.startswith(prefix)}
+            if not state:
+                raise ValueError(f"client {k} has uploaded no {prefix.rstrip('.')!r}; was its aggregator another?")
+            if (key := architecture(k)) not in live:
+                live[key] = build(k).requires_grad_(False).eval().to(device)
+            self.members.append((live[key], state))
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """What all say of a batch, ``[K, N, C]``, in the order of their ids."""
+        return torch.stack([functional_call(network, state, (x,)) for network, state in self.members])
+
+
+class Teachers:
+    """Class probabilities ``[N, C]`` of a batch, from classifiers that count by their confidence ``[K, N]``."""
+
+    def __init__(
+        self, classifiers: Ensemble, confidence: Callable[[Tensor, Tensor], Tensor], temperature: float
+    ) -> None:
+        self.classifiers, self.confidence, self.temperature = classifiers, confidence, temperature
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        w = teacher_weights(self.confidence(x, y), self.temperature)
+        return (w[:, :, None] * self.classifiers(x).softmax(dim=2)).sum(dim=0)
+
+
+def optimal_confidence(shares: Tensor, public_shares: Tensor) -> Tensor:
+    r"""What the best density classifier would say of a class, ``[K, C]``.
+
+    .. math:: C_i^*(y) = \frac{p_i(y)}{p_i(y) + p_{dist}(y)}
+
+    Args:
+        shares: Fraction of each class at each client, ``[K, C]``.
+        public_shares: Fraction of each class in the public pool, ``[C]``.
+
+    Example:
+        >>> optimal_confidence(torch.tensor([[0.5, 0.0]]), torch.tensor([0.1, 0.1]))
+        tensor([[0.8333, 0.0000]])
+    """
+    return (shares / (shares + public_shares)).nan_to_num()  # a class that nobody has

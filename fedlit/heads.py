@@ -1,0 +1,117 @@
+"""Networks made of networks: another head, a head for some classes, a gate between two, one from torchvision."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.losses import Mix, mixture
+
+
+def with_outputs(network: nn.Module, number: int) -> nn.Module:
+    """The network with a new last linear layer of so many outputs, drawn at random; the rest is as it was.
+
+    Example:
+        >>> with_outputs(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1)[2]
+        Linear(in_features=3, out_features=1, bias=True)
+    """
+    linear = [(path, part) for path, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not linear or linear[-1][0] == "":
+        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last, to be given another head.")
+    path, last = linear[-1]
+    parent, _, name = path.rpartition(".")
+    head = nn.Linear(last.in_features, number, bias=last.bias is not None)
+    setattr(network.get_submodule(parent), name, head.to(last.weight))
+    return network
+
+
+class Scattered(nn.Module):
+    """A network with an output for some classes only, as logits of all: minus infinity for the others.
+
+    Args:
+        network: Gives ``[N, len(classes)]``.
+        classes: Which class each output stands for.
+        num_classes: Of the task.
+    """
+
+    def __init__(self, network: nn.Module, classes: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        if len(set(classes)) != len(classes) or not all(0 <= c < num_classes for c in classes):
+            raise ValueError(f"`classes` must be different ones from 0 to {num_classes - 1}, got {list(classes)}.")
+        self.network, self.num_classes = network, num_classes
+        self.register_buffer("classes", torch.tensor(list(classes)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.network(x)
+        if z.shape[1] != len(self.classes):
+            raise ValueError(f"the network must give {len(self.classes)} outputs, one per class, got {z.shape[1]}.")
+        return z.new_full((len(z), self.num_classes), -torch.inf).index_copy(1, self.classes, z)
+
+
+class Gated(nn.Module):
+    """A gate over a local and a global expert; see fedlit.losses.mixture.
+
+    Args:
+        local_expert: Gives logits ``[N, C]``.
+        global_expert: Gives logits ``[N, C]``.
+        gate: Gives the logit ``[N, 1]`` of the local expert's weight.
+        mix: What is mixed.
+        freeze_global: The global expert neither trains nor drops out.
+    """
+
+    def __init__(
+        self, local_expert: nn.Module, global_expert: nn.Module, gate: nn.Module, mix: Mix, freeze_global: bool
+    ) -> None:
+        super().__init__()
+        self.local_expert, self.global_expert, self.gate = local_expert, global_expert, gate
+        self.mix, self.freeze_global = mix, freeze_global
+        global_expert.requires_grad_(not freeze_global)
+
+    def train(self, mode: bool = True) -> "Gated":
+        super().train(mode)
+        self.global_expert.train(mode and not self.freeze_global)
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return mixture(self.local_expert(x), self.global_expert(x), self.gate(x), self.mix)
+
+    def judged(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+        """Does the gate choose, and between what? Its mean and spread, and each expert's own accuracy."""
+        parts = []
+        for x, y in batches:
+            right = [(expert(x).argmax(dim=1) == y).float() for expert in (self.local_expert, self.global_expert)]
+            parts.append(torch.stack([self.gate(x).sigmoid().flatten(), *right]))
+        h, of_local, of_global = torch.cat(parts, dim=1)
+        gate = {"gate": float(h.mean()), "gate_sd": float(h.std(correction=0))}
+        return {**gate, "local_expert_acc": float(of_local.mean()), "global_expert_acc": float(of_global.mean())}
+
+
+class Pretrained(nn.Module):
+    """A network of torchvision with its trained weights and a new head; grey images are given three channels.
+
+    Args:
+        name: As torchvision calls it, such as resnet18 or densenet121.
+        weights: A name that torchvision knows (`DEFAULT`, `IMAGENET1K_V1`), which it downloads, or the path of a file
+            with its state; none draws weights at random.
+        num_classes: Outputs of the new head.
+    """
+
+    def __init__(self, name: str = "resnet18", weights: str | None = "DEFAULT", num_classes: int = 10) -> None:
+        from torchvision.models import get_model, list_models  # slow to import
+
+        super().__init__()
+        if name not in list_models():
+            raise ValueError(f"`name` must be a model of torchvision, got {name!r}.")
+        from_file = weights is not None and Path(weights).is_file()
+        try:
+            self.network = get_model(name, weights=None if from_file else weights)
+            if from_file:
+                self.network.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
+        except Exception as error:  # an unknown name, no network, a damaged or foreign file: each raises its own kind
+            reason = (str(error).splitlines() or [""])[0]
+            raise ValueError(f"`weights` {weights!r} of {name} cannot be had: {reason}") from error
+        with_outputs(self.network, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)

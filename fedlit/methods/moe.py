@@ -1,0 +1,120 @@
+"""Federated learning using a mixture of experts. Zec et al., 2020. https://arxiv.org/abs/2010.02056
+
+Clients federate on what they share. Then each trains a local expert f_l on all of its samples, and last a gate h that
+mixes it with the client's own copy of the global expert f_g, all three together:
+
+    y = h(x) f_l(x) + (1 - h(x)) f_g(x)
+
+The authors mix log-probabilities, so that NLL(y) = h NLL(f_l) + (1 - h) NLL(f_g); see fedlit.losses.mixture. Only the
+FedAvg on shared samples talks to the server.
+
+Laws: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not shared.
+"""
+
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from fedlit.client import Client
+from fedlit.heads import Gated, with_outputs
+from fedlit.losses import Mix
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, build, load
+from fedlit.methods.fedavg import FedAvg
+from fedlit.stage import Stage
+
+
+class Mixture(FederatedModule):
+    """The two experts and their gate, trained together at one client."""
+
+    def __init__(self, network: Gated, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.network = network
+
+    def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        # Cross-entropy would normalise the mixture of log-probabilities, and the gate's mean of two losses were lost.
+        return F.cross_entropy(z, y) if self.network.mix == "logits" else F.nll_loss(z, y)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = self.validation_loss(self(batch[0]), batch[1])
+        self.log("mixture_loss", loss)
+        return loss
+
+    def probe(self, client: Client) -> dict[str, float]:
+        return self.network.judged(client.val_batches().to(self.device))
+
+
+class MixtureOfExperts(FederatedModule):
+    """FedAvg, then at every client a local expert, and a gate between both.
+
+    Args:
+        network: Builds an expert.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        gate: Builds the gate, with one output; by default an expert's network with a head of one.
+        mix: What is mixed: `log_prob` (the authors' code), `prob`, or `logits`.
+        epochs: Of local expert, mixture and baselines, at most; they stop after 50 without a lower validation loss.
+        freeze_global: Leave the global expert as it came (the authors' later variant).
+        baselines: Train at every client also a fine-tuned global model (`finetuned`), and the local expert for as long
+            again as the mixture (`longer`), to compare it with.
+        mixture_optimizer: Another optimiser for the mixture.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    shared = ("federated.",)
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        gate: NetworkFactory | None = None,
+        mix: Mix = "log_prob",
+        epochs: int = 200,
+        freeze_global: bool = False,
+        baselines: bool = True,
+        mixture_optimizer: OptimizerCallable | None = None,
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        if epochs < 1:
+            raise ValueError(f"`model.epochs` must be at least 1, got {epochs}.")
+        self.epochs, self.baselines = epochs, baselines
+        for name in ("federated", "local", *(("longer", "finetuned") if baselines else ())):
+            setattr(self, name, FedAvg(network, optimizer, client_optimizers=client_optimizers))
+        chosen = with_outputs(build(network, "model.network"), 1) if gate is None else build(gate, "model.gate")
+        experts = build(network, "model.network"), build(network, "model.network")
+        gated = Gated(*experts, chosen, mix, freeze_global)
+        self.mixture = Mixture(gated, mixture_optimizer or optimizer, client_optimizers)
+
+    def configure_stages(self) -> list[Stage]:
+        home = {"rounds": 1, "epochs": self.epochs, "split": "all", "exchange": False, "monitor": "loss"}
+        stages = [Stage("federate", self.federated), Stage("local", self.local, model="local", **home)]
+        if self.baselines:
+            stages.append(Stage("longer", self.longer, model="longer", needs="local.", **home))
+            stages.append(Stage("finetune", self.finetuned, model="finetuned", **home))
+        return [*stages, Stage("mixture", self.mixture, needs="local.", **home)]
+
+    def on_client_start(self, client: Client) -> None:
+        stage, experts = getattr(self.stage, "name", None), self.mixture.network
+        if stage == "longer":
+            _copy(self.local.network, self.longer.network)
+        if stage == "finetune":
+            _copy(self.federated.network, self.finetuned.network)
+        if stage == "mixture":
+            _copy(self.local.network, experts.local_expert)
+        if stage == "mixture" or (stage == "adapt" and client.round == 1):
+            _copy(self.federated.network, experts.global_expert)
+
+    def parameters_of(self, client: Client | None) -> list[nn.Parameter]:
+        return list(self.mixture.parameters_of(client))
+
+    def global_model(self) -> nn.Module:
+        return self.federated.network
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mixture(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self.mixture.training_step(batch, batch_idx)
+
+
+def _copy(source: nn.Module, target: nn.Module) -> None:
+    load(target.state_dict(keep_vars=True), source.state_dict())
