@@ -1,11 +1,12 @@
 """Losses: tensors in, a scalar out, one equation each."""
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 # Widths of the kernel that FedMMD's authors took from domain separation networks; a width is a variance.
 FIXED_WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)
@@ -89,18 +90,41 @@ def mmd(a: Tensor, b: Tensor, kernel: Literal["fixed", "adaptive"] = "fixed") ->
         >>> round(float(mmd(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]))), 4)  # 2 * sum_s (1 - exp(-25 / 2 s))
         21.6548
     """
-    n = len(a)
-    # Distances by the Gram matrix, in double: its rounding error in float would drown widths down to 1e-6.
-    joint = torch.cat([a, b]).double()
-    squares = joint.square().sum(dim=1)
-    d = (squares[:, None] + squares[None, :] - 2 * joint @ joint.T).clamp_min(0)
-    if kernel == "fixed":
-        scales = 2 * d.new_tensor(FIXED_WIDTHS)
-    else:
-        mean = d.detach().sum() / max(len(joint) * (len(joint) - 1), 1)
-        scales = (mean / 4).clamp_min(1e-8) * 2 ** torch.arange(5, device=d.device)
-    k = torch.exp(d.float() * (-1 / scales).float()[:, None, None]).sum(dim=0)
-    return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
+    return _MMD.apply(a, b, kernel)
+
+
+class _MMD(torch.autograd.Function):
+    """`mmd` with its gradient worked out: the kernels are the work, and both need the same ones."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, kernel: str) -> Tensor:
+        n = len(a)
+        # Distances by the Gram matrix, in double: its rounding error in float would drown widths down to 1e-6.
+        joint = torch.cat([a, b]).double()
+        squares = joint.square().sum(dim=1)
+        d = (squares[:, None] + squares[None, :] - 2 * joint @ joint.T).clamp_min(0)
+        if kernel == "fixed":
+            scales = 2 * d.new_tensor(FIXED_WIDTHS)
+        else:
+            mean = d.sum() / max(len(joint) * (len(joint) - 1), 1)
+            scales = (mean / 4).clamp_min(1e-8) * 2 ** torch.arange(5, device=d.device)
+        precision = torch.promote_types(a.dtype, torch.float)
+        d, rates = d.to(precision), (1 / scales).to(precision)[:, None, None]
+        # Smaller numbers than exp(-80) add nothing, and those that underflow cost thirty times as much.
+        kernels = (d * -rates).clamp_min_(-80).exp_()
+        k = kernels.sum(dim=0)
+        # With x = joint and c its rows' signs and weights, MMD = sum_ij c_i c_j k(d_ij), d_ij = |x_i - x_j|^2.
+        c = torch.cat([joint.new_full((n,), 1 / n), joint.new_full((len(b),), -1 / len(b))])
+        slope = kernels.mul_(rates).sum(dim=0).double().fill_diagonal_(0).mul_(c[:, None] * c)  # of -k, by d
+        ctx.save_for_backward(4 * (slope @ joint - slope.sum(dim=1, keepdim=True) * joint))
+        ctx.n, ctx.dtypes = n, (a.dtype, b.dtype)
+        return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        joint = ctx.saved_tensors[0] * grad
+        return joint[: ctx.n].to(ctx.dtypes[0]), joint[ctx.n :].to(ctx.dtypes[1]), None
 
 
 def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_prob") -> Tensor:

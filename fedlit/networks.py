@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
+from fedlit.pooling import MaxPool
+
 Init = Literal["default", "xavier", "truncated_normal"]
 Norm = Literal["batch", "group"]
 
@@ -71,9 +73,8 @@ def conv_extractor(in_channels: int, image_size: int, *blocks: Block) -> tuple[n
     require_at_least(next(size for size in count(1) if output_size(size, blocks) >= 1), image_size=image_size)
     layers: list[nn.Module] = []
     for block in blocks:
-        layers += [nn.Conv2d(in_channels, block.channels, block.kernel, padding=block.padding), nn.ReLU()]
-        if block.pool is not None:
-            layers.append(nn.MaxPool2d(block.pool, stride=2, padding=block.pool_padding))
+        pool = [] if block.pool is None else [MaxPool(block.pool, stride=2, padding=block.pool_padding)]
+        layers += [nn.Conv2d(in_channels, block.channels, block.kernel, padding=block.padding), nn.ReLU(), *pool]
         in_channels = block.channels
     size = output_size(image_size, blocks)
     return nn.Sequential(*layers), (in_channels, size, size)
@@ -252,9 +253,8 @@ class TwoStreamAlexNet(Network):
         dropout: float = 0.0,
         init: Init = "xavier",
     ) -> None:
-        middle = [Block(256, 3, 1, pool=None)] * 2
-        blocks = [Block(64, 5, 2, pool=3), Block(128, 5, 2, pool=3), *middle, Block(128, 3, 1, pool=3)]
-        extractor, shape = conv_extractor(in_channels, image_size, *blocks)
+        first, middle = [Block(64, 5, 2, pool=3), Block(128, 5, 2, pool=3)], [Block(256, 3, 1, pool=None)] * 2
+        extractor, shape = conv_extractor(in_channels, image_size, *first, *middle, Block(128, 3, 1, pool=3))
         super().__init__(extractor, fc_head(math.prod(shape), num_classes, (1024, 1024), [dropout] * 2), shape)
         initialise(self, init)
 

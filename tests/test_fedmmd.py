@@ -23,6 +23,57 @@ def plain_mmd(a, b, scales):
     return mean(a, a) + mean(b, b) - 2 * mean(a, b)
 
 
+def autograd_mmd(a, b, kernel):
+    """In double, by differences, with the gradient left to PyTorch."""
+    joint = torch.cat([a, b]).double()
+    d = (joint[:, None] - joint[None]).square().sum(dim=2)
+    if kernel == "fixed":
+        scales = [2 * s for s in FIXED_WIDTHS]
+    else:
+        scales = [float(d.detach().sum()) / (len(d) * (len(d) - 1)) * 2.0**i for i in range(-2, 3)]
+    k, n = sum(torch.exp(-d / s) for s in scales), len(a)
+    return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
+
+
+def pair(spread, dtype=torch.float, far=0.0):
+    """Two samples of different size, one near the other."""
+    a = torch.randn(7, 4, dtype=dtype) + far
+    return a.requires_grad_(), (a.detach()[:5] + spread * torch.randn(5, 4, dtype=dtype)).requires_grad_()
+
+
+@pytest.mark.parametrize("kernel", ["fixed", "adaptive"])
+@pytest.mark.parametrize("spread", [1e-3, 1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("far", [0.0, 30.0])
+def test_value_and_both_gradients_of_the_mmd_are_those_of_autograd(kernel, spread, far):
+    a, b = pair(spread, far=far)
+    value, expected = mmd(a, b, kernel), autograd_mmd(a, b, kernel)
+    assert value.dtype == torch.float
+    assert value.item() == pytest.approx(expected.item(), rel=1e-4, abs=1e-5)
+    for mine, other in zip(torch.autograd.grad(value, (a, b)), torch.autograd.grad(expected, (a, b)), strict=True):
+        assert mine.dtype == torch.float
+        assert (mine - other).norm() <= 1e-4 * other.norm()
+
+
+def test_the_gradient_of_the_mmd_is_that_of_finite_differences():
+    assert torch.autograd.gradcheck(mmd, pair(1.0, torch.double))
+
+
+def test_the_mmd_is_symmetric():
+    a, b = pair(0.1)
+    here, there = torch.autograd.grad(mmd(a, b), (a, b)), torch.autograd.grad(mmd(b, a), (a, b))
+    assert mmd(a, b).item() == pytest.approx(mmd(b, a).item(), rel=1e-5)
+    torch.testing.assert_close(here, there)
+
+
+def test_a_half_precision_stream_gets_a_gradient_of_its_own_kind():
+    a, b = torch.randn(7, 4), torch.randn(5, 4, dtype=torch.bfloat16, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = mmd(a, b)
+    value.backward()
+    assert (value.dtype, b.grad.dtype) == (torch.float, torch.bfloat16)
+    assert value.item() == pytest.approx(mmd(a, b.detach().float()).item(), rel=1e-6)
+
+
 @pytest.mark.parametrize("spread", [1e-3, 1e-2, 1.0])
 @pytest.mark.parametrize("far", [0.0, 30.0])
 def test_the_fast_mmd_is_the_plain_one_also_where_widths_are_tiny(spread, far):

@@ -19,6 +19,7 @@ from fedlit.networks import (
     ResNet18,
     TwoStreamAlexNet,
 )
+from fedlit.pooling import MaxPool
 
 SMALL = [MLP, LeNet5, CNN1, CNN2, McMahanCNN, CIFARCNN, TwoStreamAlexNet, MoEExpert]
 ALL = [*SMALL, ResNet18, DenseNet]
@@ -267,3 +268,22 @@ def test_the_help_describes_every_option(network, capsys):
     assert {name for name, _ in options} == set(network.__init__.__annotations__) - {"return"}
     for _, text in options:
         assert text.strip() in described
+
+
+@pytest.mark.parametrize(("kernel", "padding"), [(2, 0), (2, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize("size", [(8, 8), (7, 9), (3, 3)])
+def test_pooling_without_a_gradient_is_pytorchs_to_the_bit(kernel, padding, size):
+    x = torch.randn(2, 3, *size)
+    x[0, 0, 0, 0], x[0, 1, 1, 1] = torch.nan, -torch.inf
+    ours, theirs = (pool(kernel, stride=2, padding=padding) for pool in (MaxPool, nn.MaxPool2d))
+    assert_close(ours(x), theirs(x), rtol=0, atol=0, equal_nan=True)
+    assert_close(ours(x.requires_grad_()), theirs(x), rtol=0, atol=0, equal_nan=True)
+    assert "MaxPool2D" in type(ours(x).grad_fn).__name__  # and with one, PyTorch's own
+
+
+@pytest.mark.parametrize("cls", [LeNet5, CNN2, McMahanCNN, TwoStreamAlexNet])
+def test_a_frozen_copy_says_the_same_as_the_network_in_training_to_the_bit(cls):
+    network = cls().eval()
+    x = torch.randn(2, *((1, 28, 28) if cls is McMahanCNN else (3, 32, 32)))
+    trained = network(x).detach()
+    assert torch.equal(network.requires_grad_(False)(x), trained)
