@@ -30,7 +30,7 @@ def data_root(tmp_path_factory) -> Path:
     draw = np.random.default_rng(0)
     for name, shape in SHAPES.items():
         classes, arrays = (100 if name == "cifar100" else 10), {}
-        for split, size in (("train", 3000), ("test", 1000)):
+        for split, size in (("train", 25000 if name == "cifar100" else 6000), ("test", 1000)):
             arrays[f"{split}_images"] = draw.integers(0, 256, (size, *shape), dtype=np.uint8)
             arrays[f"{split}_labels"] = np.arange(size, dtype=np.uint8) % classes
         np.savez(root / f"{name}.npz", **arrays)
