@@ -15,7 +15,8 @@ np.savez(f"{sys.argv[2]}/mnist20.npz", **{k: full[k][chosen] if k.startswith("tr
 PY
 fit() {
     local name=$1; shift
-    fedlit fit --config dlad_mnist.yaml --data.dataset "$output/mnist20.npz" --data.partition.samples_per_client 2000 \
+    fedlit fit --config dlad_fashion.yaml --data.dataset "$output/mnist20.npz" --data.num_clients 10 --data.public 0.8 \
+        --data.partition.samples_per_client 2000 \
         --data.batch_size 50 --model.client_epochs 10 --model.density_epochs 3 --model.distil_epochs 10 \
         --trainer.save_every_n_rounds 10 --trainer.default_root_dir "$output/$name" "$@" > "$output/$name.txt"
     echo "$name $(grep -E '^acc' "$output/$name.txt" | awk '{print $2"_on_"$3, $4}' | tr '\n' ';')" | tee -a "$output/summary.txt"
