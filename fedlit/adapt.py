@@ -1,7 +1,7 @@
 """A new client joins: it trains on its own samples from what the server holds, and sends nothing back.
 
 Each is followed epoch by epoch beside two others of the global model's architecture, trained by cross-entropy: one that
-starts from the global model (`finetuned`) and one from new weights (`scratch`).
+starts from the global model (`finetuned`) and one from the weights that the federation started from (`scratch`).
 """
 
 import copy
@@ -55,20 +55,21 @@ def _learners(run: Run, k: int) -> Iterator[tuple[str, FederatedModule]]:
     yield "personal", twin(run.module)
     if complete:
         yield "finetuned", Alone(copy.deepcopy(run.module.global_model()), run.module.optimizer).to(run.fabric.device)
-    new = copy.deepcopy(run.module.global_model())
-    with isolated(derive(run.seed, "scratch", k)):
-        for part in new.modules():
-            if hasattr(part, "reset_parameters"):
-                part.reset_parameters()
-    yield "scratch", Alone(new, run.module.optimizer).to(run.fabric.device)
+    new = twin(run.pristine)
+    new.on_client_start(None)  # its own frozen copies, if it has any
+    yield "scratch", Alone(new.global_model(), run.module.optimizer).to(run.fabric.device)
 
 
-def _followed(run: Run, learner: FederatedModule, k: int, epochs: int) -> Iterator[Scores]:
+def _followed(run: Run, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
     """Scores on the client's validation samples before training and after each epoch."""
-    memory = Memory()
-    yield evaluate(run.fabric, learner, run.data.client(k).val_batches(), run.metrics)
-    for epoch in range(1, epochs + 1):
-        client = run.data.client(k, epoch)
-        plan = Plan(STAGE, run.seed, optimizer_state="keep")
-        memory = visit(run.fabric, learner, client, plan, (), memory).memory
-        yield evaluate(run.fabric, learner, client.val_batches(), run.metrics)
+    client = run.data.client(k, 1)
+    found: list[Scores] = []
+
+    def score() -> None:
+        with isolated(derive(run.seed, "adapt", k)):
+            found.append(evaluate(run.fabric, learner, client.val_batches(), run.metrics))
+
+    score()
+    # One visit: what a method freezes is what the client received, not its own last epoch.
+    visit(run.fabric, learner, client, Plan(STAGE, run.seed, epochs, after_epoch=score), (), Memory())
+    return found

@@ -22,6 +22,7 @@ class Client:
     Attributes:
         id: From 0 to the number of clients minus one.
         round: The round of this visit, counted from 1.
+        split: What this visit trains on: `shared` samples, or `all`.
         num_classes: Classes of its task.
         num_samples: Training samples, opted out or not.
         num_shared: Training samples that may influence what leaves the client.
@@ -32,16 +33,17 @@ class Client:
     num_samples: int
     num_shared: int
     round: int = 0
+    split: Split = "shared"
     data: "FederatedData | None" = field(default=None, repr=False)
 
     def train_batches(
-        self, generator: torch.Generator | None = None, split: Split = "shared", public: Public = "no"
+        self, generator: torch.Generator | None = None, split: Split | None = None, public: Public = "no"
     ) -> Batches:
-        """Training batches: only samples that are shared, or all; shuffled and augmented by `generator`.
+        """Training batches of this visit, or of the `split` that is named; shuffled and augmented by `generator`.
 
         With `public: inputs` the public pool is mixed in, with target -1.
         """
-        return self.data.train_batches(self.id, generator, split, self.round, public != "no")
+        return self.data.train_batches(self.id, generator, split or self.split, self.round, public != "no")
 
     @property
     def sees_the_same_inputs(self) -> bool:
@@ -50,7 +52,7 @@ class Client:
 
     def class_shares(self) -> torch.Tensor:
         """Fraction of each class among the samples that it shares, ``[C]``; nothing that a client would tell."""
-        y = self.train_batches().y
+        y = self.train_batches(split="shared").y
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
     def val_batches(self) -> Batches:
@@ -69,7 +71,7 @@ class Server(Client):
     limit: int | None = None
 
     def train_batches(
-        self, generator: torch.Generator | None = None, split: Split = "all", public: Public = "inputs"
+        self, generator: torch.Generator | None = None, split: Split | None = None, public: Public = "inputs"
     ) -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
         batches = self.data.public_batches(generator, labels=public == "labels")

@@ -201,7 +201,7 @@ class FederatedData(LightningDataModule):
     def client(self, id: int, round: int = 0) -> Client:
         """The client as its methods see it in that round."""
         shared = self.at_round(round).shared[id]
-        return Client(id, self.images.num_classes, len(shared), int(np.count_nonzero(shared)), round, self)
+        return Client(id, self.images.num_classes, len(shared), int(np.count_nonzero(shared)), round, data=self)
 
     def train_batches(
         self, client: int, generator: torch.Generator | None, split: Split, round: int = 0, public: bool = False

@@ -6,7 +6,7 @@ one live module; client states are swapped in and out of it.
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -45,6 +45,7 @@ class Plan:
         optimizer_state: Kept between visits for `personal` parameters, for all (`keep`) or for none (`reset`).
         gradient_clip_val: Largest norm of the gradient; None does not clip.
         should_stop: Asked before every batch.
+        after_epoch: Called after every epoch.
     """
 
     stage: Stage
@@ -55,6 +56,7 @@ class Plan:
     optimizer_state: KeepOptimizer = "personal"
     gradient_clip_val: float | None = None
     should_stop: Callable[[], bool] = bool
+    after_epoch: Callable[[], object] = bool
 
 
 @dataclass
@@ -141,14 +143,15 @@ def train(
         uploads: What the server has collected, if it is the server that trains.
     """
     learner, stage = plan.stage.module or module, plan.stage
-    module.client = learner.client = client
+    module.client = learner.client = client = replace(client, split=stage.split)
     learner._log_sink, module.stage = (means := _Means()), stage
     try:
         with isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)):
-            if uploads is None:
-                module.on_client_start(client)
-            else:
-                module.on_server_start(client, uploads)
+            with autocast(fabric)():  # what it computes of frozen networks must round as training does
+                if uploads is None:
+                    module.on_client_start(client)
+                else:
+                    module.on_server_start(client, uploads)
             optimizers = _optimizers(fabric, learner, plan, _names(module), memory.optimizer.get(stage.name, {}))
             _train(fabric, learner, client, plan, optimizers)
             if uploads is None:
@@ -183,6 +186,7 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
             if step == plan.steps:
                 break
         learner.on_train_epoch_end()
+        plan.after_epoch()
         if step == plan.steps:
             break
     if best is not None:
@@ -209,9 +213,10 @@ def _step(
     optimizer.zero_grad()
     fabric.backward(loss) if has_scaler(fabric) else loss.backward()
     if clip is not None and has_scaler(fabric):
-        fabric.clip_gradients(learner, optimizer, max_norm=clip)
-    elif clip is not None:
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], clip)
+        fabric.strategy.precision.unscale_gradients(optimizer)
+    if clip is not None:
+        for group in optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], clip)
     optimizer.step()
 
 

@@ -5,7 +5,7 @@ import torch
 from conftest import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
-from fedlit.methods import FML, FedFusion
+from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
 
@@ -75,3 +75,45 @@ def test_an_adaptation_from_a_checkpoint_leaves_a_table_and_a_picture(tmp_path):
     Federation(default_root_dir=str(tmp_path), **QUIET).adapt(method, data(), ckpt_path="last", epochs=2)
     names = {path.name for path in (tmp_path / "lightning_logs/version_0").iterdir()}
     assert {"adapt.csv", "adapt.png"} <= names
+
+
+@pytest.mark.parametrize("options", [{"opt_out_samples": 0.4}, {"opt_out": [3]}])
+def test_a_new_client_trains_on_samples_that_it_does_not_share(options):
+    from test_fedfusion import Small
+
+    for method in (FedMMD(linear, SGD), FedFusion(Small, SGD)):
+        federation = fitted(method, toy_data(num_clients=4, unseen_clients=1, **options), num_rounds=1)
+        rows = federation.adapt(method, toy_data(num_clients=4, unseen_clients=1, **options), epochs=2)
+        assert len(curve(rows, "personal")) == 3
+
+
+def test_what_a_new_client_freezes_is_what_it_received():
+    from test_fedfusion import Small
+
+    class Watched(FedFusion):
+        def on_client_end(self, client):
+            super().on_client_end(client)
+            Watched.reference = {n: t.clone() for n, t in self.network.reference.state_dict().items()}
+
+    method = Watched(Small, SGD, "conv")
+    federation = fitted(method, data(), num_rounds=2)
+    federation.adapt(method, data(), epochs=3)
+    received = federation.global_state
+    prefix = "network.extractor."
+    assert equal(Watched.reference, {n.removeprefix(prefix): t for n, t in received.items() if n.startswith(prefix)})
+
+
+def test_from_scratch_is_from_the_initialisation_that_was_asked_for():
+    def zeroed():
+        network = linear()
+        torch.nn.init.zeros_(network[1].weight)
+        torch.nn.init.zeros_(network[1].bias)
+        return network
+
+    loss = curve(adapted(FedAvg(zeroed, SGD)), "scratch")[0]
+    assert loss == pytest.approx(torch.tensor(3.0).log().item())
+
+
+def test_a_new_client_of_a_mixture_starts_with_the_global_expert():
+    rows = adapted(MixtureOfExperts(linear, SGD, epochs=2))
+    assert curve(rows, "personal")[-1] < curve(rows, "personal")[0]

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, rows, toy_data
+from conftest import SGD, Split, equal, fitted, rows, toy_data
 from torch import nn, tensor
 
 from fedlit import FedAvg
-from fedlit.aggregation import num_bytes
+from fedlit.aggregation import Upload, num_bytes
 from fedlit.methods import FedFusion
 from fedlit.methods.fedfusion import Fusion
 
@@ -144,3 +144,36 @@ def test_a_network_without_feature_maps_is_refused():
 
     with pytest.raises(ValueError, match=r"`model.network` must have an `extractor` of feature maps"):
         FedFusion(MLP, SGD)
+
+
+@pytest.mark.parametrize("lam", [-3.0, 2.5])
+def test_lam_is_unconstrained(lam):
+    fusion = Fusion("single", channels=1)
+    fusion.lam.data.fill_(lam)
+    assert fusion(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)).item() == lam
+
+
+def test_every_visit_begins_with_the_extractor_it_received_as_reference():
+    method, seen = FedFusion(Small, SGD, "single"), []
+    start = method.on_client_start
+
+    def watched(client):
+        received = {n: t.clone() for n, t in method.network.extractor.state_dict().items()}
+        start(client)
+        seen.append(equal(method.network.reference.state_dict(), received))
+
+    method.on_client_start = watched
+    fitted(method, num_rounds=3)
+    assert seen == [True] * 9
+
+
+def test_a_fusing_convolution_is_averaged_and_not_smoothed():
+    method = FedFusion(Small, SGD, "conv")
+    name, state = "network.fusion.conv.weight", {n: t for n, t in method.state_dict().items() if method.is_shared(n)}
+    uploads = [Upload(k, {**state, name: torch.full_like(state[name], v)}) for k, v in enumerate((0.0, 4.0))]
+    assert torch.equal(method.aggregate(uploads, method.state_dict())[name], torch.full_like(state[name], 2.0))
+
+
+def test_a_network_that_does_not_tell_its_feature_shape_is_refused():
+    with pytest.raises(ValueError, match="must have an `extractor` with a `feature_shape`"):
+        FedFusion(Split, SGD)

@@ -1,10 +1,12 @@
 """FedMMD and its L2 twin: laws of SPEC 9.3, the 19 widths by hand, recording."""
 
+import copy
 import math
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
+import torch.nn.functional as F
+from conftest import SGD, SmallCNN, Split, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg
 from fedlit.augment import Flip
@@ -193,3 +195,51 @@ def test_recording_the_wrong_samples_would_change_the_weights(monkeypatch):
 def test_features_need_a_network_that_has_them():
     with pytest.raises(ValueError, match=r"`model\.compare: features` needs a network with an `extractor`"):
         FedMMD(linear, SGD, compare="features")
+
+
+@pytest.mark.parametrize("distance", ["mmd", "l2"])
+def test_the_loss_is_cross_entropy_plus_lam_times_the_distance_or_its_floor(distance):
+    method = FedMMD(linear, SGD, lam=0.3, distance=distance)
+    x, y = torch.randn(6, 1, 8, 8), torch.arange(6) % 3
+    method._global = [copy.deepcopy(method.network)]
+    more = method.training_step((x, y), 0) - F.cross_entropy(method.network(x), y)
+    assert more.item() == pytest.approx(0.3e-4 if distance == "mmd" else 0, abs=1e-6)
+    method.network[1].bias.data += torch.tensor([0.5, 0.0, -0.5])
+    a, b = method._global[0](x), method.network(x)
+    more = method.training_step((x, y), 0) - F.cross_entropy(b, y)
+    assert more.item() == pytest.approx(0.3 * (mmd if distance == "mmd" else half_squared_error)(a, b).item(), rel=1e-4)
+
+
+def test_the_global_stream_of_every_visit_is_what_the_client_received():
+    method, same = FedMMD(linear, SGD), []
+    start = method.on_client_start
+    method.on_client_start = lambda c: (
+        start(c),
+        same.append(equal(method._global[0].state_dict(), method.network.state_dict())),
+    )
+    fitted(method, num_rounds=3)
+    assert same == [True] * 9
+
+
+def test_kernel_and_what_is_compared_make_a_difference():
+    def state(**options):
+        torch.manual_seed(7)
+        return fitted(FedMMD(Split, SGD, lam=1.0, **options)).global_state
+
+    plain = state()
+    assert not equal(plain, state(kernel="adaptive"))
+    assert not equal(plain, state(compare="features"))
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_recorded_answers_are_those_of_training_in_any_precision(precision):
+    def state(record):
+        torch.manual_seed(7)
+        method, full_batches = FedMMD(linear, SGD, lam=1.0, record=record), toy_data(val_size=0.2)
+        return fitted(method, full_batches, precision=precision, num_rounds=2).global_state
+
+    try:
+        recorded = state(True)
+    except ValueError as error:
+        pytest.skip(str(error))  # a CPU without bfloat16
+    assert equal(recorded, state(False))

@@ -219,3 +219,50 @@ def test_a_ramp_is_followed_in_training():
 def test_impossible_weights_are_refused_by_name(options):
     with pytest.raises(ValueError, match=r"`model\.(alpha|beta|client_memes)`"):
         FML(linear, linear, SGD, **options)
+
+
+def test_an_adaptor_begins_a_round_as_it_ended_the_last():
+    method, begun, ended = FML(linear, Split, SGD, share="extractor"), [], []
+    start = method.on_client_start
+    method.on_client_start = lambda c: (start(c), begun.append(method.meme.head[1].weight.detach().clone()))
+    method.on_client_end = lambda c: ended.append(method.meme.head[1].weight.detach().clone())
+    fitted(method, num_rounds=2)
+    assert all(torch.equal(a, b) for a, b in zip(begun[3:], ended[:3], strict=True))
+
+
+def seeded(*args, **options):
+    torch.manual_seed(7)
+    return FML(*args, **options)
+
+
+@pytest.mark.parametrize("law", ["beta", "alpha"])
+def test_clipping_one_networks_gradient_does_not_depend_on_the_other(law):
+    """Another architecture of the other network, whose gradient has another norm, makes no difference."""
+    clipped = {"gradient_clip_val": 0.05, "num_rounds": 2}
+    networks = [(linear, linear), (other, linear)] if law == "beta" else [(linear, linear), (linear, Split)]
+    prefix = "meme." if law == "beta" else "personal."
+    states = []
+    for personal, meme in networks:
+        method = FML(personal, meme, SGD, **{law: 1.0})
+        torch.manual_seed(3)
+        for name, parameter in method.named_parameters():
+            if name.startswith(prefix):
+                torch.nn.init.normal_(parameter)
+        federation = fitted(method, **clipped)
+        states.append(federation.global_state if law == "beta" else federation.personal_states[0])
+    assert equal(*({n: t for n, t in state.items() if n.startswith(prefix)} for state in states))
+
+
+def test_an_untrained_network_keeps_its_statistics_too():
+    states = [fitted(seeded(SmallCNN, SmallCNN, SGD, untrained_clients=[1]), num_rounds=n) for n in (1, 3)]
+    assert equal(*({n: t for n, t in f.personal_states[1].items() if n.startswith("personal.")} for f in states))
+
+
+def test_sharing_an_extractor_needs_one():
+    with pytest.raises(ValueError, match=r"`model.share: extractor` needs a `model.meme` with an `extractor`"):
+        FML(linear, linear, SGD, share="extractor")
+
+
+def test_defaults_are_the_authors():
+    method = FML(linear, linear, SGD)
+    assert (method.alpha, method.beta) == (0.5, 0.5)

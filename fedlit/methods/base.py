@@ -99,8 +99,8 @@ class FederatedModule(LightningModule):
         """The network that a client uses for itself; evaluated as `personal`."""
         return self.global_model()(x)
 
-    def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter]:
-        """What the optimiser of a visit trains."""
+    def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter] | Iterable[dict[str, Any]]:
+        """What the optimiser of a visit trains; in groups, if you like, each clipped by itself."""
         return (p for p in self.parameters() if p.requires_grad)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -204,10 +204,10 @@ def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def record(network: Callable[[Tensor], Tensor], client: Client | None, device: torch.device) -> Tensor | None:
-    """What a frozen network says of each of a client's shared training samples, by position; None if inputs vary."""
+def record(network: Callable[[Tensor], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
+    """What a frozen network says of each sample of a visit, by position; None if inputs vary. `like`: dtype, device."""
     if client is None or not client.sees_the_same_inputs:
         return None
     batches = client.train_batches()
     batches.drop_last = False
-    return torch.cat([network(x.to(device)) for x, _ in batches])
+    return torch.cat([network(x.to(like)) for x, _ in batches])

@@ -146,7 +146,7 @@ class DLAD(FederatedModule):
         return with_outputs(for_client(self.factory, self.client_networks, client)(), 1)
 
     def on_client_start(self, client: Client) -> None:
-        own = self.client_classes.get(client.id)
+        own = None if client is None else self.client_classes.get(client.id)
         if own is not None and (others := set(client.train_batches().y.tolist()) - set(own)):
             raise ValueError(f"it holds samples of class {min(others)}, which `model.client_classes` leaves out")
         if self.stage and self.stage.name == "density":  # it starts from the trained classifier, but for the new head

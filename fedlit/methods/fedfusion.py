@@ -91,8 +91,8 @@ class FedFusion(FederatedModule):
         if not 0 <= ema < 1:
             raise ValueError(f"`model.ema` must lie in [0, 1), got {ema}.")
         base, copy = build(network, "model.network"), build(network, "model.network")
-        if not hasattr(base, "extractor") or len(base.feature_shape) != 3:
-            raise ValueError("`model.network` must have an `extractor` of feature maps [c, H, W] and a `head`.")
+        if not hasattr(base, "extractor") or len(getattr(base, "feature_shape", ())) != 3:
+            raise ValueError("`model.network` must have an `extractor` with a `feature_shape` [c, H, W], and a `head`.")
         self.network = FusedNetwork(base, copy.extractor, Fusion(operator, base.feature_shape[0]))
         self.ema, self.eval_reference, self.record, self.weighting = ema, eval_reference, record, weighting
         self._recorded: Tensor | None = None
@@ -100,7 +100,7 @@ class FedFusion(FederatedModule):
     def on_client_start(self, client: Client) -> None:
         self.network.reference.load_state_dict(self.network.extractor.state_dict())
         self.network.reference.eval()
-        self._recorded = record(self.network.reference, client, self.device) if self.record else None
+        self._recorded = record(self.network.reference, client, next(self.parameters())) if self.record else None
 
     def on_client_end(self, client: Client) -> None:
         self._recorded = None

@@ -69,7 +69,7 @@ class FedMMD(FederatedModule):
         if self.lam == 0:
             return
         self._global = [copy.deepcopy(self.network).requires_grad_(False).eval()]
-        self._recorded = record(self._global_stream, client, self.device) if self.record else None
+        self._recorded = record(self._global_stream, client, next(self.parameters())) if self.record else None
 
     def on_client_end(self, client: Client) -> None:
         self._global, self._recorded = [], None

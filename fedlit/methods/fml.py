@@ -68,12 +68,13 @@ class FML(FederatedModule):
                 raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")
         if client_memes is not None and share == "all":
             raise ValueError("`model.client_memes` differ in their heads, which needs `model.share: extractor`.")
-        self.factory, self.client_networks = personal, client_networks
-        self.meme_factory, self.client_memes = meme, client_memes
+        self.factory, self.client_networks, self.meme_factory = personal, client_networks, meme
         self.personal, self.meme = build(personal, "model.personal"), build(meme, "model.meme")
         self.alpha, self.beta, self.alpha_ramp, self.beta_ramp = alpha, beta, alpha_ramp, beta_ramp
         self.shared = ("meme.",) if share == "all" else ("meme.extractor.",)
-        self.share, self.untrained_clients = share, untrained_clients or []
+        self.share, self.client_memes, self.untrained_clients = share, client_memes, untrained_clients or []
+        if share == "extractor" and not hasattr(self.meme, "extractor"):
+            raise ValueError("`model.share: extractor` needs a `model.meme` with an `extractor` and a `head`.")
         self.personal_stream = Stream(0)
 
     def configure_client(self, client: Client) -> None:
@@ -81,9 +82,13 @@ class FML(FederatedModule):
         if self.share == "extractor":
             self.meme = build(for_client(self.meme_factory, self.client_memes, client), "model.client_memes")
 
-    def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter]:
-        untrained = client is not None and client.id in self.untrained_clients
-        return self.meme.parameters() if untrained else super().parameters_of(client)
+    def is_untrained(self, client: Client | None) -> bool:
+        return client is not None and client.id in self.untrained_clients
+
+    def parameters_of(self, client: Client | None) -> list[dict[str, Iterable[nn.Parameter]]]:
+        # A group for each, so that clipping one network's gradient does not depend on the other's.
+        groups = [{"params": [p for p in net.parameters() if p.requires_grad]} for net in (self.personal, self.meme)]
+        return groups[1:] if self.is_untrained(client) else groups
 
     def on_client_start(self, client: Client) -> None:
         # Dropout of the personal network must not move the meme's random numbers, or beta = 1 were not FedAvg.
@@ -105,6 +110,7 @@ class FML(FederatedModule):
         x, y = batch
         alpha, beta = self.weights()
         z_meme = self.meme(x)
+        self.personal.train(self.training and not self.is_untrained(self.client))  # statistics stay as they were, too
         with self.personal_stream:
             z_personal = self.personal(x)
         personal_loss = mutual_loss(z_personal, z_meme, y, alpha)

@@ -100,7 +100,7 @@ class MixtureOfExperts(FederatedModule):
             _copy(self.federated.network, self.finetuned.network)
         if stage == "mixture":
             _copy(self.local.network, experts.local_expert)
-        if stage == "mixture" or (stage == "adapt" and client.round == 1):
+        if stage in ("mixture", "adapt"):
             _copy(self.federated.network, experts.global_expert)
 
     def parameters_of(self, client: Client | None) -> list[nn.Parameter]:
