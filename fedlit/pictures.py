@@ -42,7 +42,10 @@ def draw_partition(counts: np.ndarray, path: Path) -> None:
 
 
 def draw_curves(metrics: Path, path: Path) -> None:
-    """Accuracy over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick."""
+    """Accuracy over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
+
+    Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
+    """
     panels: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
     with metrics.open() as file:
         for row in csv.DictReader(file):
@@ -52,13 +55,35 @@ def draw_curves(metrics: Path, path: Path) -> None:
                 )
     if not panels:
         return
-    figure = _new_figure(4.2 * len(panels), 3.6)
-    for axes, (title, lines) in zip(
-        np.atleast_1d(figure.subplots(1, len(panels), sharex=True, sharey=True)), panels.items(), strict=True
-    ):
+    once = {title for title, lines in panels.items() if len({r for points in lines.values() for r, _ in points}) == 1}
+    compared = panels if 0 < len(once) < len(panels) else {}
+    curves = {title: lines for title, lines in panels.items() if not compared or title not in once}
+    figure = _new_figure(4.2 * len(curves) + (1.2 * len(panels) + 1 if compared else 0), 3.6)
+    widths = [4.2] * len(curves) + ([1.2 * len(panels) + 1] if compared else [])
+    all_axes = np.atleast_1d(figure.subplots(1, len(widths), sharey=True, width_ratios=widths))
+    for axes, (title, lines) in zip(all_axes, curves.items(), strict=False):
         _draw_panel(axes, title, lines)
-    np.atleast_1d(figure.axes)[0].set_ylabel("accuracy")
+    if compared:
+        _draw_comparison(all_axes[-1], compared)
+    all_axes[0].set_ylabel("accuracy")
     figure.savefig(path, dpi=110)
+
+
+def _draw_comparison(axes, panels: dict[str, dict[str, list[tuple[int, float]]]]) -> None:
+    """The last accuracy of every model, side by side: clients thin, their mean thick."""
+    for x, lines in enumerate(panels.values()):
+        last = [points[-1][1] for points in lines.values()]
+        mean = float(np.mean(last))
+        if len(last) > 1:
+            axes.plot([x] * len(last[:100]), last[:100], "o", color="tab:blue", alpha=0.35, markersize=4)
+        axes.plot([x], [mean], "o", color="tab:red")
+        axes.annotate(
+            f"{mean:.3f}", (x, mean), xytext=(6, 0), textcoords="offset points", va="center", fontsize="small"
+        )
+    axes.set_xticks(range(len(panels)), [title.replace(" on ", "\non ") for title in panels])
+    axes.set_xlim(-0.5, len(panels) - 0.3)
+    axes.set_title("all models in the end")
+    axes.grid(color="0.92", axis="y")
 
 
 def _draw_panel(axes, title: str, lines: dict[str, list[tuple[int, float]]]) -> None:

@@ -33,7 +33,8 @@ class Progress:
         """A round has ended."""
         if not self.enabled:
             return
-        accuracies = {key: parts for key, parts in summary(rows).items() if key.startswith("acc/")}
+        found = summary(rows)
+        accuracies = {key: parts for key, parts in found.items() if key.startswith("acc/")} or found
         words = ", ".join(f"{_spoken(key)} {parts['mean']:.4f}" for key, parts in accuracies.items())
         if self.bar is not None:
             self.bar.set_postfix_str(f"{stage}: {words}", refresh=False)
