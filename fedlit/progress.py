@@ -34,8 +34,9 @@ class Progress:
         if not self.enabled:
             return
         found = summary(rows)
-        accuracies = {key: parts for key, parts in found.items() if key.startswith("acc/")} or found
-        words = ", ".join(f"{_spoken(key)} {parts['mean']:.4f}" for key, parts in accuracies.items())
+        told = {_spoken(key): parts for key, parts in found.items() if key.startswith("acc/")}
+        told = told or {key.rpartition("/")[0]: parts for key, parts in found.items()}  # what the method itself logs
+        words = ", ".join(f"{name} {parts['mean']:.4f}" for name, parts in told.items())
         if self.bar is not None:
             self.bar.set_postfix_str(f"{stage}: {words}", refresh=False)
             self.bar.update()

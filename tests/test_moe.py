@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
+from PIL import Image
 from torch import nn, tensor
 
 from fedlit import FedAvg, FineTuned
@@ -95,6 +96,8 @@ def test_one_run_has_all_models_of_a_row_of_the_table():
     }
     expected = {("local", "local"), ("longer", "longer"), ("finetune", "finetuned"), ("mixture", "personal")}
     assert models == expected | {("federate", "global"), ("federate", "trained")}
+    with Image.open(f"{federation.log_dir}/curves.png") as picture:  # three curves, and all models side by side
+        assert picture.width > 5 * picture.height
     told = {row["metric"] for row in rows(federation) if row["model"] == "personal"}
     assert told >= {"gate", "gate_sd", "local_expert_acc", "global_expert_acc"}
 
