@@ -9,7 +9,7 @@ import io
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -30,16 +30,27 @@ KEYS += ("collected", "server_optimizer", "fingerprint")
 
 def save(content: dict[str, Any], path: Path) -> None:
     """Write plain tensors, numbers, strings and containers of them."""
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    digest = hashlib.sha256(buffer.getbuffer()).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     with temporary.open("wb") as file:
-        file.write(buffer.getbuffer())
+        torch.save(content, hashed := _Hashed(file))
         file.flush()
         os.fsync(file.fileno())
-    _move(temporary, path, [digest])
+    _move(temporary, path, [hashed.digest.hexdigest()])
+
+
+class _Hashed(io.RawIOBase):
+    """A file that is hashed as it is written: a checkpoint may be too large to hold in memory once more."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
 
 
 def keep(path: Path, target: Path) -> None:
@@ -81,16 +92,23 @@ def known_digests(path: Path) -> list[str]:
     )
 
 
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read a checkpoint, or say in one line why it cannot be used."""
     if not path.is_file():
         raise ValueError(f"`--ckpt_path` must be a checkpoint file, `last` or `best`, got {path}, which is no file.")
-    data = path.read_bytes()
     digests = known_digests(path)
-    if digests and hashlib.sha256(data).hexdigest() not in digests:
+    if digests and _digest(path) not in digests:
         raise ValueError(f"`--ckpt_path` {path} is damaged: it does not match {note(path).name}; try previous.ckpt.")
     try:
-        content = torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+        content = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:
         raise ValueError(f"`--ckpt_path` {path} is not a checkpoint that can be read safely.") from error
     missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]

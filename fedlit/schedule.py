@@ -43,7 +43,8 @@ class Schedule:
 
     def plan(self, number: int, options: Mapping[str, Any], should_stop: Callable[[], bool], client: int) -> Plan:
         """How a client trains in a round, by the options of the federation."""
-        stage, index, _ = self.rounds[number - 1]
+        stage, index, last = self.rounds[number - 1]
+        over = last and stage is not self.stages[-1]  # the last stage may be made longer some day
         common = options["local_epochs"] or 1
         epochs = (options["client_epochs"] or {}).get(client, common) if stage.epochs is None else stage.epochs
         steps = options["local_steps"] if stage.epochs is None else None
@@ -54,7 +55,7 @@ class Schedule:
             epochs=1 if dev else epochs,
             steps=1 if dev and epochs else steps,
             lr_factor=self._factors[stage.name][index],
-            optimizer_state=options["optimizer_state"],
+            optimizer_state="reset" if over else options["optimizer_state"],
             gradient_clip_val=options["gradient_clip_val"],
             should_stop=should_stop,
         )

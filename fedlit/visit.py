@@ -120,11 +120,12 @@ def visit(
     candidates = {n for n, t in module.state_dict(keep_vars=True).items() if id(t) in mine and n not in travels}
     stays = {name for name in candidates if not name.startswith(module.server_only)}
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
-    upload = None
-    if stage.exchange or stage.collect:
-        sent = shared if stage.exchange else [name for name in state if name.startswith(module.collected)]
-        upload = Upload(client.id, {name: state[name] for name in sent}, float(module.client_weight(client)))
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
+    upload = None
+    if stage.exchange:
+        upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
+    if stage.collect:  # the client keeps it, too: one copy is enough
+        upload = Upload(client.id, {n: own.get(n, t) for n, t in state.items() if n.startswith(module.collected)})
     momenta = optimizer_state(module, optimizers, kept)
     return Outcome(upload, Memory(own, {stage.name: momenta} if momenta else {}), logs)
 

@@ -53,7 +53,7 @@ def test_other_images_are_another_experiment(tmp_path):
         fitted(seeded(FedAvg, linear, SGD), data, num_rounds=2, ckpt_path="last", **options)
 
 
-def test_a_stages_optimiser_is_forgotten_when_the_next_begins():
+def test_a_stages_optimiser_is_forgotten_when_the_stage_is_over():
     class TwoOptimisers(FineTuned):
         def configure_optimizers(self):
             last = self.client is not None and self.client.round == 3
