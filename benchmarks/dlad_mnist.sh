@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # DLAD's table II on MNIST, reduced: ten LeNet5 clients, IID and NIID1-3, two seeds; client, average, labeled, adaptive.
-# 20,000 training images (16,000 public, 2,000 per client), no augmentation, B = 50; epochs 10 (clients), 3 (density) and
+# 10,000 training images (8,000 public, 1,000 per client), no augmentation, B = 50; epochs 10 (clients), 3 (density) and
 # 10 (distillation) instead of 50, 20 and 100. One run trains the clients; the other aggregators take its uploads.
 # usage: benchmarks/dlad_mnist.sh DATA_FOLDER OUTPUT_FOLDER      (DATA_FOLDER holds mnist.npz)
 set -euo pipefail
@@ -10,13 +10,13 @@ python - "$data" "$output" <<'PY'
 import sys
 import numpy as np
 full = np.load(f"{sys.argv[1]}/mnist.npz")
-chosen = np.random.default_rng(0).permutation(len(full["train_labels"]))[:20000]
-np.savez(f"{sys.argv[2]}/mnist20.npz", **{k: full[k][chosen] if k.startswith("train") else full[k] for k in full})
+chosen = np.random.default_rng(0).permutation(len(full["train_labels"]))[:10000]
+np.savez(f"{sys.argv[2]}/mnist10.npz", **{k: full[k][chosen] if k.startswith("train") else full[k] for k in full})
 PY
 fit() {
     local name=$1; shift
-    fedlit fit --config dlad_fashion.yaml --data.dataset "$output/mnist20.npz" --data.num_clients 10 --data.public 0.8 \
-        --data.partition.samples_per_client 2000 \
+    fedlit fit --config dlad_fashion.yaml --data.dataset "$output/mnist10.npz" --data.num_clients 10 --data.public 0.8 \
+        --data.partition.samples_per_client 1000 \
         --data.batch_size 50 --model.client_epochs 10 --model.density_epochs 3 --model.distil_epochs 10 \
         --trainer.save_every_n_rounds 10 --trainer.default_root_dir "$output/$name" "$@" > "$output/$name.txt"
     echo "$name $(grep -E '^acc' "$output/$name.txt" | awk '{print $2"_on_"$3, $4}' | tr '\n' ';')" | tee -a "$output/summary.txt"

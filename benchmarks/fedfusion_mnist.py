@@ -24,7 +24,7 @@ from fedlit.partition import PermutedPixels
 from fedlit.recorder import Row, summary
 from fedlit.scoring import Scorer
 
-MILESTONES = (0.7, 0.75, 0.8, 0.825, 0.85, 0.875, 0.9)
+MILESTONES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
 READINGS = {
     "after training, on own": "acc/trained_on_own",
     "global, previous E_g": "acc/global_on_own",
@@ -70,7 +70,7 @@ def accuracies(operator: str, seed: int, rounds: int, dataset: Path, folder: Pat
     return readings.rounds
 
 
-def main(data: str, output: str, rounds: str = "30", *seeds: str) -> None:
+def main(data: str, output: str, rounds: str = "20", *seeds: str) -> None:
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     full, dataset = np.load(Path(data) / "mnist.npz"), folder / "mnist14.npz"

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # FML v2, figures 5 and 6, reduced: every client's personal accuracy on its task's whole test set, with FML and alone.
-# usage: [SAMPLES=500] [ROUNDS=10] benchmarks/fml_figures.sh DATA_FOLDER OUTPUT_FOLDER     (cifar10.npz, cifar100.npz)
+# usage: [SAMPLES=300] [ROUNDS=8] benchmarks/fml_figures.sh DATA_FOLDER OUTPUT_FOLDER     (cifar10.npz, cifar100.npz)
 set -euo pipefail
-data=$1 output=$2 samples=${SAMPLES:-500}
+data=$1 output=$2 samples=${SAMPLES:-300}
 iid="--data.partition fedlit.partition.IID --data.partition.samples_per_client $samples"
 run() {
     local name=$1; shift
-    local common="--config papers/fml_v2_$name.yaml --data.root $data --trainer.default_root_dir $output/$name --trainer.num_rounds ${ROUNDS:-10}"
+    local common="--config papers/fml_v2_$name.yaml --data.root $data --trainer.default_root_dir $output/$name --trainer.num_rounds ${ROUNDS:-8}"
     fedlit fit $common --trainer.eval_every_n_rounds 10 --trainer.save_every_n_rounds 10 "$@" > "$output/$name.txt"
     fedlit test $common "$@" --ckpt_path last >> "$output/$name.txt"
     grep -h ",personal,pooled,acc," "$output/$name"/lightning_logs/version_0/test.csv | sed "s/^/$name /" | tee -a "$output/summary.txt"
