@@ -53,7 +53,7 @@ def _check_monitor(monitor: str | None, metrics: list[str]) -> None:
     """What is never measured would never be best."""
     metric, _, where = (monitor or "acc/global_on_own").partition("/")
     known = metric in metrics or where == "trained_on_train"
-    if not known or not re.fullmatch(r"(global|personal|trained)_on_(pooled|own|unseen|train)", where):
+    if not known or not re.fullmatch(r"\w+_on_(pooled|own|unseen|train)", where):
         raise ValueError(
             "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
             f"with a metric of {', '.join(metrics)}, got {monitor}."
@@ -90,6 +90,9 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     stages = model.configure_stages()
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    measured = {"global", "trained", *(stage.model for stage in stages if stage.model)}
+    if options["monitor"] and (which := options["monitor"].rpartition("/")[2].partition("_on_")[0]) not in measured:
+        raise ValueError(f"`trainer.monitor` names the model {which!r}, but there are {', '.join(sorted(measured))}.")
     _check_trainable([stage for stage in stages if stage.side == "clients"], data)
     _check_opt_out(stages, data)
     for stage in stages:

@@ -75,6 +75,7 @@ TRAINER = {
     "--trainer.lr_schedule=StepLR --trainer.lr_schedule.step_size=0": r"^`trainer.lr_schedule`: integer modulo by zero",
     "--trainer.metrics={x:torch.nn.Linear}": r"^`trainer.metrics`: expected .*Metric.*, got .*x:torch.nn.Linear",
     "--trainer.monitor=acc/globl": r"^`trainer.monitor` must be metric/model_on_data, .*, got acc/globl",
+    "--trainer.monitor=acc/globl_on_own": r"^`trainer.monitor` names the model 'globl', but there are global, personal",
     "--trainer.default_root_dir=toy.npz": r"^`trainer.default_root_dir` toy.npz cannot hold a run: Not a directory",
     "--seed_everything=-1": r"^`seed_everything` must be 0 to 4294967295, got -1",
     "--seed_everything=x": r"^`seed_everything`: expected bool, int, got 'x'",
@@ -101,6 +102,16 @@ MODEL = {
     "--model.optimizer.lr=-1": r"^`model.optimizer` of client 0: Invalid learning rate: -1.0",
     "--model.optimizer.lr=fast": r"^`model.optimizer.lr`: expected float, Tensor, got 'fast'",
     "--model.optimizer.momentun=0.9": r"^`model.optimizer.momentun` is not an option. Did you mean `momentum`\?$",
+}
+PROGRAMMES = {
+    "--model=MixtureOfExperts --model.epochs=0": r"^`model.epochs` must be at least 1, got 0",
+    "--model=MixtureOfExperts --model.mix=log": r"^`model.mix`: expected one of \['log_prob', .*\], got 'log'",
+    "--model=DLAD": r"^Stage 'density' needs a public pool; set `data.public`, such as 0.8",
+    "--model=DLAD --data.public=1": r"^`data.public` must lie in \[0, 1\) or be `valid`, got 1.0",
+    "--model=DLAD --data.public=valid": r"^`data.public: valid` needs a data set with a `valid` part",
+    "--model=DLAD --model.temperature=0": r"^`model.temperature` must be above 0, got 0.0",
+    "--model=DLAD --model.aggregator=mean": r"^`model.aggregator`: expected one of \['adaptive', .*\], got 'mean'",
+    "--model=DLAD --data.public=0.5 --model.earlier=no.ckpt": r"^`model.earlier` must be a checkpoint file.* no.ckpt",
 }
 DATA = {
     "--data.num_client=3": r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$",
@@ -138,7 +149,7 @@ PARTITIONS = [
 ]
 CASES = [
     *((line.split(), told) for line, told in COMMANDS.items()),
-    *((FIT + line.split(), told) for line, told in (TRAINER | MODEL | DATA).items()),
+    *((FIT + line.split(), told) for line, told in (TRAINER | MODEL | PROGRAMMES | DATA).items()),
     *(([*FIT, "--data.num_clients=4", *partition(name, **options)], told) for (name, options), told in PARTITIONS),
 ]
 
