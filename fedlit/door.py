@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
-from fedlit.methods.base import FederatedModule, twin
+from fedlit.methods.base import FederatedModule, for_client, kind, twin
 from fedlit.rng import isolated
 from fedlit.stage import Stage
 from fedlit.strategy import ClientParallelStrategy
@@ -105,11 +106,13 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     _check_metrics(options["metrics"] or {}, data.images.num_classes)
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
-    earlier = model.earlier_uploads()
+    earlier, known = model.earlier_uploads(), set()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
-            _check_client(trial, data, k, x)
-            _check_earlier(trial, k, earlier.get(k, {}))
+            if (chosen := _chosen(model, data, k)) not in known or k in earlier:
+                _check_client(trial, data, k, x)
+                _check_earlier(trial, k, earlier.get(k, {}))
+            known.add(chosen)
     return stages
 
 
@@ -158,6 +161,15 @@ def _check_choices(name: str, choices: Any, num_clients: int) -> None:
         for k in choices:
             if not 0 <= k < num_clients:
                 raise ValueError(f"`{name}` names client {k}, but the clients are 0 to {num_clients - 1}.")
+
+
+def _chosen(model: FederatedModule, data: FederatedData, k: int) -> str:
+    """What was chosen for a client; two for whom it is equal need not both be tried."""
+    client = data.client(k)
+    names = [name for name in vars(model) if name.startswith("client_")]
+    if names == ["client_optimizers"] and is_overridden("configure_client", model, FederatedModule):
+        return str(k)  # who knows what it builds
+    return repr([client.num_classes, *(kind(for_client(None, getattr(model, name), client)) for name in names)])
 
 
 @torch.no_grad()

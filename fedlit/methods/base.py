@@ -5,6 +5,7 @@ The same module trains under a plain ``lightning.Trainer``, as one client that o
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -164,6 +165,16 @@ def for_client(common: Any, per_client: list | dict | None, client: Client | Non
             f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
         )
     return per_client[client.id]
+
+
+def kind(choice: Any) -> Any:
+    """What a choice amounts to: equal for two factories of the same call, as a configuration makes them.
+
+    Example:
+        >>> kind(partial(nn.Linear, 2)) == kind(partial(nn.Linear, 2)), kind(partial(nn.Linear, 2)) == kind(nn.Linear)
+        (True, False)
+    """
+    return repr((choice.func, choice.args, choice.keywords)) if isinstance(choice, partial) else choice
 
 
 def build(network: NetworkFactory, option: str) -> nn.Module:

@@ -31,6 +31,7 @@ from fedlit.methods.base import (
     NetworkFactory,
     build,
     for_client,
+    kind,
     load,
 )
 from fedlit.methods.fedavg import FedAvg
@@ -167,7 +168,7 @@ class DLAD(FederatedModule):
 
     def _teachers(self, server: Server, uploads: Mapping[int, State]) -> Teachers:
         clients = {k: server.data.client(k) for k in sorted(uploads)}
-        kinds = {k: id(for_client(self.factory, self.client_networks, client)) for k, client in clients.items()}
+        kinds = {k: kind(for_client(self.factory, self.client_networks, client)) for k, client in clients.items()}
 
         def ensemble(part: str, make: Callable[[Client], nn.Module]) -> Ensemble:
             return Ensemble(uploads, f"{part}.network.", lambda k: make(clients[k]), kinds.get, self.device)
