@@ -350,3 +350,12 @@ def test_weights_of_torchvision_come_from_a_file_and_grey_images_are_taken(tmp_p
 def test_unknown_networks_and_weights_are_refused(options, told):
     with pytest.raises(ValueError, match=told):
         Pretrained(**options)
+
+
+def test_equal_factories_of_a_configuration_share_a_live_network():
+    same = [partial(SmallCNN, num_classes=3) for _ in range(3)]
+    method = seeded(same[0], client_networks=dict(enumerate(same)))
+    federation = fitted(method, pooled_data())
+    networks = {id(network) for network, _ in method.student.teachers.classifiers.members}
+    assert len(networks) == 1
+    assert len(federation.run.collected) == 3
