@@ -113,7 +113,8 @@ class Scorer:
         try:
             self.run.enter(k, "server" if model == "global" else "personal", round)
             network = self.network if model == "global" else self.personal
-            scores = evaluate(self.run.fabric, network, self.run.data.val_batches([k], round)[0], self.run.metrics)
+            batches = self._short(self.run.data.val_batches([k], round)[0])
+            scores = evaluate(self.run.fabric, network, batches, self.run.metrics)
             if model == "personal":
                 scores |= self._probe(k, round)
         except Exception as error:  # one client's model must not keep the others from being looked at
