@@ -6,6 +6,7 @@ starts from the global model (`finetuned`) and one from the weights that the fed
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
@@ -69,6 +70,8 @@ def _followed(run: Run, learner: FederatedModule, k: int, epochs: int) -> list[S
         with isolated(derive(run.seed, "adapt", k)):
             found.append(evaluate(run.fabric, learner, client.val_batches(), run.metrics))
 
+    learner.stage = STAGE
+    learner.on_client_start(replace(client, split=STAGE.split))  # it may start from what the server holds
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
     visit(run.fabric, learner, client, Plan(STAGE, run.seed, epochs, after_epoch=score), (), Memory())

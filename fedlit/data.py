@@ -5,6 +5,7 @@ random augmentation that happens once a visit, and an epoch is one permutation s
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -132,11 +133,16 @@ class FederatedData(LightningDataModule):
             self.images = datasets.from_datasets(self.train_dataset, self.test_dataset)
         else:
             self.images = datasets.load(self.dataset, self.root)
-        self._set_normalisation()
         seed = derive(self.partition_seed, "public")
         self.images, self.pool, self._private = set_apart(self.images, self.public, seed)
         self._labels = self.images.train_y.numpy()
         self.assignment = self.assign(round=0)
+        if self.images.measured:  # an opted-out sample must not shape what others' networks see
+            parts = zip(self.assignment.train, self.assignment.shared, strict=True)
+            shared = np.unique(np.concatenate([train[mask] for train, mask in parts]))
+            mean, std = datasets.mean_std(self.images.train_x[shared if len(shared) else slice(None)])
+            self.images = replace(self.images, mean=mean, std=std)
+        self._set_normalisation()
         self._resplit: tuple[int, Assignment] = (0, self.assignment)
 
     def _set_normalisation(self) -> None:

@@ -36,6 +36,7 @@ class Images:
     std: tuple[float, ...]
     valid_x: Tensor | None = None  # CINIC-10's third split
     valid_y: Tensor | None = None
+    measured: bool = False  # mean and std are not published ones, but of these images
 
 
 class _Facts(NamedTuple):
@@ -107,9 +108,10 @@ def _images(splits: dict[str, tuple[Tensor, np.ndarray]], source: str, facts: _F
         if x.is_floating_point() and not x.isfinite().all():
             raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} values that are not.")
         tensors[f"{split}_y"] = _labels(y, len(x), f"`{split}_labels` of {source}", facts)
+    measured = facts is None
     if facts is None:
-        facts = _Facts(1 + max(int(tensors[f"{split}_y"].max()) for split in splits), *_mean_std(tensors["train_x"]))
-    return Images(**tensors, **facts._asdict())
+        facts = _Facts(1 + max(int(tensors[f"{split}_y"].max()) for split in splits), *mean_std(tensors["train_x"]))
+    return Images(**tensors, **facts._asdict(), measured=measured)
 
 
 def _labels(y: np.ndarray, num_images: int, name: str, facts: _Facts | None) -> Tensor:
@@ -125,7 +127,7 @@ def _kind(x: Tensor | np.ndarray) -> str:
     return f"{str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
-def _mean_std(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_std(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of each channel of uint8 images ``[N, C, H, W]`` on the [0, 1] scale; empty for float features."""
     if x.is_floating_point():
         return (), ()

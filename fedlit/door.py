@@ -85,7 +85,8 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
             f"`trainer.min_clients` is {options['min_clients']}, but `data.num_clients` is {data.num_clients}."
         )
     own = {"trainer.client_epochs": options["client_epochs"]}
-    own |= {f"model.{name}": getattr(model, name, None) for name in ("client_networks", "client_optimizers")}
+    choices = ("client_networks", "client_optimizers", "client_memes", "client_classes")
+    own |= {f"model.{name}": getattr(model, name, None) for name in choices}
     for name, choices in own.items():
         _check_choices(name, choices, data.num_clients)
     stages = model.configure_stages()
@@ -99,6 +100,8 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     for stage in stages:
         if stage.public != "no" and not data.pool:
             raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
+        if stage.side == "server" and data.drop_last and len(data.pool) < data.batch_size:
+            raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
@@ -107,6 +110,9 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
     earlier, known = model.earlier_uploads(), set()
+    for k in earlier:
+        if k >= data.num_clients - data.unseen_clients or not data.assignment.shared[k].any():
+            raise ValueError(f"`model.earlier` holds an upload of client {k}, who takes no part here or has opted out.")
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
             if (chosen := _chosen(model, data, k)) not in known or k in earlier:
@@ -202,6 +208,8 @@ def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor
 def _check_earlier(model: FederatedModule, k: int, upload: State) -> None:
     """What a client uploaded in an earlier run is of the network that it has now."""
     live = model.state_dict()
+    if upload and (missing := [name for name in live if name.startswith(model.collected) and name not in upload]):
+        raise ValueError(f"`model.earlier`: client {k} uploaded no {missing[0]!r}; was its aggregator another?")
     for name, tensor in upload.items():
         if name not in live or live[name].shape != tensor.shape:
             raise ValueError(f"`model.earlier` holds an upload of client {k} that its network cannot take: {name!r}.")

@@ -170,8 +170,8 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
-        stage = self._set_up(model, datamodule, ckpt_path, training=False).stage(self.run.round)
-        return self._report("validate.csv", Scorer(self.run, stage).evaluate(self.run.round))
+        self._set_up(model, datamodule, ckpt_path, training=False)
+        return self._report("validate.csv", Scorer(self.run).evaluate(self.run.round))
 
     def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
@@ -181,8 +181,8 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
-        stage = self._set_up(model, datamodule, ckpt_path, training=False).stage(self.run.round)
-        return self._report("test.csv", Scorer(self.run, stage).test())
+        self._set_up(model, datamodule, ckpt_path, training=False)
+        return self._report("test.csv", Scorer(self.run).test())
 
     def predict(
         self,
@@ -199,13 +199,8 @@ class Federation:
             ckpt_path: The checkpoint to use: a file, or `last` or `best` of the newest run.
             client: Whose model; the global one by default.
         """
-        schedule = self._set_up(model, datamodule, ckpt_path, training=False)
-        scorer = Scorer(self.run, schedule.stage(self.run.round))
-        if client is not None and not 0 <= client < self.run.data.num_clients:
-            raise ValueError(f"`--client` must be 0 to {self.run.data.num_clients - 1}, got {client}.")
-        if client is None and not scorer.has_complete_global_model:
-            raise ValueError(f"{type(model).__name__} has no global model; name one of its clients with `--client`.")
-        probabilities, target = scorer.predict(client)
+        self._set_up(model, datamodule, ckpt_path, training=False)
+        probabilities, target = Scorer(self.run).predict(client)
         if self.is_global_zero:
             tell_which(self.run.round, self._folder)
             print(write_predictions(self._folder or Path(), client, probabilities, target))
@@ -245,7 +240,7 @@ class Federation:
         scorer = Scorer(run, stage)
         rows = [*trained.rows, *(scorer.evaluate(number) if due else ())]
         trained.failures = {**scorer.failures, **trained.failures}
-        improved = run.end_round(number, rows, self.monitor)
+        improved = run.end_round(number, stage, rows, self.monitor)
         books.round(number, stage, trained, rows, perf_counter() - start)
         if last or improved or number % self.save_every_n_rounds == 0:
             books.save(improved)

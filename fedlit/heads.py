@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,8 @@ class Gated(nn.Module):
         self, local_expert: nn.Module, global_expert: nn.Module, gate: nn.Module, mix: Mix, freeze_global: bool
     ) -> None:
         super().__init__()
+        if mix not in get_args(Mix):
+            raise ValueError(f"`mix` must be one of {get_args(Mix)}, got {mix!r}.")
         self.local_expert, self.global_expert, self.gate = local_expert, global_expert, gate
         self.mix, self.freeze_global = mix, freeze_global
         global_expert.requires_grad_(not freeze_global)
@@ -78,8 +81,9 @@ class Gated(nn.Module):
 
     def judged(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
         """Does the gate choose, and between what? Its mean and spread, and each expert's own accuracy."""
-        parts = []
+        parts, like = [], next(self.parameters())
         for x, y in batches:
+            x = x.to(like)
             right = [(expert(x).argmax(dim=1) == y).float() for expert in (self.local_expert, self.global_expert)]
             parts.append(torch.stack([self.gate(x).sigmoid().flatten(), *right]))
         h, of_local, of_global = torch.cat(parts, dim=1)

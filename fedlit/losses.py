@@ -142,6 +142,8 @@ def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_pro
         >>> mixture(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 4.0]]), torch.tensor([[0.0]]), "logits")
         tensor([[1., 2.]])
     """
+    if gate.shape[1:] != (1,):
+        raise ValueError(f"a gate must give one output, got {list(gate.shape[1:])}.")
     h = gate.sigmoid()
     if mix == "logits":
         return h * z_local + (1 - h) * z_global

@@ -80,7 +80,8 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
         spread = ["", ""] if what == "global_on_pooled" else [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
         rows.append([metric, *what.split("_on_"), f"{parts['mean']:.4f}", *spread])
         if best:
-            rows[-1] += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
+            found = best.get(key)  # none if it was never finite
+            rows[-1] += ["", ""] if found is None else [f"{found['value']:.4f}", str(found["round"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 

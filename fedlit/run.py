@@ -85,7 +85,7 @@ class Run:
         self.memories = {k: Memory(state) for k, state in self.collected.items()}
         self.server_memory = Memory()
         self._eligible: dict[str, tuple[Assignment, list[int]]] = {}
-        self.round = 0
+        self.round, self.stage = 0, None  # done so far, and the stage of the last round
         self.last: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
 
@@ -119,14 +119,15 @@ class Run:
         may = self.eligible(stage, round)
         if not may:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
-        candidates = [k for k in may if k not in self.collected and self._has_trained(k, stage.needs)]
+        candidates = [k for k in may if k not in self.collected and self.has_trained(k, stage.needs)]
         if not stage.exchange:
             return candidates
         size = min(max(min_clients, int(fraction * len(candidates) + 0.5), 1), len(candidates))
         drawn = torch.randperm(len(candidates), generator=generator(self.seed, "sample", stage.name, round))[:size]
         return sorted(candidates[i] for i in drawn.tolist())
 
-    def _has_trained(self, k: int, prefix: str) -> bool:
+    def has_trained(self, k: int, prefix: str) -> bool:
+        """Whether a client has state of its own with this prefix."""
         return not prefix or (k in self.memories and any(name.startswith(prefix) for name in self.memories[k].state))
 
     def train_round(
@@ -170,9 +171,9 @@ class Run:
         self.collected |= record.collected
         return record
 
-    def end_round(self, round: int, rows: list[Row], monitor: str | None) -> bool:
+    def end_round(self, round: int, stage: Stage, rows: list[Row], monitor: str | None) -> bool:
         """Count the round and note the best mean of every metric; whether the monitored one improved."""
-        self.round = round
+        self.round, self.stage = round, stage
         for key, parts in summary(rows).items():
             self.last[key] = parts
             sign = -1 if self._lower_is_better(key.rpartition("/")[0]) else 1
@@ -204,7 +205,7 @@ class Run:
 
         for k, (outcome, trained) in in_order(self.fabric, clients, work, _pack, _unpack):
             record.clients.append(k)
-            if self.shared and (stage.exchange or k not in self.memories):  # later it goes on from what it has
+            if self.shared and (stage.exchange or self.stage is None or self.stage.exchange):  # later it has the last
                 record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.shared_state)))
             if stage.public != "no":
                 record.ledger.append(LedgerRow(round, k, "down", "public pool", self.data.pool.num_bytes))

@@ -24,15 +24,16 @@ class Scorer:
 
     Args:
         run: Its states, data and live module.
-        stage: Whose module is evaluated.
+        stage: Whose module is evaluated; by default the one that the run has come to.
     """
 
-    def __init__(self, run: Run, stage: Stage) -> None:
-        self.run, self.stage = run, stage
+    def __init__(self, run: Run, stage: Stage | None = None) -> None:
+        self.run = run
+        self.stage = stage = stage or run.stage or run.module.configure_stages()[0]
         self.learner = stage.module or run.module
         self.changes_global = stage.exchange or stage.side == "server" or stage.module is None
         self.network = (self.learner if self.changes_global else run.module).global_model()
-        self.personal = run.module if stage.side == "server" else self.learner
+        self.personal = run.module if stage.side == "server" or stage.model is None else self.learner
         self.failures: dict[int, Failure] = {}
 
     @property
@@ -40,6 +41,13 @@ class Scorer:
         """Whether the server alone holds every value that the global model needs."""
         held = self._held(self.network)
         return bool(held) and all(held)
+
+    def has_model(self, k: int) -> bool:
+        """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
+        if self.stage.exchange or self.stage.side == "server" or self.stage.module is None:
+            return True
+        names = [name for name, child in self.run.module.named_children() if child is self.stage.module]
+        return self.run.has_trained(k, f"{names[0]}." if names else "")
 
     def _held(self, network: nn.Module) -> list[bool]:
         """Of each value of a network, whether the server holds it."""
@@ -53,7 +61,7 @@ class Scorer:
             return []
         own = [k for k in range(self.run.data.num_clients) if len(self.run.data.at_round(round).val[k])]
         own = own[:2] if self.run.fast_dev_run else own
-        seen = [k for k in own if k < self.run.data.num_clients - self.run.data.unseen_clients]
+        seen = [k for k in own if k < self.run.data.num_clients - self.run.data.unseen_clients and self.has_model(k)]
         jobs: list[tuple[str, int, Callable[[], list[tuple]]]] = []  # what, whose, how
         if not self.changes_global:
             pass  # it was evaluated in the stage that made it
@@ -82,12 +90,19 @@ class Scorer:
     def test(self) -> list[Row]:
         """Global model, and every client's own, on the pooled test set."""
         rows = self._global_on_pooled() if self.has_complete_global_model else []
-        for k in (k for k, memory in self.run.memories.items() if memory.state):
+        for k in (k for k, memory in self.run.memories.items() if memory.state and self.has_model(k)):
             rows += self._client_on_pooled(k)
-        return [Row(self.run.round, self.stage.name, *row) for row in rows]
+        return [Row(self.run.round, self.stage.name, *row) for row in rows if not isinstance(row[-1], str)]
 
     def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
         """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
+        number, method = self.run.data.num_clients, type(self.run.module).__name__
+        if client is not None and not 0 <= client < number:
+            raise ValueError(f"`--client` must be 0 to {number - 1}, got {client}.")
+        if client is not None and not self.has_model(client):
+            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
+        if client is None and not self.has_complete_global_model:
+            raise ValueError(f"{method} has no global model; name one of its clients with `--client`.")
         if client is None:
             self.run.load_global()
         else:
@@ -124,10 +139,15 @@ class Scorer:
         return [(k, called, self._whose(k), name, value) for name, value in scores.items()]
 
     def _client_on_pooled(self, k: int) -> list[tuple]:
-        self.run.enter(k, "personal")
-        batches = self._short(self.run.data.test_batches(k))
-        scores = evaluate(self.run.fabric, self.personal, batches, self.run.metrics)
-        return [(k, self.stage.model, "pooled", name, value) for name, value in scores.items()]
+        called = self.stage.model or "personal"
+        try:
+            self.run.enter(k, "personal")
+            batches = self._short(self.run.data.test_batches(k))
+            scores = evaluate(self.run.fabric, self.personal, batches, self.run.metrics)
+        except Exception as error:  # as for its own samples
+            self.run.mend()
+            return [(k, called, "pooled", "", failure(error).reason)]
+        return [(k, called, "pooled", name, value) for name, value in scores.items()]
 
     @torch.no_grad()
     def _probe(self, k: int, round: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from fedlit.aggregation import Upload, defect
 from fedlit.client import SERVER, Server
 from fedlit.recorder import POOLED, Row
-from fedlit.run import Round, Run
+from fedlit.run import Round, Run, failure
 from fedlit.strategy import in_order
 from fedlit.visit import Memory, Plan, optimizer_state, train
 
@@ -30,7 +30,10 @@ def serve(run: Run, round: int, plan_for: Callable[[int], Plan], tell: Callable[
     def work(_: int) -> dict:
         tell(1, 1)
         run.load_global()
-        optimizers, logs = train(run.fabric, run.module, server, plan, run.server_memory, run.collected)
+        try:
+            optimizers, logs = train(run.fabric, run.module, server, plan, run.server_memory, run.collected)
+        except (RuntimeError, ValueError) as error:
+            raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
         live = run.module.state_dict()
         kept = [] if plan.optimizer_state == "reset" else run.server
         momenta = optimizer_state(run.module, optimizers, kept)

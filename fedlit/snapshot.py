@@ -62,7 +62,7 @@ def restore(run: Run, content: dict[str, Any], path: str, schedule: Schedule, tr
     if training and content["stages"] != here[: len(schedule)]:
         raise ValueError(
             f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
-            f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
+            f"{_counted(here[: len(schedule)])}: a stage that is over cannot be made longer or shorter."
         )
     if not training and theirs.get("partition") != ours["partition"]:
         warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", stacklevel=2)
@@ -71,6 +71,7 @@ def restore(run: Run, content: dict[str, Any], path: str, schedule: Schedule, tr
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
     device = run.fabric.device
     run.round, run.last, run.best = content["round"], content["last"], content["best"]
+    run.stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
     run.global_state = {name: tensor.to(device) for name, tensor in content["global_state"].items()}
     run.initial |= {name: tensor.to(device) for name, tensor in content["initial_state"].items()}
     _check_personal(run, content["personal_states"], path)

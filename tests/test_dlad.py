@@ -79,11 +79,6 @@ def test_the_optimum_of_the_density_loss_is_the_oracles(p, optimum):
     assert float(z.detach().sigmoid()) == pytest.approx(optimum, abs=1e-3)
 
 
-def test_without_the_weight_of_15_the_optimum_is_another():
-    odds = 5000 * 0.5 / 4000
-    assert odds / (1 + odds) == pytest.approx(0.385, abs=1e-3)
-
-
 def test_the_optimal_classifier_of_the_upper_bound_by_hand():
     shares, public = tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]), tensor([0.1, 0.1, 0.8])
     expected = tensor([[5 / 6, 5 / 6, 0.0], [0.0, 0.0, 1 / 1.8]])
@@ -359,3 +354,114 @@ def test_equal_factories_of_a_configuration_share_a_live_network():
     networks = {id(network) for network, _ in method.student.teachers.classifiers.members}
     assert len(networks) == 1
     assert len(federation.run.collected) == 3
+
+
+# --- each option reaches what it is for
+
+
+def apart(**options):
+    data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
+    return fitted(seeded(**options), data)
+
+
+def test_adaptive_is_not_average_where_clients_differ():
+    assert not equal(apart().global_state, apart(aggregator="average").global_state)
+
+
+@pytest.mark.parametrize(("temperature", "is_mean"), [(1e6, True), (0.05, False)])
+def test_at_a_high_temperature_and_only_then_the_teachers_are_averaged(temperature, is_mean):
+    teachers, x = apart(temperature=temperature).run.module.student.teachers, torch.randn(9, 1, 8, 8)
+    mean = teachers.classifiers(x).softmax(dim=2).mean(dim=0)
+    assert torch.allclose(teachers(x, None), mean, atol=1e-5) is is_mean
+
+
+def test_the_confidence_is_the_sigmoid_of_the_density_network():
+    federation = apart()
+    x = torch.randn(5, 1, 8, 8)
+    confidence = federation.run.module.student.teachers.confidence(x, None)
+    for k, upload in federation.run.collected.items():
+        network = with_outputs(SmallCNN(), 1)
+        network.load_state_dict({n.removeprefix("density.network."): t for n, t in upload.items() if "density" in n})
+        torch.testing.assert_close(confidence[k], network.eval()(x).squeeze(1).sigmoid())
+
+
+def test_teachers_neither_drop_out_nor_learn():
+    teachers, x = apart().run.module.student.teachers, torch.randn(5, 1, 8, 8)
+    assert torch.equal(teachers(x, None), teachers(x, None))
+
+
+def test_the_weight_of_own_samples_reaches_the_density_classifier():
+    states = [apart(sample_weight=weight).run.collected[0] for weight in (1.0, 9.0)]
+    assert not equal(*states)
+
+
+def test_labels_of_opted_out_samples_reach_no_upper_bound_either():
+    def student(spoil):
+        data = pooled_data(opt_out_samples=0.4)
+        data.setup()
+        for train, shared in zip(data.assignment.train, data.assignment.shared, strict=True):
+            hidden = train[~shared]
+            data.images.train_y[hidden] = (data.images.train_y[hidden] + spoil) % 3
+        return fitted(seeded(aggregator="labeled"), data).global_state
+
+    assert equal(student(0), student(1))
+
+
+def test_the_servers_optimiser_goes_on_from_epoch_to_epoch():
+    kept, forgotten = (
+        fitted(seeded(linear), pooled_data(), optimizer_state=how).global_state for how in ("personal", "reset")
+    )
+    assert not equal(kept, forgotten)
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_it_runs_in_double_precision(record):
+    federation = fitted(seeded(record=record), pooled_data(), precision="64-true")
+    assert federation.global_state["student.network.0.weight"].dtype == torch.float64
+
+
+def test_clients_with_and_without_declared_classes_may_share_a_network():
+    method = seeded(linear, client_classes={0: [0, 1, 2]})
+    assert sorted(fitted(method, pooled_data()).run.collected) == [0, 1, 2]
+
+
+def test_a_client_that_opted_out_is_not_counted_among_the_clients():
+    federation = fitted(seeded(), pooled_data(opt_out=[1]))
+    counted = {row["client"] for row in rows(federation) if row["model"] == "personal"}
+    assert counted == {"0", "2"}
+
+
+def test_what_was_reached_decides_what_is_tested_whatever_the_options(tmp_path):
+    class Cut(DLAD):
+        def configure_stages(self):
+            return super().configure_stages()[:2]
+
+    torch.manual_seed(7)
+    federation = fitted(Cut(linear, ADAM, **SHORT), pooled_data(), default_root_dir=str(tmp_path))
+    models = {row.key for row in federation.test(federation.run.module, federation.run.data)}
+    assert "acc/personal_on_pooled" in models  # the classifier, though the last stage trained density classifiers
+    assert federation.predict(federation.run.module, federation.run.data, client=1).shape == (30, 3)
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"num_clients": 2}, "holds an upload of client 2, who takes no part here or has opted out"),
+        ({"opt_out": [1]}, "holds an upload of client 1, who takes no part"),
+    ],
+)
+def test_an_earlier_upload_of_nobody_is_refused(now, told, tmp_path):
+    first = fitted(seeded(linear), pooled_data(), default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=told):
+        fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data(**now))
+
+
+def test_an_earlier_run_without_density_classifiers_is_refused_before_anybody_trains(tmp_path):
+    first = fitted(seeded(linear, aggregator="average"), pooled_data(), default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="uploaded no 'density.*was its aggregator another"):
+        fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
+
+
+def test_a_pool_without_a_whole_batch_is_refused_where_others_are_dropped():
+    with pytest.raises(ValueError, match=r"`data.drop_last` leaves no batch of the pool"):
+        fitted(seeded(linear), pooled_data(public=0.02, drop_last=True))

@@ -2,14 +2,16 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
+from lightning.pytorch import Trainer
 from PIL import Image
 from torch import nn, tensor
 
-from fedlit import FedAvg, FineTuned
+from fedlit import FedAvg, FederatedData, Federation, FineTuned
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import mixture
 from fedlit.methods import MixtureOfExperts
@@ -259,7 +261,7 @@ def test_no_upload_depends_on_what_is_opted_out(seed):
         assert not equal(theirs.personal_states[1], ours.personal_states[1])  # it does reach the client's own models
 
 
-def test_an_upload_would_depend_on_them_if_the_experts_federated_on_everything():
+def test_an_upload_would_depend_on_them_if_a_client_counted_by_all_of_its_samples():
     class Leaks(MixtureOfExperts):
         def client_weight(self, client):
             return client.num_samples
@@ -277,3 +279,109 @@ def test_fine_tuning_does_not_leak_either():
         return uploads_of(FineTuned(SmallCNN, ADAM, 1), spoiled(how), 0)
 
     assert equal(run(None)[1], run("values")[1])
+
+
+def test_nor_do_opted_out_samples_shape_the_normalisation_of_a_users_images(tmp_path):
+    def state(spoil):
+        draw = np.random.default_rng(0)
+        arrays = {
+            f"{s}_images": draw.integers(0, 256, (n, 8, 8), dtype=np.uint8) for s, n in (("train", 90), ("test", 30))
+        }
+        labels = {f"{s}_labels": np.arange(n) % 3 for s, n in (("train", 90), ("test", 30))}
+        data = FederatedData("mine.npz", str(tmp_path), num_clients=3, batch_size=8, opt_out=[1])
+        np.savez(tmp_path / "mine.npz", **arrays, **labels)
+        data.setup()
+        arrays["train_images"][data.assignment.train[1]] = 255 if spoil else 0
+        np.savez(tmp_path / "mine.npz", **arrays, **labels)
+        again = FederatedData("mine.npz", str(tmp_path), num_clients=3, batch_size=8, opt_out=[1])
+        return fitted(seeded(epochs=1, baselines=False), again, num_rounds=1).global_state
+
+    assert equal(state(False), state(True))
+
+
+# --- each option reaches what it is for
+
+
+def test_the_longer_baseline_starts_from_the_local_expert():
+    still = partial(torch.optim.SGD, lr=0.0)
+    federation = fitted(seeded(optimizer=still), num_rounds=1)
+    for state in federation.personal_states.values():
+        longer = {n.removeprefix("longer."): t for n, t in state.items() if n.startswith("longer.")}
+        assert equal(longer, {n.removeprefix("local."): t for n, t in state.items() if n.startswith("local.")})
+
+
+@pytest.mark.parametrize("uphill", [True, False])
+def test_the_state_after_the_last_epoch_may_be_the_best(uphill):
+    """Three epochs are looked at before the first and after the last only."""
+    seen = []
+    down = partial(torch.optim.SGD, lr=0.01, maximize=uphill)
+    method = MixtureOfExperts(linear, ADAM, epochs=3, baselines=False, mixture_optimizer=down)
+    method.mixture.on_train_epoch_end = lambda: seen.append(
+        {n: t.clone() for n, t in method.mixture.state_dict().items()}
+    )
+    kept = fitted(method, toy_data(num_clients=1), num_rounds=1).personal_states[0]
+    kept = {n.removeprefix("mixture."): t for n, t in kept.items() if n.startswith("mixture.")}
+    assert equal(kept, seen[-1]) is not uphill
+
+
+def test_the_gate_is_judged_by_its_mean_and_each_expert_by_its_own_accuracy():
+    right, wrong = nn.Identity(), Opposite()
+    gated = Gated(right, wrong, Half(), "log_prob", freeze_global=False)
+    judged = gated.judged([(tensor([[2.0, 0.0], [0.0, 2.0]]), tensor([0, 1]))])
+    assert judged == {"gate": 0.5, "gate_sd": 0.0, "local_expert_acc": 1.0, "global_expert_acc": 0.0}
+
+
+class Opposite(nn.Module):
+    def forward(self, x):
+        return -x
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x):
+        return x.new_zeros(len(x), 1)
+
+
+def test_a_gate_with_many_outputs_is_refused():
+    with pytest.raises(ValueError, match="a gate must give one output, got"):
+        fitted(seeded(gate=linear))
+
+
+def test_an_unknown_mixture_is_refused():
+    with pytest.raises(ValueError, match="`mix` must be one of"):
+        seeded(mix="logprob")
+
+
+def test_it_runs_in_double_precision_and_tells_of_its_gate():
+    federation = fitted(seeded(), num_rounds=1, precision="64-true")
+    assert "gate/personal_on_own" in federation.run.last
+
+
+def test_a_failed_client_is_not_counted():
+    class Breaks(MixtureOfExperts):
+        def on_client_start(self, client):
+            super().on_client_start(client)
+            if self.stage.name == "local" and client.id == 1:
+                raise RuntimeError("out of order")
+
+    torch.manual_seed(7)
+    federation = fitted(Breaks(linear, ADAM, epochs=2), num_rounds=1)
+    assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {"0", "2"}
+
+
+def test_other_options_do_not_change_what_is_tested(tmp_path):
+    method = seeded(epochs=1)
+    fitted(method, num_rounds=1, default_root_dir=str(tmp_path))
+    longer = Federation(num_rounds=9, default_root_dir=str(tmp_path), logger=False, accelerator="cpu")
+    found = longer.validate(seeded(epochs=1), toy_data(), ckpt_path="last")
+    assert {row.stage for row in found} == {"mixture"}
+
+
+def test_a_plain_trainer_trains_the_mixture(tmp_path):
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    trainer = Trainer(max_epochs=1, default_root_dir=tmp_path, **options)
+    trainer.fit(seeded(), toy_data())
+    assert trainer.callback_metrics["val_acc"] >= 0

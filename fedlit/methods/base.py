@@ -146,7 +146,7 @@ class FederatedModule(LightningModule):
         """As in Lightning; in a federation, the mean over a visit is recorded for the client."""
         if self._log_sink is not None:
             self._log_sink(name, value)
-        elif self._trainer is not None:
+        elif self._trainer is not None and self._current_fx_name is not None:  # a child's step is none of the Trainer's
             super().log(name, value, *args, **kwargs)
 
     def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:

@@ -106,6 +106,8 @@ class DLAD(FederatedModule):
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
+        if aggregator not in ("adaptive", "average", "labeled"):
+            raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
         self.epochs = {"client_epochs": client_epochs, "density_epochs": density_epochs, "distil_epochs": distil_epochs}
         for name, value in ({"temperature": temperature, "sample_weight": sample_weight} | self.epochs).items():
             if value <= 0:
@@ -131,9 +133,13 @@ class DLAD(FederatedModule):
 
     def earlier_uploads(self) -> dict[int, State]:
         try:
-            return {} if self.earlier is None else checkpoint.load(Path(self.earlier))["collected"]
+            uploads = {} if self.earlier is None else checkpoint.load(Path(self.earlier))["collected"]
         except ValueError as error:
-            raise ValueError(str(error).replace("`--ckpt_path`", "`model.earlier`")) from error
+            told = str(error).replace("`--ckpt_path`", "`model.earlier`").replace(" file, `last` or `best`", " file")
+            raise ValueError(told) from error
+        if self.earlier is not None and not uploads:
+            raise ValueError(f"`model.earlier` {self.earlier} holds no client's uploads.")
+        return {k: {n: t.to(self.device) for n, t in state.items()} for k, state in uploads.items()}
 
     def configure_client(self, client: Client) -> None:
         self.classifier.network, self.density.network = self._classifier(client), self._density(client)
@@ -164,11 +170,13 @@ class DLAD(FederatedModule):
         batches = server.train_batches(None, public=self.stage.public).to(self.device)
         recordable = self.record and server.sees_the_same_inputs
         batches.drop_last = False
-        student.recorded = torch.cat([student.teachers(x, y) for x, y in batches]) if recordable else None
+        answers = (student.teachers(x.to(self.dtype), y) for x, y in batches)
+        student.recorded = torch.cat([*answers]) if recordable else None
 
     def _teachers(self, server: Server, uploads: Mapping[int, State]) -> Teachers:
         clients = {k: server.data.client(k) for k in sorted(uploads)}
-        kinds = {k: kind(for_client(self.factory, self.client_networks, client)) for k, client in clients.items()}
+        chosen = {k: for_client(self.factory, self.client_networks, client) for k, client in clients.items()}
+        kinds = {k: (kind(factory), k in self.client_classes) for k, factory in chosen.items()}
 
         def ensemble(part: str, make: Callable[[Client], nn.Module]) -> Ensemble:
             return Ensemble(uploads, f"{part}.network.", lambda k: make(clients[k]), kinds.get, self.device)

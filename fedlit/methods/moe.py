@@ -86,22 +86,19 @@ class MixtureOfExperts(FederatedModule):
 
     def configure_stages(self) -> list[Stage]:
         home = {"rounds": 1, "epochs": self.epochs, "split": "all", "exchange": False, "monitor": "loss"}
-        stages = [Stage("federate", self.federated), Stage("local", self.local, model="local", **home)]
+        stages = [Stage("federate", self.federated, model="federated")]
+        stages.append(Stage("local", self.local, model="local", **home))
         if self.baselines:
             stages.append(Stage("longer", self.longer, model="longer", needs="local.", **home))
             stages.append(Stage("finetune", self.finetuned, model="finetuned", **home))
         return [*stages, Stage("mixture", self.mixture, needs="local.", **home)]
 
     def on_client_start(self, client: Client) -> None:
-        stage, experts = getattr(self.stage, "name", None), self.mixture.network
-        if stage == "longer":
-            _copy(self.local.network, self.longer.network)
-        if stage == "finetune":
-            _copy(self.federated.network, self.finetuned.network)
-        if stage == "mixture":
-            _copy(self.local.network, experts.local_expert)
-        if stage in ("mixture", "adapt"):
-            _copy(self.federated.network, experts.global_expert)
+        stage, mixed = getattr(self.stage, "name", None), self.mixture.network
+        if stage in ("longer", "mixture"):
+            _copy(self.local.network, self.longer.network if stage == "longer" else mixed.local_expert)
+        if stage in ("finetune", "mixture", "adapt"):
+            _copy(self.federated.network, self.finetuned.network if stage == "finetune" else mixed.global_expert)
 
     def parameters_of(self, client: Client | None) -> list[nn.Parameter]:
         return list(self.mixture.parameters_of(client))
