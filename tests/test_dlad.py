@@ -458,7 +458,7 @@ def test_an_earlier_upload_of_nobody_is_refused(now, told, tmp_path):
 
 def test_an_earlier_run_without_density_classifiers_is_refused_before_anybody_trains(tmp_path):
     first = fitted(seeded(linear, aggregator="average"), pooled_data(), default_root_dir=str(tmp_path))
-    with pytest.raises(ValueError, match="uploaded no 'density.*was its aggregator another"):
+    with pytest.raises(ValueError, match=r"uploaded no 'density.*was its aggregator another"):
         fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
 
 
