@@ -25,7 +25,7 @@ class FederationCallback(Callback):
 
 
 class StopAt(FederationCallback):
-    """End the fit when the mean of a metric reaches a value.
+    """End the fit, whatever stages were still to come, when the mean of a metric reaches a value.
 
     Args:
         value: What to reach.
