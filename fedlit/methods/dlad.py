@@ -69,8 +69,8 @@ class Student(FedAvg):
 class DLAD(FederatedModule):
     """One-shot distillation of the clients' classifiers into a global model.
 
-    All clients train once, for as many epochs as said here: `trainer.num_rounds`, `local_epochs` and `fraction_fit` play
-    no part.
+    All clients train once, for as many epochs as said here; `trainer.num_rounds`, `local_epochs` and `fraction_fit`
+    play no part.
 
     Args:
         network: Builds a client's classifier; its density classifier is the same with a head of one output.
