@@ -142,7 +142,7 @@ def test_an_evaluation_sees_through_the_previous_extractor_or_through_itself(ref
 def test_a_network_without_feature_maps_is_refused():
     from fedlit.networks import MLP
 
-    with pytest.raises(ValueError, match=r"`model.network` must have an `extractor` of feature maps"):
+    with pytest.raises(ValueError, match=r"`model.network` must have an `extractor` with a `feature_shape`"):
         FedFusion(MLP, SGD)
 
 
