@@ -1,7 +1,7 @@
 """Rounds to milestones on permuted MNIST for FedAvg and the three fusions, under each reading of "test accuracy".
 
 Ten clients x 300 images (and 300 of the test set), each with an order of pixels of its own, brought to 14 x 14 so that
-a round with the paper's CNN takes about six seconds on one core; E = 5, B = 64, no augmentation, lr 0.01 (a round has a
+a round with the paper's CNN takes some ten seconds on one core; E = 5, B = 64, no augmentation, lr 0.01 (a round has a
 twentieth of the paper's steps) falling by 0.99 a round.
 
     python -m benchmarks.fedfusion_mnist DATA_FOLDER OUTPUT_FOLDER [ROUNDS [SEED ...]]

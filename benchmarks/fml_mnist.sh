@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # FML v2, table 1, MNIST MLP: FedAvg, FedProx and FML, IID and non-IID(3), three seeds, ROUNDS rounds (30 by default).
-# usage: benchmarks/fml_mnist.sh DATA_FOLDER OUTPUT_FOLDER     (DATA_FOLDER holds mnist.npz; one core, about 40 minutes)
+# usage: benchmarks/fml_mnist.sh DATA_FOLDER OUTPUT_FOLDER     (DATA_FOLDER holds mnist.npz; one core, about 100 minutes)
 set -euo pipefail
 data=$1 output=$2
 network="--model.network fedlit.networks.MLP --model.network.image_size 32"
