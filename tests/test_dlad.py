@@ -10,8 +10,8 @@ from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
 
 from fedlit import FederatedData
-from fedlit.ensemble import Ensemble, Teachers, optimal_confidence
-from fedlit.heads import Pretrained, Scattered, with_outputs
+from fedlit.ensemble import optimal_confidence
+from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD
 from fedlit.partition import ClassSets
@@ -91,30 +91,6 @@ def test_soft_cross_entropy_is_cross_entropy_where_targets_are_sure():
     torch.testing.assert_close(soft_cross_entropy(z, F.one_hot(y, 3).float()), F.cross_entropy(z, y))
     sharp, soft = tensor([[0.9, 0.1]]), tensor([[0.5, 0.5]])
     assert soft_cross_entropy(tensor([[3.0, 0.0]]), sharp) < soft_cross_entropy(tensor([[3.0, 0.0]]), soft)
-
-
-def test_teachers_are_mixed_as_probabilities():
-    states = {0: {"weight": tensor([[5.0], [0.0]])}, 1: {"weight": tensor([[0.0], [1.0]])}}
-    uploads = {k: {f"m.{n}": t for n, t in state.items()} for k, state in states.items()}
-    ensemble = Ensemble(uploads, "m.", lambda k: nn.Linear(1, 2, bias=False), lambda k: 0, torch.device("cpu"))
-    x = tensor([[1.0], [2.0]])
-    teachers = Teachers(ensemble, lambda x, y: tensor([[0.1, 0.2], [0.2, 0.1]]), temperature=0.1)
-    first = tensor([5.0, 0.0]).softmax(0) * tensor([1.0, 2.0]).softmax(0)[0]
-    second = tensor([0.0, 1.0]).softmax(0) * tensor([1.0, 2.0]).softmax(0)[1]
-    torch.testing.assert_close(teachers(x, tensor([-1, -1]))[0], first + second)
-    torch.testing.assert_close(teachers(x, tensor([-1, -1])).sum(dim=1), torch.ones(2))
-
-
-def test_many_teachers_need_one_live_network_per_architecture():
-    built = []
-
-    def build(k):
-        built.append(k)
-        return nn.Linear(2, 3 if k else 4)
-
-    uploads = {k: {f"m.{n}": t for n, t in nn.Linear(2, 3 if k else 4).state_dict().items()} for k in range(30)}
-    Ensemble(uploads, "m.", build, lambda k: k > 0, torch.device("cpu"))
-    assert built == [0, 1]
 
 
 # --- the protocol
@@ -239,14 +215,6 @@ def test_clients_and_server_may_have_different_networks():
     assert federation.global_state["student.network.3.weight"].shape == (3, 9)
 
 
-def test_a_head_for_some_classes_gives_exact_zeros_for_the_others():
-    network = Scattered(nn.Linear(4, 2), [2, 0], num_classes=4)
-    x = torch.randn(3, 4)
-    p = network(x).softmax(dim=1)
-    torch.testing.assert_close(p[:, [2, 0]], network.network(x).softmax(dim=1))
-    assert p[:, [1, 3]].eq(0).all()
-
-
 def test_clients_with_heads_for_their_own_classes():
     small = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))  # noqa: E731
     sets = [[0, 1], [1, 2], [2, 0]]
@@ -316,35 +284,6 @@ def test_without_a_public_pool_it_is_refused():
 def test_impossible_options_are_refused_by_name(option):
     with pytest.raises(ValueError, match=f"`model.{option}` must be above 0, got 0"):
         seeded(**{option: 0})
-
-
-# --- heads and weights from elsewhere
-
-
-def test_another_head_leaves_the_rest_as_it_was():
-    network = SmallCNN()
-    before = [p.clone() for p in network.parameters()][:-2]
-    with_outputs(network, 1)
-    assert all(torch.equal(a, b) for a, b in zip(before, network.parameters(), strict=False))
-    assert network[-1].out_features == 1
-
-
-def test_weights_of_torchvision_come_from_a_file_and_grey_images_are_taken(tmp_path):
-    from torchvision.models import resnet18
-
-    trained = resnet18()
-    torch.save(trained.state_dict(), tmp_path / "weights.pt")
-    network = Pretrained("resnet18", str(tmp_path / "weights.pt"), num_classes=4)
-    assert torch.equal(network.network.conv1.weight, trained.conv1.weight)
-    assert network.eval()(torch.rand(2, 1, 32, 32)).shape == (2, 4)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"), [({"name": "resnet1"}, "`name` must be"), ({"weights": "gone.pt"}, "`weights` 'gone.pt'")]
-)
-def test_unknown_networks_and_weights_are_refused(options, told):
-    with pytest.raises(ValueError, match=told):
-        Pretrained(**options)
 
 
 def test_equal_factories_of_a_configuration_share_a_live_network():
