@@ -1,122 +1,156 @@
-"""fedlit against a hand-written PyTorch loop of the same work, alternately in one process: `make bench`.
+"""fedlit against hand-written PyTorch loops of the same work: `make bench`, or `python -m benchmarks W1 W2 --turns 9`.
 
-CPU seconds of a round (visits and aggregation, no evaluation) on the embedded sample of Fashion-MNIST, one thread.
+Each side is a process of its own on the same core; they work in turns, so that a busy machine slows both. A
+ratio is of CPU seconds of neighbouring turns: training, aggregation and records, without evaluation and checkpoints.
 """
 
-import copy
+import argparse
+import json
+import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from dataclasses import dataclass
-from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 
-import torch
-import torch.nn.functional as F
-from torch import nn
+from benchmarks.workloads import WORKLOADS, data_folder
 
-from fedlit import FedAvg, FederatedData, Federation
-from fedlit.callbacks import FederationCallback
-from fedlit.networks import MLP, McMahanCNN
-from fedlit.partition import IID
-
-REPEATS = 7
-
-
-@dataclass
-class Workload:
-    name: str
-    network: type[nn.Module]
-    num_clients: int
-    per_round: int
-    batch_size: int
-    epochs: int
-
-
-WORKLOADS = [
-    Workload("W1: 10 clients x 600, McMahan CNN, B=32", McMahanCNN, 10, 10, 32, 1),
-    Workload("W2: 100 clients x 60, MLP, B=10, E=2, 10 a round", MLP, 100, 10, 10, 2),
-]
-
-
-def sgd(parameters) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.05)
+SIDES = ("bare", "exact", "fast")
+PEERS = {"pfl": "benchmarks.peer_pfl", "flwr": "benchmarks.peer_flwr"}  # where they are installed, on W1 and W2
+START = {
+    "import torch": [sys.executable, "-c", "import torch"],
+    "import fedlit": [sys.executable, "-c", "import fedlit"],
+    "fedlit --help": [sys.executable, "-m", "fedlit", "--help"],
+}
+W2_RECIPE = """\
+seed_everything: 1
+trainer: {num_rounds: 20, local_epochs: 2, fraction_fit: 0.1, eval_every_n_rounds: 20, save_every_n_rounds: 20}
+model:
+  class_path: fedlit.FedAvg
+  init_args:
+    network: fedlit.networks.MLP
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
+data:
+  class_path: fedlit.FederatedData
+  init_args:
+    num_clients: 100
+    validation: test
+    batch_size: 10
+    partition: {class_path: fedlit.partition.IID, init_args: {samples_per_client: 60}}
+"""
 
 
-def bare_round(work: Workload, network: nn.Module, data: FederatedData, clients: list[int]) -> None:
-    """What one would write by hand."""
-    mean, std = data.images.mean[0], data.images.std[0]
-    total: dict[str, torch.Tensor] = {}
-    for k in clients:
-        local = copy.deepcopy(network)
-        optimizer = sgd(local.parameters())
-        index = torch.as_tensor(data.assignment.train[k])
-        x, y = (data.images.train_x[index].float() / 255 - mean) / std, data.images.train_y[index]
-        for _ in range(work.epochs):
-            for batch in torch.randperm(len(y)).split(work.batch_size):
-                optimizer.zero_grad()
-                F.cross_entropy(local(x[batch]), y[batch]).backward()
-                optimizer.step()
-        for name, value in local.state_dict().items():
-            total[name] = total.get(name, 0) + value / len(clients)
-    network.load_state_dict(total)
+class Worker:
+    """A process that works a turn when it is told to."""
+
+    def __init__(self, module: str, *args: str | None) -> None:
+        command = [sys.executable, "-m", module, *(arg for arg in args if arg)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.answer()
+
+    def answer(self) -> dict[str, float]:
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"{' '.join(self.process.args)} ended with {self.process.wait()}")
+        return json.loads(line)
+
+    def turn(self) -> dict[str, float]:
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
 
 
-class Clock(FederationCallback):
-    """CPU seconds of each round, without the first."""
+def compare(name: str, turns: int, root: str | None) -> dict[str, dict[str, float]]:
+    """Figures of each side of a workload."""
+    workers = {side: Worker("benchmarks.worker", name, side, root) for side in SIDES}
+    peers = PEERS if name in ("W1", "W2") else {}
+    workers |= {peer: Worker(module, name, root) for peer, module in peers.items() if find_spec(peer)}
+    times: dict[str, list[dict[str, float]]] = {side: [] for side in workers}
+    for _ in range(turns):
+        for side, worker in workers.items():
+            times[side].append(worker.turn())
+    for worker in workers.values():
+        worker.end()
+    figures, each = {}, 1000 / WORKLOADS[name].rounds_a_turn
+    for side, rounds in times.items():
+        ratios = sorted(r["cpu"] / b["cpu"] for r, b in zip(rounds, times["bare"], strict=True))
+        figures[side] = {
+            "ratio": statistics.median(ratios),
+            "low": ratios[len(ratios) // 4],
+            "high": ratios[-1 - len(ratios) // 4],
+            "milliseconds": statistics.median(r["cpu"] for r in rounds) * each,
+            "wall": statistics.median(r["wall"] for r in rounds) * each,
+            "peak": rounds[-1]["peak"],
+        }
+    return figures
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
 
-    def on_round_start(self, federation, module, round, clients) -> None:
-        self.start = time.process_time()
-
-    def on_round_end(self, federation, module, round, rows) -> None:
-        self.seconds.append(time.process_time() - self.start)
+def seconds(command: list[str], **options) -> float:
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True, **options)
+    return time.perf_counter() - start
 
 
-def measure(work: Workload) -> tuple[list[float], list[float]]:
-    """Seconds a round of the bare loop and of fedlit, taken in turns."""
-    bare, ours = [], []
+def start_up(repeats: int = 3) -> dict[str, float]:
+    """Wall seconds from a command to its end, the middle of a few, and of W2 to its first batch."""
+    figures = {}
     with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(REPEATS):
-            data = FederatedData(
-                num_clients=work.num_clients, batch_size=work.batch_size, partition=IID(), validation="test"
+        recipe = Path(folder) / "w2.yaml"
+        recipe.write_text(W2_RECIPE)
+        fit = [sys.executable, "-m", "fedlit", "fit", "--config", str(recipe), "--trainer.default_root_dir", folder]
+        first = [*fit, "--trainer.callbacks", "benchmarks.first_batch.FirstBatch"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        commands = START | {
+            "fedlit fit, to the first batch": first,
+            "fedlit fit, 20 rounds of W2": fit,
+            "bare loop, 20 rounds of W2": [sys.executable, "-m", "benchmarks.whole_w2"],
+        }
+        for name, command in commands.items():
+            figures[name] = statistics.median(seconds(command, env=environment) for _ in range(repeats))
+    return figures
+
+
+def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    lines = [f"{'':56} {'side':6} {'ratio':>6}  {'middle half':13} {'CPU ms':>8} {'peak MB':>8}"]
+    for name, figures in results.items():
+        for side, f in figures.items():
+            title = f"{name}: {WORKLOADS[name].title}" if side == "bare" else ""
+            spread = f"{f['low']:.2f} to {f['high']:.2f}"
+            lines.append(
+                f"{title:56} {side:6} {f['ratio']:6.2f}  {spread:13} {f['milliseconds']:8.1f} {f['peak']:8.0f}"
             )
-            data.setup()
-            network = work.network()
-            start = time.process_time()
-            bare_round(work, network, data, list(range(work.per_round)))
-            bare.append(time.process_time() - start)
-            clock = Clock()
-            options = {
-                "eval_every_n_rounds": 9,
-                "save_every_n_rounds": 9,
-                "enable_progress_bar": False,
-                "logger": False,
-            }
-            federation = Federation(
-                num_rounds=2,
-                local_epochs=work.epochs,
-                fraction_fit=work.per_round / work.num_clients,
-                callbacks=clock,
-                default_root_dir=folder,
-                seed=repeat,
-                **options,
-            )
-            federation.fit(FedAvg(work.network, partial(sgd)), data)
-            ours.append(clock.seconds[0])  # the last round of a stage is evaluated and saved
-    return bare[1:], ours[1:]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(WORKLOADS)}; all by default")
+    parser.add_argument("--turns", type=int, default=15, help="turns of each side")
+    parser.add_argument("--core", type=int, default=0, help="the core that all sides share")
+    parser.add_argument("--output", default="benchmarks/results.json", help="where the figures go")
+    options = parser.parse_args()
+    if unknown := [name for name in options.workloads if name not in WORKLOADS]:
+        parser.error(f"there is no workload {unknown[0]}; choose of {', '.join(WORKLOADS)}")
+    os.sched_setaffinity(0, {options.core})
+    os.environ["OMP_NUM_THREADS"] = "1"
+    root, results = data_folder(os.environ.get("FEDLIT_DATA")), {}
+    for name in options.workloads or WORKLOADS:
+        print(f"{name}: {WORKLOADS[name].title} ...", file=sys.stderr, flush=True)
+        results[name] = compare(name, options.turns, root)
+    start = {} if options.workloads else start_up()
+    print(table(results))
+    for name, value in start.items():
+        print(f"{name:56} {value:13.2f} s")
+    content = {"data": "mnist" if root else "fashion_sample", "rounds": results, "start": start}
+    Path(options.output).write_text(json.dumps(content, indent=1) + "\n")
+    print(f"\nfigures in {options.output}")
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    print(f"{'CPU seconds a round':50} {'bare':>7} {'fedlit':>7} {'ratio':>6}   (min to max of {REPEATS - 1} turns)")
-    for work in WORKLOADS:
-        bare, ours = measure(work)
-        ratios = sorted(b / a for a, b in zip(bare, ours, strict=True))
-        middle = statistics.median(ratios)
-        print(
-            f"{work.name:50} {statistics.median(bare):7.3f} {statistics.median(ours):7.3f} {middle:6.2f}"
-            f"   ({ratios[0]:.2f} to {ratios[-1]:.2f})",
-            flush=True,
-        )
+    main()

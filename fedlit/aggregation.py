@@ -76,11 +76,11 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
             like = upload.state
             sums = {name: _wide(tensor).clone() for name, tensor in upload.state.items()}
             continue
-        for name, tensor in upload.state.items():
-            if tensor.is_floating_point():
-                sums[name].add_(_wide(tensor), alpha=weight)
-            else:
-                torch.maximum(sums[name], tensor, out=sums[name])
+        means = [name for name, tensor in upload.state.items() if tensor.is_floating_point()]
+        if means:
+            torch._foreach_add_([sums[n] for n in means], [_narrow(upload.state[n]) for n in means], alpha=weight)
+        for name in upload.state.keys() - means:
+            torch.maximum(sums[name], upload.state[name], out=sums[name])
     _refuse_none(unit is not None)
     return {n: s.div_(total).to(like[n]) if s.is_floating_point() else s for n, s in sums.items()}
 
@@ -123,9 +123,12 @@ def _coordinatewise(uploads: Iterable[Upload], rule: Callable[[Tensor], Tensor])
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    return (tensor.cpu() if tensor.device.type == "mps" else tensor).to(torch.float64)  # which has no float64
+    return _narrow(tensor).to(torch.float64) if tensor.is_floating_point() else tensor
+
+
+def _narrow(tensor: Tensor) -> Tensor:
+    """Where it can be added to float64, which MPS does not know."""
+    return tensor.cpu() if tensor.device.type == "mps" else tensor
 
 
 def _refuse_none(any_upload: bool) -> None:

@@ -38,7 +38,7 @@ class Batches:
         order = torch.arange(len(y)) if self.generator is None else torch.randperm(len(y), generator=self.generator)
         if self.generator is not None:
             order = order.to(x.device)
-            x, y = x[order], y[order]
+            x, y = x.index_select(0, order), y.index_select(0, order)  # several times faster than x[order]
         parts = [tensor.split(self.batch_size) for tensor in ((x, y, order) if self.indexed else (x, y))]
         for _, x_batch, *rest in zip(range(len(self)), *parts, strict=False):
             yield (x_batch if self.transform is None else self.transform(x_batch, self.generator)), *rest

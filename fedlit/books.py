@@ -43,7 +43,7 @@ class Books:
         self.saved_round = run.round
         if folder is None:
             return
-        self.recorder.event("fit", round=run.round, processes=run.fabric.world_size)
+        self.recorder.event("fit", round=run.round, processes=run.fabric.world_size, fast=run.module.fast)
         if run.round == 0:
             data = run.data
             labels, test_labels = data.images.train_y.numpy(), data.images.test_y.numpy()

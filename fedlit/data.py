@@ -217,8 +217,8 @@ class FederatedData(LightningDataModule):
         index = assignment.train[client]
         if split == "shared":
             index = index[assignment.shared[client]]
-        batch_size = self.client_batch_sizes.get(client, self.batch_size)
-        x, y = self.images.train_x[index], self.images.train_y[index]
+        batch_size, index = self.client_batch_sizes.get(client, self.batch_size), torch.from_numpy(index)
+        x, y = self.images.train_x.index_select(0, index), self.images.train_y.index_select(0, index)
         if public:
             x, y = torch.cat([x, self.pool.x]), torch.cat([y, self.pool.targets()])
         if public or any(step.random for step in self.augmentation):  # a pool of floats would need four times the room

@@ -1,21 +1,62 @@
-"""Max-pooling that is fast where nothing is trained: in evaluation, and in the frozen copies that some methods keep."""
+"""Max-pooling on a CPU, to PyTorch's bits in less of its time."""
 
 import math
 from functools import reduce
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 
 class MaxPool(nn.MaxPool2d):
-    """PyTorch's of square windows, to the bit; without a gradient, on a CPU, it needs no indices: ten times faster."""
+    """PyTorch's of square windows, to the bit; faster on a CPU where a window is 2x2, or nothing is trained."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad or x.device.type != "cpu":
+        if x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
             return super().forward(x)
+        if not x.requires_grad:
+            return self._without_indices(x)
+        halves = (
+            self.kernel_size == self.stride == 2 and not self.padding and not any(side % 2 for side in x.shape[-2:])
+        )
+        # PyTorch's own is fast, too, in the channels-last layout.
+        return Halved.apply(x) if halves and x.is_contiguous() else super().forward(x)
+
+    def _without_indices(self, x: Tensor) -> Tensor:
         if self.padding:
             x = F.pad(x, [self.padding] * 4, value=-math.inf)
         for dim in (-2, -1):  # rows first, because they are contiguous
             x = reduce(torch.maximum, x.unfold(dim, self.kernel_size, self.stride).unbind(-1))
         return x
+
+
+class Halved(torch.autograd.Function):
+    """The larger of left and right, then of top and bottom; a tie goes to the first, as in PyTorch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        left, right = x[..., ::2], x[..., 1::2]
+        rows = torch.maximum(left, right)
+        top, bottom = rows[..., ::2, :], rows[..., 1::2, :]
+        ctx.save_for_backward(left >= right, top >= bottom)
+        return torch.maximum(top, bottom)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        is_left, is_top = ctx.saved_tensors
+        rows = _dealt(gradient, is_top, dim=-2)
+        return _dealt(rows, is_left, dim=-1)
+
+
+def _dealt(gradient: Tensor, is_first: Tensor, dim: int) -> Tensor:
+    """Twice as long in a dimension: each value goes to the first of its two places or to the second, the other is 0."""
+    shape = [*gradient.shape]
+    shape[dim] *= 2
+    result = gradient.new_empty(shape)
+    first, second = (result[..., i::2] if dim == -1 else result[..., i::2, :] for i in range(2))
+    torch.mul(gradient, is_first, out=first)
+    torch.sub(gradient, first, out=second)
+    return result

@@ -22,7 +22,7 @@ from fedlit.recorder import LedgerRow, Row, summary
 from fedlit.rng import derive, generator, isolated
 from fedlit.stage import Stage
 from fedlit.strategy import broadcast, in_order
-from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, shared_names, visit
+from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, layout, shared_names, visit
 
 # What best.ckpt is the best of, unless the user says: the model that clients use themselves, on their own samples.
 MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")
@@ -73,6 +73,7 @@ class Run:
     ) -> None:
         self.fabric, self.module, self.data, self.seed = fabric, module, data, seed
         self.metrics, self.fast_dev_run = metrics or {}, fast_dev_run
+        module.to(memory_format=layout(module))
         # To mend the live module after a client has broken it; stages may hold its parts, so these must stay the same.
         self.pristine, self._parts = twin(module), dict(module.named_modules())
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -262,9 +263,9 @@ class Run:
         """Put a client's state into the live module."""
         personal = self.memories[k].state if k in self.memories else {}
         client = self.data.client(k, round)
-        enter(self.module, client, self.initial, self.global_state, personal, self.seed, prefer)
-        for name, parameter in self.module.named_parameters():  # a visit may have frozen some
-            parameter.requires_grad_(self._trained.get(name, parameter.requires_grad))
+        live = enter(self.module, client, self.initial, self.global_state, personal, self.seed, prefer)
+        for name, is_trained in self._trained.items():  # a visit may have frozen some
+            live[name].requires_grad_(is_trained)
 
 
 def failure(error: Exception) -> Failure:

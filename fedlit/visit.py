@@ -5,7 +5,6 @@ one live module; client states are swapped in and out of it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -17,9 +16,10 @@ from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.client import Client
+from fedlit.descent import Descent, prepare
 from fedlit.early import Best
 from fedlit.methods.base import FederatedModule, load
-from fedlit.precision import autocast, convert_input, has_scaler, renew_scaler
+from fedlit.precision import autocast, has_scaler, renew_scaler
 from fedlit.rng import derive, generator, isolated
 from fedlit.stage import Stage
 
@@ -83,6 +83,11 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
     return [name for name in module.state_dict() if module.is_shared(name) and name not in home]
 
 
+def layout(module: FederatedModule) -> torch.memory_format:
+    """How a CPU holds images and kernels: channels last is faster for small convolutions, and rounds otherwise."""
+    return torch.channels_last if module.fast and module.device.type == "cpu" else torch.preserve_format
+
+
 def enter(
     module: FederatedModule,
     client: Client,
@@ -91,33 +96,42 @@ def enter(
     personal: State,
     seed: int,
     prefer: Literal["server", "personal"],
-) -> None:
-    """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
+) -> State:
+    """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins.
+
+    Returns:
+        The live tensors, by name.
+    """
     before = live = module.state_dict(keep_vars=True)
     module.client = client
     if is_overridden("configure_client", module, FederatedModule):
         with isolated(derive(seed, "client", client.id)):
             module.configure_client(client)
-        live = module.to(device=module.device, dtype=module.dtype).state_dict(keep_vars=True)
+        live = module.to(device=module.device, dtype=module.dtype, memory_format=layout(module)).state_dict(
+            keep_vars=True
+        )
     top = {**server, **personal} if prefer == "personal" else {**personal, **server}
     # What configure_client did not rebuild still holds the last client's values.
     stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
     load(live, {**stale, **top})
-    module.zero_grad()
+    for tensor in live.values():
+        tensor.grad = None
+    return live
 
 
 def visit(
     fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, shared: Collection[str], memory: Memory
 ) -> Outcome:
     """Train the client whose state is loaded; its upload holds the shared (or collected) names and nothing else."""
-    stage, structure = plan.stage, _structure(module)
+    stage, structure = plan.stage, _structure(module.state_dict(keep_vars=True))
     optimizers, logs = train(fabric, module, client, plan, memory)
-    if _structure(module) != structure:
+    live = module.state_dict(keep_vars=True)
+    if _structure(live) != structure:
         raise ValueError("the visit changed names, shapes or dtypes of the state.")
-    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
-    travels = set(shared) if stage.exchange else set()
-    mine = {id(tensor) for tensor in (stage.module or module).state_dict(keep_vars=True).values()}
-    candidates = {n for n, t in module.state_dict(keep_vars=True).items() if id(t) in mine and n not in travels}
+    state = {name: tensor.detach().clone() for name, tensor in live.items()}
+    part = live if stage.module is None else stage.module.state_dict(keep_vars=True)
+    mine, travels = {id(tensor) for tensor in part.values()}, set(shared) if stage.exchange else set()
+    candidates = {name for name, tensor in live.items() if id(tensor) in mine and name not in travels}
     stays = {name for name in candidates if not name.startswith(module.server_only)}
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
@@ -153,7 +167,8 @@ def train(
                     module.on_client_start(client)
                 else:
                     module.on_server_start(client, uploads)
-            optimizers = _optimizers(fabric, learner, plan, _names(module), memory.optimizer.get(stage.name, {}))
+            kept = memory.optimizer.get(stage.name, {})
+            optimizers = _optimizers(fabric, learner, plan, _names(module) if kept else {}, kept)
             _train(fabric, learner, client, plan, optimizers)
             if uploads is None:
                 module.on_client_end(client)
@@ -162,19 +177,20 @@ def train(
     return optimizers, means.result()
 
 
-def _structure(module: nn.Module) -> dict[str, tuple]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in module.state_dict().items()}
+def _structure(state: State) -> dict[str, tuple]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
 
 
 def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, optimizers: list[Optimizer]) -> None:
-    learner.train()
+    if not all(part.training for part in learner.modules()):  # to look is several times faster than to set
+        learner.train()
     order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
     batches = client.train_batches(order, plan.stage.split, plan.stage.public).to(learner.device)
     batches.indexed = learner.wants_index
     watched = plan.stage.monitor and len(client.val_batches().y)  # without validation samples there is nothing to watch
     best = Best(plan.stage, fabric, learner, client) if watched else None
     renew_scaler(fabric)
-    context, step = autocast(fabric), 0
+    descend, step = Descent(fabric, learner, optimizers, plan.gradient_clip_val), 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
         if best is not None and epoch % plan.stage.check_every == 0 and best.exhausted():
             break
@@ -182,7 +198,7 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
         for batch in batches:
             if plan.should_stop():
                 raise Interrupted
-            _step(fabric, learner, batch, step, optimizers, context, plan.gradient_clip_val)
+            descend(batch, step)
             step += 1
             if step == plan.steps:
                 break
@@ -195,32 +211,6 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
         best.restore()
 
 
-def _step(
-    fabric: Fabric,
-    learner: FederatedModule,
-    batch: tuple[Tensor, Tensor],
-    index: int,
-    optimizers: list[Optimizer],
-    context: Callable[[], AbstractContextManager],
-    clip: float | None,
-) -> None:
-    if context is not nullcontext:
-        batch = (convert_input(fabric, batch[0]), *batch[1:])
-    with context():
-        loss = learner.training_step(batch, index)
-    if not learner.automatic_optimization or loss is None:
-        return
-    optimizer = optimizers[0]
-    optimizer.zero_grad()
-    fabric.backward(loss) if has_scaler(fabric) else loss.backward()
-    if clip is not None and has_scaler(fabric):
-        fabric.strategy.precision.unscale_gradients(optimizer)
-    if clip is not None:
-        for group in optimizer.param_groups:
-            torch.nn.utils.clip_grad_norm_(group["params"], clip)
-    optimizer.step()
-
-
 def _optimizers(
     fabric: Fabric, learner: FederatedModule, plan: Plan, names: dict[nn.Parameter, str], state: OptimizerState
 ) -> list[Optimizer]:
@@ -231,6 +221,7 @@ def _optimizers(
             f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
         )
     for optimizer in optimizers:
+        prepare(optimizer, learner.fast)
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"]:
@@ -267,20 +258,32 @@ def _names(module: nn.Module) -> dict[nn.Parameter, str]:
 
 def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collection[str]) -> OptimizerState:
     """What optimisers hold of the parameters with these names."""
+    if not any(optimizer.state for optimizer in optimizers):
+        return {}
     names = _names(module)
     entries: Iterator = (entry for optimizer in optimizers for entry in optimizer.state.items())
     return {names[parameter]: dict(values) for parameter, values in entries if names.get(parameter) in kept}
 
 
 class _Means:
-    """Means of what a visit logs, without a synchronisation per step."""
+    """Means of what a visit logs, without a synchronisation or a sum per step."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, tuple[Any, int]] = {}
+        self.values: dict[str, list[Any]] = {}
+        self.means: dict[str, list[tuple[float, int]]] = {}
 
     def __call__(self, name: str, value: Any) -> None:
-        total, count = self.sums.get(name, (0.0, 0))
-        self.sums[name] = (total + (value.detach() if isinstance(value, Tensor) else value), count + 1)
+        values = self.values.setdefault(name, [])
+        values.append(value.detach() if isinstance(value, Tensor) else value)
+        if len(values) == 1000:
+            self._add_up(name)
+
+    def _add_up(self, name: str) -> None:
+        values = self.values.pop(name)
+        total = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values]).sum()
+        self.means.setdefault(name, []).append((float(total), len(values)))
 
     def result(self) -> dict[str, float]:
-        return {name: float(total) / count for name, (total, count) in self.sums.items()}
+        for name in list(self.values):
+            self._add_up(name)
+        return {name: sum(t for t, _ in parts) / sum(n for _, n in parts) for name, parts in self.means.items()}

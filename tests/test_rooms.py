@@ -7,12 +7,13 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedlit"
 ORDER = [  # each room may import from those before it
-    "_torchvision", "rng", "partition", "assignment", "datasets", "pool", "augment", "batches", "client", "data",
-    "joint", "pooling", "networks", "losses", "ramp", "aggregation", "precision", "evaluation", "heads", "ensemble",
-    "checkpoint", "stage", "methods.base", "methods.fedavg", "methods.fedprox", "methods.finetuned", "methods.local",
-    "methods.fml", "methods.fedmmd", "methods.fedfusion", "methods.moe", "methods.dlad", "methods", "early", "visit",
-    "strategy", "recorder", "run", "server", "scoring", "adapt", "schedule", "snapshot", "pictures", "progress",
-    "callbacks", "folder", "door", "books", "federation", "", "refusal", "cli", "__main__",
+    "_torchvision", "allocator", "rng", "partition", "assignment", "datasets", "pool", "augment", "batches", "client",
+    "data", "joint", "pooling", "networks", "losses", "ramp", "aggregation", "precision", "evaluation", "heads",
+    "ensemble", "checkpoint", "stage", "methods.base", "methods.fedavg", "methods.fedprox", "methods.finetuned",
+    "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion", "methods.moe", "methods.dlad", "methods",
+    "early", "closed_form", "descent", "visit", "strategy", "recorder", "run", "server", "scoring", "adapt", "schedule",
+    "snapshot", "pictures", "progress", "callbacks", "folder", "door", "books", "federation", "", "refusal", "cli",
+    "__main__",
 ]  # fmt: skip
 
 LONG = ("base", "dlad")  # the contract; and a paper that is three trainings, of which two are a class of their own

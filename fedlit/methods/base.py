@@ -50,6 +50,9 @@ class FederatedModule(LightningModule):
     weighting: Weighting = "examples"
     """What a client's upload counts by."""
 
+    fast: bool = False
+    """Whether other rounding is welcome if it is faster; `trainer.fast` says so."""
+
     monitor: str | None = None
     """What best.ckpt is the best of, unless `trainer.monitor` says; None is the clients' own accuracy."""
 

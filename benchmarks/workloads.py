@@ -1,0 +1,112 @@
+"""The work that is timed, once as a hand-written loop and once in fedlit, on the same samples."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from benchmarks import bare
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A round of work.
+
+    Attributes:
+        title: What a reader is told.
+        network: Builds the hand-written network.
+        ours: The name of fedlit's.
+        pair: FML's two networks in place of FedAvg's one.
+        images: Name of the data set; `random` is noise of CIFAR-10's shape.
+        rounds_a_turn: So many at a time, where a round is short.
+    """
+
+    title: str
+    network: Callable[[], nn.Module]
+    ours: str
+    num_clients: int
+    samples: int
+    per_round: int
+    batch_size: int
+    epochs: int = 1
+    pair: bool = False
+    images: str = "mnist"
+    rounds_a_turn: int = 1
+
+    def shards(self, root: str | None) -> list[bare.Shard]:
+        """Inputs and targets of every client, as a hand-written loop would hold them: normalised, in memory."""
+        data = self.data(root)
+        data.setup()
+        return [
+            (data._ready(data.images.train_x[index], None), data.images.train_y[index])
+            for index in data.assignment.train
+        ]
+
+    def loop(self, root: str | None) -> bare.FedAvg:
+        """The hand-written loop."""
+        shards = self.shards(root)
+        if self.pair:
+            personal = [self.network() for _ in shards]
+            return bare.FML(personal, self.network(), shards, self.batch_size, self.epochs)
+        return bare.FedAvg(self.network(), shards, self.batch_size, self.epochs)
+
+    def data(self, root: str | None):
+        """The same for fedlit. Without a folder of data sets, MNIST's place is taken by the embedded sample."""
+        from fedlit import FederatedData
+        from fedlit.partition import IID
+
+        options = {"num_clients": self.num_clients, "partition": IID(self.samples), "batch_size": self.batch_size}
+        if self.images == "random":
+            return FederatedData(
+                train_dataset=Noise(self.num_clients * self.samples), test_dataset=Noise(100), **options
+            )
+        chosen = {"dataset": "fashion_sample"} if root is None else {"dataset": self.images, "root": root}
+        return FederatedData(validation="test", **chosen, **options)
+
+    def method(self):
+        """The same for fedlit."""
+        from fedlit import FedAvg, networks
+        from fedlit.methods import FML
+
+        network, sgd = getattr(networks, self.ours), partial(torch.optim.SGD, lr=0.05)
+        return FML(network, network, sgd) if self.pair else FedAvg(network, sgd)
+
+
+class Noise(torch.utils.data.Dataset):
+    """Images of CIFAR-10's shape."""
+
+    def __init__(self, size: int) -> None:
+        draw = np.random.default_rng(0)
+        self.x = torch.from_numpy(draw.random((size, 3, 32, 32), dtype=np.float32))
+        self.y = draw.integers(0, 10, size)
+        self.y[:10] = range(10)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.x[index], int(self.y[index])
+
+
+WORKLOADS = {
+    "W1": Workload("FedAvg, 10 clients x 600, McMahan CNN, B=32", bare.cnn, "McMahanCNN", 10, 600, 10, 32),
+    "W2": Workload(
+        "FedAvg, 100 clients x 60, MLP, B=10, E=2, 10 a round", bare.mlp, "MLP", 100, 60, 10, 10, 2, rounds_a_turn=10
+    ),
+    "W3": Workload("FML, 5 clients x 600, CNN pair, B=32", bare.cnn, "McMahanCNN", 5, 600, 5, 32, pair=True),
+    "W4": Workload(
+        "FedAvg, 2 clients x 128, ResNet18, B=64", bare.resnet18, "ResNet18", 2, 128, 2, 64, images="random"
+    ),
+    "W5": Workload(
+        "FML, 2 clients x 256, CNN2 pair, B=128", bare.cnn2, "CNN2", 2, 256, 2, 128, pair=True, images="random"
+    ),
+}
+
+
+def data_folder(given: str | None) -> str | None:
+    """A folder with mnist.npz, if the user has one."""
+    return given if given and (Path(given) / "mnist.npz").exists() else None
