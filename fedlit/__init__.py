@@ -3,12 +3,17 @@
 partition and datasets -> data -> networks, losses, aggregation -> methods -> visit -> run -> federation -> cli
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 import fedlit._torchvision  # noqa: F401  (before anything imports torchvision)
-from fedlit.aggregation import Upload
-from fedlit.client import Client
-from fedlit.data import FederatedData
-from fedlit.federation import Federation
-from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
+
+if TYPE_CHECKING:
+    from fedlit.aggregation import Upload
+    from fedlit.client import Client
+    from fedlit.data import FederatedData
+    from fedlit.federation import Federation
+    from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,3 +28,17 @@ __all__ = [
     "Stage",
     "Upload",
 ]
+_ROOMS = {"Upload": "aggregation", "Client": "client", "FederatedData": "data", "Federation": "federation"}
+
+
+def __getattr__(name: str) -> Any:
+    """What stands in `__all__` is imported when it is first asked for: torch and Lightning take seconds."""
+    if name not in __all__:
+        raise AttributeError(f"module 'fedlit' has no attribute {name!r}")
+    value = getattr(import_module(f"fedlit.{_ROOMS.get(name, 'methods')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,5 +1,5 @@
 """python -m fedlit"""
 
-from fedlit.cli import main
+from fedlit.command import main
 
 main()

@@ -2,19 +2,32 @@
 
 The Linux wheel of torchvision on the package index is built for CUDA. Beside a CPU-only torch its compiled operators do
 not load, and ``import torchvision`` (so Lightning, too) fails on the two operators whose shape rules it registers.
-fedlit uses neither; where they cannot be loaded, their schemas are declared.
+fedlit uses neither; where they cannot be loaded, their schemas are declared, just before torchvision is first imported.
 """
 
-import importlib.util
 import sys
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
-import torch
+
+class BeforeTorchvision(MetaPathFinder):
+    """Finds nothing; but when torchvision is looked for, the operators that it will miss are declared."""
+
+    library = None  # kept: a Library takes its operators with it when it is collected
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
+        if fullname == "torchvision":
+            sys.meta_path.remove(self)
+            BeforeTorchvision.library = declare_missing_operators()
 
 
-def _declare_missing_operators() -> "torch.library.Library | None":
-    found = importlib.util.find_spec("torchvision")
-    if torch.version.cuda is not None or found is None or "torchvision" in sys.modules:
+def declare_missing_operators() -> object:
+    """Schemas of the operators that torchvision's rules are about, where its own cannot be loaded."""
+    import torch
+
+    found = find_spec("torchvision")
+    if torch.version.cuda is not None or found is None:
         return None
     try:
         for compiled in Path(found.origin).parent.glob("_C*"):
@@ -28,4 +41,5 @@ def _declare_missing_operators() -> "torch.library.Library | None":
     return library
 
 
-_LIBRARY = _declare_missing_operators()  # kept: a Library takes its operators with it when it is collected
+if "torchvision" not in sys.modules:
+    sys.meta_path.insert(0, BeforeTorchvision())

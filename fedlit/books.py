@@ -45,11 +45,8 @@ class Books:
             return
         self.recorder.event("fit", round=run.round, processes=run.fabric.world_size, fast=run.module.fast)
         if run.round == 0:
-            data = run.data
-            labels, test_labels = data.images.train_y.numpy(), data.images.test_y.numpy()
-            data.assignment.write(folder / "partition.csv", labels, test_labels)
-            draw_partition(data.assignment.class_counts(labels, data.images.num_classes), folder / "partition.png")
-            self.recorder.picture("partition", folder / "partition.png", run.round)
+            labels, test_labels = run.data.images.train_y.numpy(), run.data.images.test_y.numpy()
+            run.data.assignment.write(folder / "partition.csv", labels, test_labels)
             self.save(improved=False)  # killed in its first round, a run can still be resumed
 
     def round(self, number: int, stage: Stage, trained: Round, rows: list[Row], seconds: float) -> None:
@@ -62,6 +59,10 @@ class Books:
         clients = trained.clients
         self.recorder.event("round", round=number, stage=stage.name, clients=clients, seconds=round(seconds, 3))
         self.progress.round(number, stage.name, rows, seconds)
+        if self.folder is not None and not (picture := self.folder / "partition.png").exists():  # training comes first
+            images, assignment = self.run.data.images, self.run.data.assignment
+            draw_partition(assignment.class_counts(images.train_y.numpy(), images.num_classes), picture)
+            self.recorder.picture("partition", picture, 0)
 
     def save(self, improved: bool) -> None:
         """A checkpoint of the run as it is; the one before is kept, and the best."""

@@ -19,6 +19,7 @@ from lightning.fabric import seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from fedlit.command import SUBCOMMANDS
 from fedlit.data import FederatedData
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
@@ -105,7 +106,8 @@ class FederatedCLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        return {name: {"model", "datamodule"} for name in ("fit", "validate", "test", "predict", "adapt")}
+        chosen = [name for name in sys.argv[1:2] if name in SUBCOMMANDS]  # the parsers of the others take a moment
+        return {name: {"model", "datamodule"} for name in chosen or SUBCOMMANDS}
 
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         # LightningCLI itself insists on a Trainer here.

@@ -1,5 +1,6 @@
 """The command line does what a Lightning user expects: recipes, overrides, environment, checkpoints, own classes."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import yaml
 from conftest import equal
 from toy_recipe import write_npz, write_recipe
 
-from fedlit import checkpoint
-from fedlit.cli import main
+import fedlit
+from fedlit import Federation, checkpoint
+from fedlit.cli import FederatedCLI, main
+from fedlit.command import SUBCOMMANDS
 
 FIT = ["fit", "--config", "run.yaml"]
 LAST = "lightning_logs/version_{}/checkpoints/last.ckpt"
@@ -174,3 +177,23 @@ def test_functions_build_the_networks_of_single_clients_too():
     main(["fit", "--config", "local.yaml", "--trainer.num_rounds=1"])
     personal = checkpoint.load(Path(LAST.format(0)))["personal_states"]
     assert [len(personal[k]["network.1.bias"]) for k in (0, 2)] == [4, 6]
+
+
+def test_the_help_comes_without_torch_and_says_what_the_subcommands_do():
+    told = {name: getattr(Federation, name).__doc__.strip().splitlines()[0] for name in FederatedCLI.subcommands()}
+    assert told == SUBCOMMANDS
+    script = (
+        "import sys, fedlit.command as c; sys.argv = ['fedlit', '--help']; c.main(); assert 'torch' not in sys.modules"
+    )
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert all(name in shown for name in SUBCOMMANDS)
+
+
+def test_names_of_the_package_come_when_they_are_asked_for():
+    script = (
+        "import sys, fedlit; assert 'torch' not in sys.modules; assert 'FedAvg' in dir(fedlit); fedlit.FedAvg; "
+        "assert 'torch' in sys.modules; import torchvision"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
+        fedlit.FedAverage  # noqa: B018

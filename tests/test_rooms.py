@@ -12,8 +12,8 @@ ORDER = [  # each room may import from those before it
     "ensemble", "checkpoint", "stage", "methods.base", "methods.fedavg", "methods.fedprox", "methods.finetuned",
     "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion", "methods.moe", "methods.dlad", "methods",
     "early", "closed_form", "descent", "visit", "strategy", "recorder", "run", "server", "scoring", "adapt", "schedule",
-    "snapshot", "pictures", "progress", "callbacks", "folder", "door", "books", "federation", "", "refusal", "cli",
-    "__main__",
+    "snapshot", "pictures", "progress", "callbacks", "folder", "door", "books", "federation", "command", "", "refusal",
+    "cli", "__main__",
 ]  # fmt: skip
 
 LONG = ("base", "dlad")  # the contract; and a paper that is three trainings, of which two are a class of their own
