@@ -108,7 +108,8 @@ def load(path: Path) -> dict[str, Any]:
     if digests and _digest(path) not in digests:
         raise ValueError(f"`--ckpt_path` {path} is damaged: it does not match {note(path).name}; try previous.ckpt.")
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        # Mapped, not read: what clients keep may be larger than memory.
+        content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
         raise ValueError(f"`--ckpt_path` {path} is not a checkpoint that can be read safely.") from error
     missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]

@@ -41,6 +41,8 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
     if not 0 < options["fraction_fit"] <= 1:
         raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {options['fraction_fit']}.")
+    if not options["personal_memory"] >= 0:
+        raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {options['personal_memory']}.")
     clip = options["gradient_clip_val"]
     if clip is not None and not (isfinite(clip) and clip > 0):
         raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")

@@ -22,8 +22,8 @@ from fedlit.folder import find_checkpoint, run_folder, stop_signals
 from fedlit.methods.base import FederatedModule
 from fedlit.pictures import draw_curves
 from fedlit.precision import check_precision
-from fedlit.progress import Progress, table, tell_which
-from fedlit.recorder import Row, summary, write_predictions
+from fedlit.progress import Progress, report, tell_which
+from fedlit.recorder import Row, write_predictions
 from fedlit.run import Run
 from fedlit.schedule import Schedule
 from fedlit.scoring import Scorer
@@ -57,6 +57,7 @@ class Federation:
         devices: Processes (cpu) or devices that share the clients of a round.
         num_nodes: Machines.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
+        personal_memory: Gigabytes of what stays with clients to hold in memory; the rest goes to files in TMPDIR.
         num_threads: Torch threads per process; the same bits need the same number.
         fast: Faster on a CPU, by other rounding than a plain loop's: still the same bits for the same seed.
         logger: Lightning loggers; true is TensorBoard in the run's folder, false is none.
@@ -87,6 +88,7 @@ class Federation:
         devices: int | str = 1,
         num_nodes: int = 1,
         precision: str = "32-true",
+        personal_memory: float = 2.0,
         num_threads: int = 1,
         fast: bool = False,
         logger: Logger | list[Logger] | bool = True,
@@ -130,7 +132,7 @@ class Federation:
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
         """What stays with each client."""
-        return {k: memory.state for k, memory in self.run.memories.items()}
+        return {k: self.run.personal(k) for k in sorted({*self.run.memories, *self.run.collected})}
 
     def fit(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
         """Train a method over its rounds.
@@ -270,7 +272,8 @@ class Federation:
         if training or path is not None or self.run is None or self.run.module is not model:
             model.fast = self.fast
             self.fabric.setup_module(model)
-            self.run = Run(self.fabric, model, data, self.seed, self.batch_norm, self.metrics, self.fast_dev_run)
+            given = (self.seed, self.batch_norm, self.metrics, self.fast_dev_run, self.options["personal_memory"])
+            self.run = Run(self.fabric, model, data, *given)
             self.run.synchronise()
         if path is not None:
             restore(self.run, checkpoint.load(path), str(path), schedule, training)
@@ -283,12 +286,8 @@ class Federation:
         return schedule
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
-        """Print a table, and leave the rows in the folder of the run that was evaluated."""
         if self.is_global_zero:
-            tell_which(self.run.round, self._folder)
-            print(table(summary(rows)))
-            if self._folder is not None:
-                (self._folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
+            report(rows, name, self.run.round, self._folder)
         return rows
 
     def _stop(self, signal: int) -> None:

@@ -1,7 +1,7 @@
 """What a person sees of a run: a bar on a terminal, one line a round elsewhere, a table at the end."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tqdm.auto import tqdm
@@ -62,6 +62,14 @@ def tell_which(round: int, folder: Path | None) -> None:
     """Say what is evaluated: `last` and `best` may mean another run than one thinks."""
     what = f"round {round}" + (f" of {folder}" if folder else "") if round else "an untrained model"
     print(f"Evaluating {what}.", file=sys.stderr)
+
+
+def report(rows: Sequence[Row], name: str, round: int, folder: Path | None) -> None:
+    """Print a table, and leave the rows in the folder of the run that was evaluated."""
+    tell_which(round, folder)
+    print(table(summary(rows)))
+    if folder is not None:
+        (folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
 
 
 def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:

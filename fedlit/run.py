@@ -17,6 +17,7 @@ from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.assignment import Assignment
 from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate
+from fedlit.memories import Memories, Store
 from fedlit.methods.base import FederatedModule, load, twin
 from fedlit.recorder import LedgerRow, Row, summary
 from fedlit.rng import derive, generator, isolated
@@ -38,14 +39,14 @@ class Failure:
 
 @dataclass
 class Round:
-    """What a round left to record."""
+    """What a round left to record, and what its clients keep."""
 
     rows: list[Row] = field(default_factory=list)
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
-    memories: dict[int, Memory] = field(default_factory=dict)
     collected: dict[int, State] = field(default_factory=dict)
     clients: list[int] = field(default_factory=list)
+    memories: Memories | None = None
 
 
 class Run:
@@ -59,6 +60,7 @@ class Run:
         batch_norm: Whether BatchNorm layers are averaged or stay local.
         metrics: More torchmetrics metrics than accuracy, by name.
         fast_dev_run: Evaluate on a few samples of a few clients only.
+        personal_memory: Gigabytes of what stays with clients to hold in memory; the rest goes to disk.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Run:
         batch_norm: Literal["average", "local"] = "average",
         metrics: dict[str, Metric] | None = None,
         fast_dev_run: bool = False,
+        personal_memory: float = 2.0,
     ) -> None:
         self.fabric, self.module, self.data, self.seed = fabric, module, data, seed
         self.metrics, self.fast_dev_run = metrics or {}, fast_dev_run
@@ -83,7 +86,7 @@ class Run:
         self.server = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]
         self.global_state: State = {name: self.initial[name].clone() for name in self.server}
         self.collected: dict[int, State] = module.earlier_uploads()
-        self.memories = {k: Memory(state) for k, state in self.collected.items()}
+        self.memories = Memories(Store(personal_memory * 1e9, fabric.device))
         self.server_memory = Memory()
         self._eligible: dict[str, tuple[Assignment, list[int]]] = {}
         self.round, self.stage = 0, None  # done so far, and the stage of the last round
@@ -127,9 +130,13 @@ class Run:
         drawn = torch.randperm(len(candidates), generator=generator(self.seed, "sample", stage.name, round))[:size]
         return sorted(candidates[i] for i in drawn.tolist())
 
+    def personal(self, k: int) -> State:
+        """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
+        return {**self.collected.get(k, {}), **(self.memories[k].state if k in self.memories else {})}
+
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix."""
-        return not prefix or (k in self.memories and any(name.startswith(prefix) for name in self.memories[k].state))
+        return any(n.startswith(prefix) for n in (*self.collected.get(k, ()), *self.memories.names(k))) or not prefix
 
     def train_round(
         self,
@@ -148,18 +155,16 @@ class Run:
             score: Evaluate every client's copy right after its training.
             tell: Called with position and number of clients before each visit.
         """
-        record = Round()
+        record = Round(memories=Memories(self.memories.store))
         if not clients:
             return record
         stage = plan_for(clients[0]).stage
         uploads = self._uploads(clients, round, plan_for, score, record, tell)
         agreed = self.global_state
-        if stage.exchange:
-            first = next(uploads, None)
-            if first is not None:
-                current = {name: tensor.clone() for name, tensor in self.global_state.items()}
-                with isolated(derive(self.seed, "aggregate", stage.name, round)):
-                    agreed = {**self.global_state, **self.module.aggregate(chain([first], uploads), current)}
+        if stage.exchange and (first := next(uploads, None)) is not None:
+            current = {name: tensor.clone() for name, tensor in self.global_state.items()}
+            with isolated(derive(self.seed, "aggregate", stage.name, round)):
+                agreed = {**self.global_state, **self.module.aggregate(chain([first], uploads), current)}
         for upload in uploads:  # without an exchange nobody asked for them; a rule may also stop early
             if stage.collect:
                 record.collected[upload.client] = upload.state
@@ -168,7 +173,7 @@ class Run:
         if stage.exchange and (problem := defect(Upload(-1, agreed), self.global_state)):
             raise RuntimeError(f"`aggregate` of {type(self.module).__name__} gave an impossible state: {problem}.")
         self.global_state = agreed
-        self.memories |= record.memories  # only now: a round that is cut short has touched nothing
+        self.memories.adopt(record.memories)  # only now: a round that is cut short has touched nothing
         self.collected |= record.collected
         return record
 
@@ -177,16 +182,15 @@ class Run:
         self.round, self.stage = round, stage
         for key, parts in summary(rows).items():
             self.last[key] = parts
-            sign = -1 if self._lower_is_better(key.rpartition("/")[0]) else 1
+            metric = key.rpartition("/")[0]
+            rises = "loss" not in metric and getattr(self.metrics.get(metric), "higher_is_better", True) is not False
+            sign = 1 if rises else -1
             if isfinite(parts["mean"]) and (
                 key not in self.best or sign * (parts["mean"] - self.best[key]["value"]) > 0
             ):
                 self.best[key] = {"value": parts["mean"], "round": round}
         watched = monitor or self.module.monitor or next((key for key in MONITORS if key in self.best), None)
         return watched in self.best and self.best[watched]["round"] == round
-
-    def _lower_is_better(self, metric: str) -> bool:
-        return "loss" in metric or getattr(self.metrics.get(metric), "higher_is_better", True) is False
 
     def _uploads(
         self,
@@ -232,7 +236,7 @@ class Run:
         return (sent and defect(sent, expected)) or defect(kept, kept.state)
 
     def _visit(self, k: int, round: int, plan: Plan, score: bool) -> tuple[Outcome | Failure, Scores]:
-        client, memory = self.data.client(k, round), self.memories.get(k, Memory())
+        client, memory = self.data.client(k, round), self.memories.get(k) or Memory()
         try:
             self.enter(k, "server" if plan.stage.exchange else "personal", round)
             outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
@@ -261,9 +265,8 @@ class Run:
 
     def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0) -> None:
         """Put a client's state into the live module."""
-        personal = self.memories[k].state if k in self.memories else {}
-        client = self.data.client(k, round)
-        live = enter(self.module, client, self.initial, self.global_state, personal, self.seed, prefer)
+        client, own = self.data.client(k, round), self.personal(k)
+        live = enter(self.module, client, self.initial, self.global_state, own, self.seed, prefer)
         for name, is_trained in self._trained.items():  # a visit may have frozen some
             live[name].requires_grad_(is_trained)
 

@@ -90,7 +90,8 @@ class Scorer:
     def test(self) -> list[Row]:
         """Global model, and every client's own, on the pooled test set."""
         rows = self._global_on_pooled() if self.has_complete_global_model else []
-        for k in (k for k, memory in self.run.memories.items() if memory.state and self.has_model(k)):
+        own = sorted({*self.run.collected, *(k for k in self.run.memories if self.run.memories.names(k))})
+        for k in (k for k in own if self.has_model(k)):
             rows += self._client_on_pooled(k)
         return [Row(self.run.round, self.stage.name, *row) for row in rows if not isinstance(row[-1], str)]
 

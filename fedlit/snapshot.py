@@ -35,13 +35,14 @@ def fingerprint(run: Run, schedule: Schedule) -> dict[str, Any]:
 
 def take(run: Run, schedule: Schedule) -> dict[str, Any]:
     """The content of a checkpoint after a round."""
+    memories = {k: run.memories.peek(k) for k in run.memories}
     return {
         "format": FORMAT,
         "round": run.round,
         "stages": [schedule.stage(number).name for number in range(1, run.round + 1)],
         "global_state": _on_cpu(run.global_state),
-        "personal_states": {k: _on_cpu(memory.state) for k, memory in run.memories.items()},
-        "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in run.memories.items()},
+        "personal_states": {k: _on_cpu(memory.state) for k, memory in memories.items()},
+        "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in memories.items()},
         "collected": {k: _on_cpu(state) for k, state in run.collected.items()},
         "server_optimizer": _on_cpu(run.server_memory.optimizer),
         "initial_state": _on_cpu({n: t for n, t in run.initial.items() if n not in run.global_state}),

@@ -138,8 +138,9 @@ def visit(
     upload = None
     if stage.exchange:
         upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
-    if stage.collect:  # the client keeps it, too: one copy is enough
-        upload = Upload(client.id, {n: own.get(n, t) for n, t in state.items() if n.startswith(module.collected)})
+    if stage.collect:  # the client has it, too, but one copy is enough
+        upload = Upload(client.id, {n: t for n, t in state.items() if n.startswith(module.collected)})
+        own = {name: tensor for name, tensor in own.items() if name not in upload.state}
     momenta = optimizer_state(module, optimizers, kept)
     return Outcome(upload, Memory(own, {stage.name: momenta} if momenta else {}), logs)
 

@@ -30,8 +30,7 @@ def dlad(augmentation=(), **options):
 
 def all_states(federation):
     run = federation.run
-    parts = [*sorted(run.memories.items()), *sorted(run.collected.items())]
-    return [run.global_state, *(getattr(state, "state", state) for _, state in parts)]
+    return [run.global_state, *federation.personal_states.values(), *(run.collected[k] for k in sorted(run.collected))]
 
 
 @pytest.mark.parametrize(("experiment", "rounds"), [(mixture, 6), (dlad, 5), (partial(dlad, (Flip(),)), 5)])
