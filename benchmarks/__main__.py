@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.workloads import WORKLOADS, data_folder
 
 SIDES = ("bare", "exact", "fast")
-PEERS = {"pfl": "benchmarks.peer_pfl", "flwr": "benchmarks.peer_flwr"}  # where they are installed, on W1 and W2
+PEERS = {"pfl": "benchmarks.peer_pfl"}  # where it is installed, on W1 and W2
 START = {
     "import torch": [sys.executable, "-c", "import torch"],
     "import fedlit": [sys.executable, "-c", "import fedlit"],
