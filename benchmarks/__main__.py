@@ -131,7 +131,7 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(WORKLOADS)}; all by default")
-    parser.add_argument("--turns", type=int, default=15, help="turns of each side")
+    parser.add_argument("--turns", type=int, default=7, help="turns of each side")
     parser.add_argument("--core", type=int, default=0, help="the core that all sides share")
     parser.add_argument("--output", default="benchmarks/results.json", help="where the figures go")
     options = parser.parse_args()

@@ -14,6 +14,7 @@ from lightning.fabric.strategies import DDPStrategy
 from torch import Tensor, nn
 
 Result = TypeVar("Result")
+HELD = 16  # results of a process before they are passed on; the more, the less processes wait for each other
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -33,15 +34,17 @@ def in_order(
     """`work` on every task, spread over the processes, with every result on every process in the order of the tasks.
 
     On one process a task is worked on only when its result is asked for, so a consumer that keeps nothing needs the
-    memory of one result. `pack` and `unpack` turn a result into plain containers of tensors and back.
+    memory of one result; on several, of a few. `pack` and `unpack` turn a result into containers of tensors and back.
     """
     if fabric.world_size == 1:
         yield from ((task, work(task)) for task in tasks)
         return
     rank, world_size = fabric.global_rank, fabric.world_size
-    mine = {task: pack(work(task)) for task in tasks[rank::world_size]}
-    for position, task in enumerate(tasks):
-        yield task, unpack(broadcast(fabric, mine.pop(task, None), source=position % world_size))
+    for start in range(0, len(tasks), size := HELD * world_size):
+        some = tasks[start : start + size]
+        mine = {task: pack(work(task)) for task in some[rank::world_size]}
+        for position, task in enumerate(some):
+            yield task, unpack(broadcast(fabric, mine.pop(task, None), source=position % world_size))
 
 
 def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
