@@ -98,9 +98,7 @@ WORKLOADS = {
         "FedAvg, 100 clients x 60, MLP, B=10, E=2, 10 a round", bare.mlp, "MLP", 100, 60, 10, 10, 2, rounds_a_turn=10
     ),
     "W3": Workload("FML, 5 clients x 600, CNN pair, B=32", bare.cnn, "McMahanCNN", 5, 600, 5, 32, pair=True),
-    "W4": Workload(
-        "FedAvg, 2 clients x 64, ResNet18, B=64", bare.resnet18, "ResNet18", 2, 64, 2, 64, images="random"
-    ),
+    "W4": Workload("FedAvg, 2 clients x 64, ResNet18, B=64", bare.resnet18, "ResNet18", 2, 64, 2, 64, images="random"),
     "W5": Workload(
         "FML, 2 clients x 128, CNN2 pair, B=128", bare.cnn2, "CNN2", 2, 128, 2, 128, pair=True, images="random"
     ),

@@ -48,10 +48,8 @@ def is_plain(optimizer: Optimizer) -> bool:
     )
 
 
-def clear_and_step(optimizer: Optimizer) -> tuple[Callable[[], None], Callable[[], None]]:
-    """`optimizer.zero_grad` and `optimizer.step`, or what does the same for less."""
-    if not is_plain(optimizer):
-        return optimizer.zero_grad, optimizer.step
+def plain_clear_and_step(optimizer: SGD) -> tuple[Callable[[], None], Callable[[], None]]:
+    """`optimizer.zero_grad` and `optimizer.step` of plain SGD, for less."""
     parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
     def clear() -> None:
@@ -83,9 +81,12 @@ class Descent:
     ) -> None:
         self.fabric, self.learner, self.optimizer, self.clip = fabric, learner, optimizers[0], clip
         self.context, self.is_scaled = autocast(fabric), has_scaler(fabric)
-        self.clear, self.step = clear_and_step(self.optimizer)
-        direct = clip is None and self.context is nullcontext and is_plain(self.optimizer)
-        self.closed_form = ClosedForm.of(learner, self.optimizer) if direct else None
+        self.clear, self.step = self.optimizer.zero_grad, self.optimizer.step
+        self.closed_form = None
+        if is_plain(self.optimizer):
+            self.clear, self.step = plain_clear_and_step(self.optimizer)
+            direct = clip is None and self.context is nullcontext
+            self.closed_form = ClosedForm.of(learner, self.optimizer) if direct else None
 
     def __call__(self, batch: tuple[Tensor, ...], index: int) -> None:
         """One batch."""
