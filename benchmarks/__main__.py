@@ -128,12 +128,30 @@ def table(results: dict[str, dict[str, dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
+def draw(results: dict[str, dict[str, dict[str, float]]], path: str) -> None:
+    """Bars: how long each side takes, the hand-written loop being 1; lines are the middle half."""
+    import matplotlib.pyplot as plt
+
+    sides = [side for side in next(iter(results.values())) if side != "bare"]
+    figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+    for i, side in enumerate(sides):
+        found = [(x, results[name][side]) for x, name in enumerate(results) if side in results[name]]
+        spread = [[f["ratio"] - f["low"] for _, f in found], [f["high"] - f["ratio"] for _, f in found]]
+        where = [x + (i - (len(sides) - 1) / 2) * 0.8 / len(sides) for x, _ in found]
+        axes.bar(where, [f["ratio"] for _, f in found], 0.75 / len(sides), yerr=spread, label=side)
+    axes.axhline(1, color="black", linewidth=1)
+    axes.set(xticks=range(len(results)), xticklabels=results, ylabel="time / hand-written loop")
+    axes.legend()
+    figure.savefig(path, dpi=90)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
     parser.add_argument("workloads", nargs="*", metavar="W", help=f"of {', '.join(WORKLOADS)}; all by default")
     parser.add_argument("--turns", type=int, default=7, help="turns of each side")
     parser.add_argument("--core", type=int, default=0, help="the core that all sides share")
     parser.add_argument("--output", default="benchmarks/results.json", help="where the figures go")
+    parser.add_argument("--picture", help="where to draw them")
     options = parser.parse_args()
     if unknown := [name for name in options.workloads if name not in WORKLOADS]:
         parser.error(f"there is no workload {unknown[0]}; choose of {', '.join(WORKLOADS)}")
@@ -150,6 +168,8 @@ def main() -> None:
     content = {"data": "mnist" if root else "fashion_sample", "rounds": results, "start": start}
     Path(options.output).write_text(json.dumps(content, indent=1) + "\n")
     print(f"\nfigures in {options.output}")
+    if options.picture:
+        draw(results, options.picture)
 
 
 if __name__ == "__main__":
