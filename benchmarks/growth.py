@@ -91,15 +91,17 @@ def draw(results: dict[str, list[dict]]) -> None:
     import matplotlib.pyplot as plt
 
     axis = {"clients": "clients", "clients a round": "cohort", "network": "parameters", "personal networks": "clients"}
-    figure, panels = plt.subplots(2, 4, figsize=(12, 5), sharex="col", layout="constrained")
+    figure, panels = plt.subplots(2, 4, figsize=(12, 5), sharex="col", sharey="row", layout="constrained")
     for (title, points), (time, space) in zip(results.items(), panels.T, strict=True):
         x = [point[axis[title]] for point in points]
         time.plot(x, [point["visit"] for point in points], "o-", label="a visit")
-        time.set(title=title, xscale="log", yscale="log", ylabel="ms a visit", ylim=(1, 2000))
+        time.set(title=title, xscale="log", yscale="log", ylim=(1, 2000))
         space.plot(x, [point["peak"] for point in points], "o-", label="peak")
         space.plot(x, [point["own"] for point in points], "o--", label="at the end, without mapped files")
-        space.set(xscale="log", ylabel="MB", ylim=0, xlabel=axis[title])
-    panels[1, 0].legend()
+        space.set(xscale="log", ylim=0, xlabel=axis[title])
+    figure.legend(*panels[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    panels[0, 0].set_ylabel("milliseconds a visit")
+    panels[1, 0].set_ylabel("megabytes")
     figure.savefig(DOCS / "growth.png", dpi=90)
 
 

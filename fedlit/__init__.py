@@ -4,6 +4,7 @@ partition and datasets -> data -> networks, losses, aggregation -> methods -> vi
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import fedlit._torchvision  # noqa: F401  (before anything imports torchvision)
@@ -32,9 +33,11 @@ _ROOMS = {"Upload": "aggregation", "Client": "client", "FederatedData": "data", 
 
 
 def __getattr__(name: str) -> Any:
-    """What stands in `__all__` is imported when it is first asked for: torch and Lightning take seconds."""
+    """Names and modules are imported when they are first asked for: torch and Lightning take seconds."""
     if name not in __all__:
-        raise AttributeError(f"module 'fedlit' has no attribute {name!r}")
+        if name.startswith("_") or find_spec(f"fedlit.{name}") is None:
+            raise AttributeError(f"module 'fedlit' has no attribute {name!r}")
+        return import_module(f"fedlit.{name}")
     value = getattr(import_module(f"fedlit.{_ROOMS.get(name, 'methods')}"), name)
     globals()[name] = value
     return value

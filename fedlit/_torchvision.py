@@ -14,12 +14,12 @@ from pathlib import Path
 class BeforeTorchvision(MetaPathFinder):
     """Finds nothing; but when torchvision is looked for, the operators that it will miss are declared."""
 
-    library = None  # kept: a Library takes its operators with it when it is collected
+    has_declared, library = False, None  # kept: a Library takes its operators with it when it is collected
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        if fullname == "torchvision":
-            sys.meta_path.remove(self)
-            BeforeTorchvision.library = declare_missing_operators()
+        if fullname == "torchvision" and not self.has_declared:
+            self.has_declared = True
+            self.library = declare_missing_operators()
 
 
 def declare_missing_operators() -> object:

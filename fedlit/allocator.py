@@ -4,7 +4,7 @@ import ctypes
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-KEPT = 2**30
+KEPT, HALF_A_HEAP = 2**30, 2**25
 
 
 def keep_large_blocks() -> None:
@@ -13,7 +13,7 @@ def keep_large_blocks() -> None:
     Blocks of up to a gigabyte come from the heap, and up to a gigabyte at its top is kept. On Linux with glibc, for the
     whole process; elsewhere nothing happens. Results do not change.
     """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, KEPT)
-        libc.mallopt(M_TRIM_THRESHOLD, KEPT)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    # Before 2.35, glibc took no more than half a heap.
+    if mallopt and (mallopt(M_MMAP_THRESHOLD, KEPT) or mallopt(M_MMAP_THRESHOLD, HALF_A_HEAP)):
+        mallopt(M_TRIM_THRESHOLD, KEPT)

@@ -32,6 +32,7 @@ def save(content: dict[str, Any], path: Path) -> None:
     """Write plain tensors, numbers, strings and containers of them."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)  # left by a kill in `keep`, it would be another checkpoint's own file
     with temporary.open("wb") as file:
         torch.save(content, hashed := _Hashed(file))
         file.flush()

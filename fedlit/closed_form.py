@@ -9,6 +9,7 @@ Law: autograd's step, to the bit; `fused` updates are added inside their matrix 
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as hooks
 from torch.optim import SGD
 
 from fedlit.methods.base import FederatedModule
@@ -17,28 +18,46 @@ from fedlit.networks import Network
 nll_forward, nll_backward = torch.ops.aten.nll_loss_forward.default, torch.ops.aten.nll_loss_backward.default
 log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 relu_backward = torch.ops.aten.threshold_backward.default
+# A step of one's own is unknown here; and no gradient is left for what might look at it afterwards.
+UNCHANGED = ("training_step", "forward", "on_train_epoch_end", "on_client_end")
 MEAN, NO_CLASS = 1, -100  # how aten numbers a reduction, and cross-entropy's default for a target to leave out
 
 
 def linear_layers(network: nn.Module) -> list[nn.Linear] | None:
     """The layers of a perceptron: linear ones with ReLU between, behind a Flatten; None if it is anything else."""
-    leaves = []
-    for part in network.modules():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-            return None
-        if not part._modules:
-            leaves.append(part)
-        elif type(part) is not nn.Sequential and type(part).forward is not Network.forward:
-            return None
-    kinds = [nn.Flatten, *(nn.ReLU if i % 2 else nn.Linear for i in range(len(leaves) - 1))]
-    if [type(leaf) for leaf in leaves] != kinds or len(leaves) % 2 or leaves[0].start_dim != 1:
+    leaves = _in_order(network)
+    if leaves is None or len(leaves) % 2 or type(leaves[0]) is not nn.Flatten or leaves[0].start_dim != 1:
+        return None
+    if any(type(leaf) is not (nn.ReLU if i % 2 else nn.Linear) for i, leaf in enumerate(leaves[1:])):
         return None
     layers = leaves[1::2]
     parameters = [parameter for layer in layers for parameter in (layer.weight, layer.bias)]
-    return layers if all(parameter is not None and _is_ordinary(parameter) for parameter in parameters) else None
+    is_apart = len({id(parameter) for parameter in parameters}) == len(parameters)
+    return layers if is_apart and all(_is_ordinary(parameter) for parameter in parameters) else None
 
 
-def _is_ordinary(parameter: nn.Parameter) -> bool:
+def _in_order(part: nn.Module) -> list[nn.Module] | None:
+    """The leaves in the order in which they are run, a repeated one as often; None if that cannot be told."""
+    children = list(part._modules.values())
+    if is_watched(part) or "forward" in vars(part) or part._compiled_call_impl is not None:
+        return None
+    if not children:
+        return [part]
+    is_network = type(part).forward is Network.forward and [*part._modules] == ["extractor", "head"]
+    if type(part) is not nn.Sequential and not is_network:
+        return None
+    parts = [_in_order(child) for child in children]
+    return None if any(leaves is None for leaves in parts) else [leaf for leaves in parts for leaf in leaves]
+
+
+def is_watched(part: nn.Module) -> bool:
+    """Whether somebody has hung a hook on a module."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def _is_ordinary(parameter: nn.Parameter | None) -> bool:
+    if parameter is None or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+        return False
     return parameter.requires_grad and parameter.dtype == torch.float32 and parameter.is_cpu
 
 
@@ -61,8 +80,9 @@ class ClosedForm:
     @classmethod
     def of(cls, learner: FederatedModule, optimizer: SGD) -> "ClosedForm | None":
         """For a learner whose step is cross-entropy on one perceptron and nothing else; None for any other."""
-        own = type(learner)
-        if own.training_step is not FederatedModule.training_step or own.forward is not FederatedModule.forward:
+        if any(getattr(type(learner), name) is not getattr(FederatedModule, name) for name in UNCHANGED):
+            return None
+        if is_watched(learner) or hooks._has_any_global_hook() or not learner.automatic_optimization:
             return None
         layers = linear_layers(learner.global_model())
         if layers is None or learner.wants_index or len(optimizer.param_groups) != 1:

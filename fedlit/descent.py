@@ -25,13 +25,14 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
     """Choose the form of an update, unless its user has: on a CPU, `foreach` has the bits of a loop, `fused` others."""
     for group in optimizer.param_groups if type(optimizer) in KNOWN else ():
         chosen = group["foreach"] is not None or group["fused"] is not None or group["differentiable"]
-        if not chosen and all(parameter.device.type == "cpu" for parameter in group["params"]):
+        has_tensors = any(isinstance(value, Tensor) for value in (group["lr"], *group.get("betas", ())))
+        if not chosen and not has_tensors and all(parameter.is_cpu for parameter in group["params"]):
             group["fused" if fast else "foreach"] = True
 
 
 def is_plain(optimizer: Optimizer) -> bool:
     """Whether it is SGD that only adds the gradient times the learning rate, and nobody watches."""
-    if type(optimizer) is not SGD:
+    if type(optimizer) is not SGD or "step" in vars(optimizer):
         return False
     watched = (
         optimizer._optimizer_step_pre_hooks,
@@ -90,7 +91,7 @@ class Descent:
 
     def __call__(self, batch: tuple[Tensor, ...], index: int) -> None:
         """One batch."""
-        if self.closed_form is not None:
+        if self.closed_form is not None and not batch[1].is_floating_point():  # as targets may be
             self.learner.log("train_loss", self.closed_form(*batch))
             return
         if self.context is not nullcontext:

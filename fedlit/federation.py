@@ -30,7 +30,7 @@ from fedlit.scoring import Scorer
 from fedlit.server import serve
 from fedlit.snapshot import restore
 from fedlit.strategy import any_process, broadcast
-from fedlit.visit import Interrupted, KeepOptimizer
+from fedlit.visit import Interrupted, KeepOptimizer, set_fast
 
 Data = FederatedData | None
 
@@ -270,8 +270,8 @@ class Federation:
         if self.run is not None:
             self.run.data = data
         if training or path is not None or self.run is None or self.run.module is not model:
-            model.fast = self.fast
             self.fabric.setup_module(model)
+            set_fast(model, self.fast)
             given = (self.seed, self.batch_norm, self.metrics, self.fast_dev_run, self.options["personal_memory"])
             self.run = Run(self.fabric, model, data, *given)
             self.run.synchronise()

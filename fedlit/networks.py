@@ -74,7 +74,7 @@ def conv_extractor(in_channels: int, image_size: int, *blocks: Block) -> tuple[n
     for block in blocks:
         pool = [] if block.pool is None else [MaxPool(block.pool, stride=2, padding=block.pool_padding)]
         layers += [nn.Conv2d(in_channels, block.channels, block.kernel, padding=block.padding), *pool]
-        layers.append(nn.ReLU(inplace=True))  # after the pool: the same outputs and gradients, a quarter of the work
+        layers.append(nn.ReLU())  # after the pool: the same outputs and gradients, a quarter of the work
         in_channels = block.channels
     size = output_size(image_size, blocks)
     return nn.Sequential(*layers), (in_channels, size, size)
@@ -87,7 +87,7 @@ def fc_head(features: int, classes: int, hidden: Sequence[int] = (), dropout: Se
         raise ValueError(f"`dropout` is a probability and must lie in [0, 1], got {dropout[0]}.")
     layers: list[nn.Module] = [nn.Flatten()]
     for i, width in enumerate(hidden):
-        layers += [nn.Linear(features, width), nn.ReLU(inplace=True)]
+        layers += [nn.Linear(features, width), nn.ReLU()]
         # Also where it is 0, so that the names in a state do not depend on the rate; Dropout(0) draws no numbers.
         layers += [nn.Dropout(p) for p in dropout[i : i + 1]]
         features = width

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 
 class MaxPool(nn.MaxPool2d):
@@ -44,7 +43,6 @@ class Halved(torch.autograd.Function):
         return torch.maximum(top, bottom)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         is_left, is_top = ctx.saved_tensors
         rows = _dealt(gradient, is_top, dim=-2)
@@ -53,6 +51,9 @@ class Halved(torch.autograd.Function):
 
 def _dealt(gradient: Tensor, is_first: Tensor, dim: int) -> Tensor:
     """Twice as long in a dimension: each value goes to the first of its two places or to the second, the other is 0."""
+    if torch.is_grad_enabled():  # to be differentiated again
+        pair = torch.stack([gradient * is_first, gradient * ~is_first], dim=gradient.dim() if dim == -1 else dim)
+        return pair.flatten(dim - 1, dim)
     shape = [*gradient.shape]
     shape[dim] *= 2
     result = gradient.new_empty(shape)

@@ -23,7 +23,7 @@ from fedlit.recorder import LedgerRow, Row, summary
 from fedlit.rng import derive, generator, isolated
 from fedlit.stage import Stage
 from fedlit.strategy import broadcast, in_order
-from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, layout, shared_names, visit
+from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, shared_names, visit
 
 # What best.ckpt is the best of, unless the user says: the model that clients use themselves, on their own samples.
 MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")
@@ -76,7 +76,6 @@ class Run:
     ) -> None:
         self.fabric, self.module, self.data, self.seed = fabric, module, data, seed
         self.metrics, self.fast_dev_run = metrics or {}, fast_dev_run
-        module.to(memory_format=layout(module))
         # To mend the live module after a client has broken it; stages may hold its parts, so these must stay the same.
         self.pristine, self._parts = twin(module), dict(module.named_modules())
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}

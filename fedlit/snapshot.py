@@ -73,15 +73,17 @@ def restore(run: Run, content: dict[str, Any], path: str, schedule: Schedule, tr
     device = run.fabric.device
     run.round, run.last, run.best = content["round"], content["last"], content["best"]
     run.stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
-    run.global_state = {name: tensor.to(device) for name, tensor in content["global_state"].items()}
-    run.initial |= {name: tensor.to(device) for name, tensor in content["initial_state"].items()}
+    run.global_state = {name: tensor.to(device, copy=True) for name, tensor in content["global_state"].items()}
+    run.initial |= {name: tensor.to(device, copy=True) for name, tensor in content["initial_state"].items()}
     _check_personal(run, content["personal_states"], path)
     _check_personal(run, content["collected"], path)
-    run.collected = {k: {n: t.to(device) for n, t in state.items()} for k, state in content["collected"].items()}
-    run.server_memory = Memory(optimizer=content["server_optimizer"])
+    run.collected = {
+        k: {n: t.to(device, copy=True) for n, t in state.items()} for k, state in content["collected"].items()
+    }
+    run.server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
     for k, state in content["personal_states"].items():
-        on_device = {name: tensor.to(device) for name, tensor in state.items()}
-        run.memories[k] = Memory(on_device, content["optimizer_states"][k])
+        on_device = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
+        run.memories[k] = Memory(on_device, _copied(content["optimizer_states"][k]))
 
 
 def _check_personal(run: Run, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
@@ -101,6 +103,13 @@ def _counted(names: list[str]) -> str:
 
 def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in state.items()}
+
+
+def _copied(value: Any) -> Any:
+    """In memory: a checkpoint is a mapped file, which somebody may write over."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
 
 
 def _on_cpu(value: Any) -> Any:

@@ -18,6 +18,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.client import Client
 from fedlit.descent import Descent, prepare
 from fedlit.early import Best
+from fedlit.means import Means
 from fedlit.methods.base import FederatedModule, load
 from fedlit.precision import autocast, has_scaler, renew_scaler
 from fedlit.rng import derive, generator, isolated
@@ -83,9 +84,21 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
     return [name for name in module.state_dict() if module.is_shared(name) and name not in home]
 
 
-def layout(module: FederatedModule) -> torch.memory_format:
-    """How a CPU holds images and kernels: channels last is faster for small convolutions, and rounds otherwise."""
-    return torch.channels_last if module.fast and module.device.type == "cpu" else torch.preserve_format
+def set_fast(module: FederatedModule, fast: bool) -> None:
+    """Let a method and its parts round otherwise where that is faster, or no longer."""
+    was_fast = module.fast
+    for part in module.modules():
+        if isinstance(part, FederatedModule):
+            part.fast = fast
+    if fast or was_fast:
+        lay_out(module, torch.channels_last if fast else torch.contiguous_format)
+
+
+def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
+    """Hold kernels of images in a layout: on a CPU, channels last is faster for small convolutions."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4 and tensor.is_cpu:
+            tensor.data = tensor.data.contiguous(memory_format=layout)
 
 
 def enter(
@@ -107,9 +120,10 @@ def enter(
     if is_overridden("configure_client", module, FederatedModule):
         with isolated(derive(seed, "client", client.id)):
             module.configure_client(client)
-        live = module.to(device=module.device, dtype=module.dtype, memory_format=layout(module)).state_dict(
-            keep_vars=True
-        )
+        module.to(device=module.device, dtype=module.dtype)
+        if module.fast:
+            lay_out(module, torch.channels_last)
+        live = module.state_dict(keep_vars=True)
     top = {**server, **personal} if prefer == "personal" else {**personal, **server}
     # What configure_client did not rebuild still holds the last client's values.
     stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
@@ -160,7 +174,7 @@ def train(
     """
     learner, stage = plan.stage.module or module, plan.stage
     module.client = learner.client = client = replace(client, split=stage.split)
-    learner._log_sink, module.stage = (means := _Means()), stage
+    learner._log_sink, module.stage = (means := Means()), stage
     try:
         with isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)):
             with autocast(fabric)():  # what it computes of frozen networks must round as training does
@@ -183,7 +197,8 @@ def _structure(state: State) -> dict[str, tuple]:
 
 
 def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, optimizers: list[Optimizer]) -> None:
-    if not all(part.training for part in learner.modules()):  # to look is several times faster than to set
+    # To look is several times faster than to set; but who has a `train` of its own wants it to be called.
+    if any(not part.training or type(part).train is not nn.Module.train for part in learner.modules()):
         learner.train()
     order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
     batches = client.train_batches(order, plan.stage.split, plan.stage.public).to(learner.device)
@@ -191,11 +206,14 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
     watched = plan.stage.monitor and len(client.val_batches().y)  # without validation samples there is nothing to watch
     best = Best(plan.stage, fabric, learner, client) if watched else None
     renew_scaler(fabric)
-    descend, step = Descent(fabric, learner, optimizers, plan.gradient_clip_val), 0
+    renews = is_overridden("on_train_epoch_start", learner, FederatedModule)  # it may freeze layers, or change rates
+    descend, step = None, 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
         if best is not None and epoch % plan.stage.check_every == 0 and best.exhausted():
             break
         learner.on_train_epoch_start()
+        if descend is None or renews:
+            descend = Descent(fabric, learner, optimizers, plan.gradient_clip_val)
         for batch in batches:
             if plan.should_stop():
                 raise Interrupted
@@ -221,13 +239,16 @@ def _optimizers(
         raise ValueError(
             f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
         )
+    # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
+    is_dense = not any(getattr(part, "sparse", False) for part in learner.modules())
+    may_fuse = learner.fast and learner.automatic_optimization and is_dense
     for optimizer in optimizers:
-        prepare(optimizer, learner.fast)
+        prepare(optimizer, may_fuse)
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"]:
                 if names.get(parameter) in state:
-                    optimizer.state[parameter] = _revived(state[names[parameter]], parameter.device)
+                    optimizer.state[parameter] = _revived(state[names[parameter]], parameter)
     if has_scaler(fabric):
         wrapped = fabric.setup_optimizers(*optimizers)
         optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
@@ -235,10 +256,13 @@ def _optimizers(
     return optimizers
 
 
-def _revived(entry: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """A copy on the parameter's device; a step counter stays where the optimiser made it."""
+def _revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """A copy on the parameter's device and in its layout; a step counter stays where the optimiser made it."""
     tensors = {k: v for k, v in entry.items() if isinstance(v, Tensor)}
-    copies = {k: v.clone() if k == "step" else v.to(device, copy=True) for k, v in tensors.items()}
+    copies = {k: v.clone() if k == "step" else v.to(parameter.device, copy=True) for k, v in tensors.items()}
+    for k, v in copies.items():
+        if v.shape == parameter.shape:
+            copies[k] = torch.empty_like(parameter, dtype=v.dtype, requires_grad=False).copy_(v)
     return {**entry, **copies}
 
 
@@ -264,27 +288,3 @@ def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collec
     names = _names(module)
     entries: Iterator = (entry for optimizer in optimizers for entry in optimizer.state.items())
     return {names[parameter]: dict(values) for parameter, values in entries if names.get(parameter) in kept}
-
-
-class _Means:
-    """Means of what a visit logs, without a synchronisation or a sum per step."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, list[Any]] = {}
-        self.means: dict[str, list[tuple[float, int]]] = {}
-
-    def __call__(self, name: str, value: Any) -> None:
-        values = self.values.setdefault(name, [])
-        values.append(value.detach() if isinstance(value, Tensor) else value)
-        if len(values) == 1000:
-            self._add_up(name)
-
-    def _add_up(self, name: str) -> None:
-        values = self.values.pop(name)
-        total = torch.stack([torch.as_tensor(value, dtype=torch.float64) for value in values]).sum()
-        self.means.setdefault(name, []).append((float(total), len(values)))
-
-    def result(self) -> dict[str, float]:
-        for name in list(self.values):
-            self._add_up(name)
-        return {name: sum(t for t, _ in parts) / sum(n for _, n in parts) for name, parts in self.means.items()}

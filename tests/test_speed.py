@@ -1,22 +1,28 @@
 """Shortcuts agree with what they replace; no test here looks at a clock."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import equal, fitted, toy_data
 from lightning.fabric import Fabric
 from torch import nn
 
 from benchmarks import bare
 from benchmarks.workloads import WORKLOADS
-from fedlit import FedAvg, Federation
+from fedlit import FedAvg, FederatedModule, Federation, LocalOnly, checkpoint
 from fedlit.closed_form import ClosedForm, linear_layers
 from fedlit.descent import Descent, is_plain, plain_clear_and_step, prepare
-from fedlit.methods import FML, FedProx
+from fedlit.means import Means
+from fedlit.methods import FML, FedProx, MixtureOfExperts
 from fedlit.networks import MLP, LeNet5, McMahanCNN
 from fedlit.pooling import Halved, MaxPool
 from fedlit.rng import derive, generator, isolated
+from fedlit.visit import set_fast
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 
@@ -157,7 +163,41 @@ def frozen() -> nn.Module:
     return network
 
 
+def tied() -> nn.Module:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)
+
+
+def repeated() -> nn.Module:
+    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), block, block, nn.Linear(4, 2))
+
+
+def with_a_spare_part() -> nn.Module:
+    network = MLP()
+    network.spare = nn.Sequential(nn.ReLU(), nn.Linear(10, 10))
+    return network
+
+
+def masked() -> nn.Module:
+    network = MLP()
+    network.head.weight.register_hook(lambda gradient: gradient * 0)
+    return network
+
+
+def patched() -> nn.Module:
+    network = MLP()
+    network.head.forward = lambda x: x[:, :10]
+    return network
+
+
 OTHERS = {
+    "tied layers": tied,
+    "a repeated block": repeated,
+    "a part that is not run": with_a_spare_part,
+    "a hook on a gradient": masked,
+    "a patched layer": patched,
     "a convolution": LeNet5,
     "a hook": hooked,
     "a frozen layer": frozen,
@@ -185,6 +225,11 @@ def test_what_is_no_perceptron_has_no_closed_form(build):
     assert len(linear_layers(MLP())) == 3
 
 
+class LooksBack(FedAvg):
+    def on_client_end(self, client):
+        self.norm = self.network.head.weight.grad.norm()
+
+
 class OwnStep(FedAvg):
     def training_step(self, batch, batch_idx):
         return 2 * super().training_step(batch, batch_idx)
@@ -198,6 +243,10 @@ def test_only_plain_cross_entropy_has_a_closed_form():
     assert closed(OwnStep(MLP, SGD)) is None
     assert closed(FedProx(MLP, SGD, mu=0.1)) is None
     assert closed(FML(MLP, MLP, SGD)) is None
+    assert closed(LooksBack(MLP, SGD)) is None
+    hooked = FedAvg(MLP, SGD)
+    hooked.register_forward_pre_hook(lambda *_: None)
+    assert closed(hooked) is None
     part = FedAvg(MLP, SGD)
     assert ClosedForm.of(part, SGD(part.network.head.parameters())) is None
 
@@ -286,3 +335,127 @@ def test_relu_after_the_pool_has_the_same_gradients():
     gradients = [torch.autograd.grad(order(x).square().sum(), conv.parameters()) for order in (before, after)]
     assert torch.equal(before(x), after(x))
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+class Thawing(FedAvg):
+    """Trains its head alone from the second epoch on."""
+
+    epoch = 0
+
+    def on_client_start(self, client):
+        self.epoch = 0
+
+    def on_train_epoch_start(self):
+        self.epoch += 1
+        self.network.extractor.requires_grad_(self.epoch == 1)
+
+
+def test_layers_that_are_frozen_between_epochs_stay():
+    def extractor(epochs):
+        torch.manual_seed(3)
+        method = Thawing(partial(MLP, image_size=8, num_classes=3), SGD)
+        state = fitted(method, toy_data(num_clients=1), num_rounds=1, local_epochs=epochs).global_state
+        return {name: tensor for name, tensor in state.items() if "extractor" in name}
+
+    # The order of the first epoch's batches is the same.
+    assert equal(extractor(1), extractor(3))
+
+
+class FrozenNorm(nn.Sequential):
+    """Keeps its statistics, as many fine-tuning recipes do."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 3), nn.BatchNorm1d(3))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[2].eval()
+        return self
+
+
+@pytest.mark.parametrize("method", [FedAvg, LocalOnly])
+def test_a_network_s_own_train_is_called(method):
+    federation = fitted(method(FrozenNorm, SGD), num_rounds=2)
+    states = [federation.global_state, *federation.personal_states.values()]
+    found = [state["network.2.running_mean"] for state in states if "network.2.running_mean" in state]
+    assert found
+    assert not any(mean.any() for mean in found)
+
+
+def test_a_mean_is_of_values_as_they_were():
+    means, value = Means(), torch.zeros(())
+    for _ in range(4):
+        means("a", value)
+        means("b", 2)
+        value += 1
+    assert means.result() == {"a": 1.5, "b": 2.0}
+    means("vector", torch.zeros(2))
+    with pytest.raises((ValueError, RuntimeError)):
+        means.result()
+
+
+def test_means_of_many_values_are_added_up_in_parts(monkeypatch):
+    monkeypatch.setattr("fedlit.means.MANY", 3)
+    means = Means()
+    for value in range(8):
+        means("a", torch.tensor(float(value)))
+    assert means.result() == {"a": 3.5}
+
+
+@pytest.mark.parametrize("optimizer", [partial(torch.optim.SGD, momentum=0.9), torch.optim.Adam])
+def test_an_exact_run_goes_on_in_fast_mode(optimizer, tmp_path):
+    def run(folder, **options):
+        torch.manual_seed(3)
+        network = partial(LeNet5, in_channels=1, image_size=28)
+        method = LocalOnly(network, partial(optimizer, lr=0.01))
+        data = WORK["W1"].data(None)
+        return fitted(method, data, default_root_dir=str(tmp_path / folder), **options)
+
+    run("a", num_rounds=1)
+    changed = run("a", num_rounds=2, ckpt_path="last", fast=True)
+    exact = run("b", num_rounds=2)
+    for k in range(3):
+        for name, tensor in exact.personal_states[k].items():
+            assert torch.allclose(tensor, changed.personal_states[k][name], atol=1e-4)
+
+
+def test_fast_mode_can_be_left_again(tmp_path):
+    method = FedAvg(partial(LeNet5, in_channels=1, image_size=28), SGD)
+    weight = method.network.extractor[3].weight
+    data = WORK["W1"].data(None)
+    for fast in (True, False):
+        fitted(method, data, num_rounds=1, default_root_dir=str(tmp_path), fast=fast)
+        assert weight.is_contiguous() is not fast
+        assert method.fast is fast
+
+
+def test_parts_of_a_method_are_fast_too():
+    method = MixtureOfExperts(LeNet5, SGD)
+    set_fast(method, True)
+    assert all(part.fast for part in method.modules() if isinstance(part, FederatedModule))
+    set_fast(nn_with_three_dimensions := FedAvg(partial(nn.Conv3d, 1, 2, 3), SGD), True)
+    assert nn_with_three_dimensions.network.weight.is_contiguous()
+
+
+def test_rates_that_are_tensors_are_left_alone():
+    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))], lr=torch.tensor(0.1))
+    prepare(optimizer, fast=False)
+    assert optimizer.param_groups[0]["foreach"] is None
+
+
+def test_a_pool_can_be_differentiated_twice():
+    x = torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda x: Halved.apply(x).square(), x)
+
+
+def test_modules_of_the_package_are_attributes():
+    script = "import fedlit; fedlit.networks.MLP; fedlit.methods.FML"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_file_left_by_a_kill_is_not_written_through(tmp_path):
+    best, last = tmp_path / "best.ckpt", tmp_path / "last.ckpt"
+    checkpoint.save({"a": torch.ones(3)}, best)
+    os.link(best, tmp_path / ".last.ckpt.tmp")  # killed between the two steps of `keep`
+    checkpoint.save({"a": torch.zeros(9)}, last)
+    assert torch.load(best, weights_only=True)["a"].tolist() == [1, 1, 1]
