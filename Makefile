@@ -26,5 +26,5 @@ test-slow: .venv/ready  ## the slow tests; FEDLIT_DATA=folder adds those on full
 lint: .venv/ready  ## format and fix what can be fixed
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: .venv/ready  ## time against a plain PyTorch loop
+bench: .venv/ready  ## time against hand-written PyTorch loops, about ten minutes
 	$(BIN)/python -m benchmarks
