@@ -192,7 +192,7 @@ def test_the_help_comes_without_torch_and_says_what_the_subcommands_do():
 def test_names_of_the_package_come_when_they_are_asked_for():
     script = (
         "import sys, fedlit; assert 'torch' not in sys.modules; assert 'FedAvg' in dir(fedlit); fedlit.FedAvg; "
-        "assert 'torch' in sys.modules; import torchvision"
+        "assert 'torch' in sys.modules; import torchvision; fedlit.networks.MLP; fedlit.methods.FML"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
     with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
