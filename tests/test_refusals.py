@@ -63,6 +63,7 @@ TRAINER = {
     "--trainer.num_rounds=-1": r"^`trainer.num_rounds` must be at least 1, got -1",
     "--trainer.fraction_fit=0": r"^`trainer.fraction_fit` must lie in \(0, 1\], got 0.0",
     "--trainer.fraction_fit=2": r"^`trainer.fraction_fit` must lie in \(0, 1\], got 2.0",
+    "--trainer.personal_memory=-1": r"^`trainer.personal_memory` must be at least 0 gigabytes, got -1.0",
     "--trainer.local_epochs=1 --trainer.local_steps=2": r"^`trainer.local_epochs` and `trainer.local_steps` exclude",
     "--trainer.batch_norm=global": r"^`trainer.batch_norm`: expected one of \['average', 'local'\], got 'global'",
     "--trainer.min_clients=4": r"^`trainer.min_clients` is 4, but `data.num_clients` is 3",
