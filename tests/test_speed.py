@@ -427,6 +427,14 @@ def test_fast_mode_can_be_left_again(tmp_path):
         assert method.fast is fast
 
 
+def test_a_kernel_of_one_channel_makes_its_output_channels_last_too():
+    method = FedAvg(McMahanCNN, SGD)
+    set_fast(method, True)
+    features = method.network.extractor[0](torch.randn(2, 1, 28, 28))
+    assert features.is_contiguous(memory_format=torch.channels_last)
+    assert not features.is_contiguous()
+
+
 def test_parts_of_a_method_are_fast_too():
     method = MixtureOfExperts(LeNet5, SGD)
     set_fast(method, True)
