@@ -98,10 +98,12 @@ def draw(results: dict[str, list[dict]]) -> None:
         time.set(title=title, xscale="log", yscale="log", ylim=(1, 2000))
         space.plot(x, [point["peak"] for point in points], "o-", label="peak")
         space.plot(x, [point["own"] for point in points], "o--", label="at the end, without mapped files")
-        space.set(xscale="log", ylim=0, xlabel=axis[title])
+        space.set(xscale="log", xlabel=axis[title])
     figure.legend(*panels[1, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     panels[0, 0].set_ylabel("milliseconds a visit")
-    panels[1, 0].set_ylabel("megabytes")
+    panels[1, 0].set(
+        ylabel="megabytes", ylim=(0, 1.1 * max(point["peak"] for points in results.values() for point in points))
+    )
     figure.savefig(DOCS / "growth.png", dpi=90)
 
 
