@@ -175,8 +175,8 @@ def experiment(**options):
 
 
 @pytest.fixture(scope="module")
-def undisturbed():
-    return states(experiment())
+def undisturbed(tmp_path_factory):
+    return states(experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed"))))
 
 
 def backwards(fabric, tasks, work, pack, unpack):
