@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.workloads import WORKLOADS
-from fedlit import Federation
+from benchmarks.workloads import WORKLOADS, quiet_federation
 
 WORK = {
     "W1": (replace(WORKLOADS["W1"], samples=200), 5),
@@ -23,18 +22,9 @@ def accuracy(name: str, fast: bool, seed: int) -> float:
     work, rounds = WORK[name]
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(
-            num_rounds=rounds,
-            local_epochs=work.epochs,
-            fraction_fit=work.per_round / work.num_clients,
-            eval_every_n_rounds=rounds,
-            save_every_n_rounds=rounds,
-            default_root_dir=folder,
-            enable_progress_bar=False,
-            logger=False,
-            seed=seed,
-            fast=fast,
-        )
+        share = work.per_round / work.num_clients
+        options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": seed, "fast": fast}
+        federation = quiet_federation(rounds, folder, **options)
         federation.fit(work.method(), work.data(None))
         return federation.run.last["acc/global_on_pooled"]["mean"]
 

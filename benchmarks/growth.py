@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.workloads import quiet_federation
+
 ROUNDS = 12
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -49,7 +51,7 @@ def one(point: Point) -> dict[str, float]:
     """Milliseconds a round and a visit, and memory."""
     import torch
 
-    from fedlit import FedAvg, FederatedData, Federation, networks
+    from fedlit import FedAvg, FederatedData, networks
     from fedlit.methods import FML
     from fedlit.partition import IID
 
@@ -67,16 +69,8 @@ def one(point: Point) -> dict[str, float]:
         data = FederatedData(
             f"{folder}/noise.npz", num_clients=point.clients, partition=IID(7), val_size=1, batch_size=6
         )
-        federation = Federation(
-            num_rounds=ROUNDS,
-            fraction_fit=point.cohort / point.clients,
-            eval_every_n_rounds=ROUNDS,
-            save_every_n_rounds=ROUNDS,
-            default_root_dir=folder,
-            enable_progress_bar=False,
-            logger=False,
-            personal_memory=point.budget,
-        )
+        options = {"fraction_fit": point.cohort / point.clients, "personal_memory": point.budget}
+        federation = quiet_federation(ROUNDS, folder, **options)
         federation.fit(method, data)
         events = map(json.loads, (Path(federation.log_dir) / "events.jsonl").read_text().splitlines())
         seconds = sorted(

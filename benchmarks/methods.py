@@ -6,18 +6,21 @@ McMahan's CNN, 4 clients x 300 images of the embedded sample, B = 32, E = 5 (the
 import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from benchmarks.__main__ import Clock, sgd
-from fedlit import FedAvg, FederatedData, FederatedModule, Federation
+from benchmarks.workloads import quiet_federation
+from fedlit import FedAvg, FederatedData, FederatedModule
+from fedlit.callbacks import FederationCallback
 from fedlit.methods import FML, FedFusion, FedMMD
 from fedlit.networks import McMahanCNN
 from fedlit.partition import IID
 
 TURNS = 4
+sgd = partial(torch.optim.SGD, lr=0.05)
 METHODS: dict[str, Callable[[], FederatedModule]] = {
     "FedAvg": partial(FedAvg, McMahanCNN, sgd),
     "FML": partial(FML, McMahanCNN, McMahanCNN, sgd),
@@ -29,12 +32,23 @@ METHODS: dict[str, Callable[[], FederatedModule]] = {
 }
 
 
+class Clock(FederationCallback):
+    """CPU seconds of each round."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_round_start(self, federation, module, round, clients) -> None:
+        self.start = time.process_time()
+
+    def on_round_end(self, federation, module, round, rows) -> None:
+        self.seconds.append(time.process_time() - self.start)
+
+
 def seconds_of_a_round(build: Callable[[], FederatedModule], folder: str) -> float:
     data = FederatedData(num_clients=4, batch_size=32, partition=IID(300), validation="test")
     clock = Clock()
-    quiet = {"eval_every_n_rounds": 9, "save_every_n_rounds": 9, "enable_progress_bar": False, "logger": False}
-    federation = Federation(num_rounds=2, local_epochs=5, callbacks=clock, default_root_dir=folder, **quiet)
-    federation.fit(build(), data)
+    quiet_federation(2, folder, local_epochs=5, callbacks=clock).fit(build(), data)
     return clock.seconds[0]  # the last round of a stage is evaluated and saved
 
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from dataclasses import replace
 
-from benchmarks.workloads import WORKLOADS, data_folder
+from benchmarks.workloads import WORKLOADS, data_folder, quiet_federation
 
 ROUNDS, TURNS = 4, 3
 WORK = {
@@ -21,7 +21,6 @@ WORK = {
 
 def one(name: str, devices: int) -> None:
     """Fit, and print the seconds of each round but the first and the last, which is evaluated and saved."""
-    from fedlit import Federation
     from fedlit.callbacks import FederationCallback
 
     seconds: list[float] = []
@@ -35,17 +34,8 @@ def one(name: str, devices: int) -> None:
 
     work = WORK[name]
     with tempfile.TemporaryDirectory() as folder:
-        federation = Federation(
-            num_rounds=ROUNDS,
-            local_epochs=work.epochs,
-            eval_every_n_rounds=ROUNDS,
-            save_every_n_rounds=ROUNDS,
-            devices=devices,
-            callbacks=Clock(),
-            default_root_dir=folder,
-            enable_progress_bar=False,
-            logger=False,
-        )
+        options = {"local_epochs": work.epochs, "devices": devices, "callbacks": Clock()}
+        federation = quiet_federation(ROUNDS, folder, **options)
         federation.fit(work.method(), work.data(data_folder(os.environ.get("FEDLIT_DATA"))))
         if federation.is_global_zero:
             print(json.dumps(seconds[1:-1]), flush=True)

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS, Workload, quiet_federation
 
 
 def answer(cpu: float = 0.0, wall: float = 0.0) -> None:
@@ -37,7 +37,6 @@ def work_bare(work: Workload, root: str | None) -> None:
 
 
 def work_fedlit(work: Workload, root: str | None, fast: bool) -> None:
-    from fedlit import Federation
     from fedlit.callbacks import FederationCallback
 
     class Clock(FederationCallback):
@@ -55,19 +54,9 @@ def work_fedlit(work: Workload, root: str | None, fast: bool) -> None:
                 answer(time.process_time() - self.start[0], time.perf_counter() - self.start[1])
 
     with tempfile.TemporaryDirectory() as folder:
-        never = {"eval_every_n_rounds": 10**6, "save_every_n_rounds": 10**6}
-        federation = Federation(
-            num_rounds=10**5,
-            local_epochs=work.epochs,
-            fraction_fit=work.per_round / work.num_clients,
-            callbacks=Clock(),
-            default_root_dir=folder,
-            enable_progress_bar=False,
-            logger=False,
-            **({"fast": True} if fast else {}),
-            **never,
-        )
-        federation.fit(work.method(), work.data(root))
+        share = work.per_round / work.num_clients
+        options = {"local_epochs": work.epochs, "fraction_fit": share, "callbacks": Clock(), "fast": fast}
+        quiet_federation(10**5, folder, **options).fit(work.method(), work.data(root))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,15 @@ class Workload:
         return FML(network, network, sgd) if self.pair else FedAvg(network, sgd)
 
 
+def quiet_federation(num_rounds: int, folder: str, **options):
+    """A federation that evaluates and saves in its last round only, and says nothing."""
+    from fedlit import Federation
+
+    often = {"eval_every_n_rounds": num_rounds, "save_every_n_rounds": num_rounds}
+    silent = {"enable_progress_bar": False, "logger": False}
+    return Federation(num_rounds, default_root_dir=folder, **often, **silent, **options)
+
+
 class Noise(torch.utils.data.Dataset):
     """Images of CIFAR-10's shape."""
 

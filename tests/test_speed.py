@@ -1,7 +1,10 @@
 """Shortcuts agree with what they replace; no test here looks at a clock."""
 
 import os
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from benchmarks import bare
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly, checkpoint
 from fedlit.closed_form import ClosedForm, linear_layers
 from fedlit.descent import Descent, is_plain, plain_clear_and_step, prepare
@@ -25,26 +28,10 @@ from fedlit.visit import set_fast
 SGD = partial(torch.optim.SGD, lr=0.05)
 
 
-def small(name: str, **changes):
-    """A workload with a few samples."""
-    from dataclasses import replace
-
-    return replace(WORKLOADS[name], **changes)
-
-
 def after_three_rounds(work, fast: bool, folder) -> Federation:
-    federation = Federation(
-        num_rounds=3,
-        local_epochs=work.epochs,
-        fraction_fit=work.per_round / work.num_clients,
-        eval_every_n_rounds=3,
-        save_every_n_rounds=3,
-        enable_progress_bar=False,
-        logger=False,
-        default_root_dir=str(folder),
-        seed=7,
-        fast=fast,
-    )
+    share = work.per_round / work.num_clients
+    options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": 7, "fast": fast}
+    federation = quiet_federation(3, str(folder), **options)
     torch.manual_seed(3)
     federation.fit(work.method(), work.data(None))
     return federation
@@ -79,11 +66,17 @@ def copy_into(network: nn.Module, values) -> None:
         parameter.copy_(value)
 
 
-WORK = {
-    "W1": small("W1", num_clients=3, per_round=3, samples=40),
-    "W2": small("W2", num_clients=20, per_round=4),
-    "W3": small("W3", num_clients=2, per_round=2, samples=40),
+WORK = {  # with fewer clients and samples
+    "W1": replace(WORKLOADS["W1"], num_clients=3, per_round=3, samples=40),
+    "W2": replace(WORKLOADS["W2"], num_clients=20, per_round=4),
+    "W3": replace(WORKLOADS["W3"], num_clients=2, per_round=2, samples=40),
 }
+BENCHMARKS = sorted(path.stem for path in Path(bare.__file__).parent.glob("[a-z]*.py") if path.stem != "peer_pfl")
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_finds_what_it_imports(name):
+    import_module(f"benchmarks.{name}")
 
 
 @pytest.mark.parametrize("name", WORK)
