@@ -217,10 +217,8 @@ class FederatedData(LightningDataModule):
         index = assignment.train[client]
         if split == "shared":
             index = index[assignment.shared[client]]
-        batch_size, index = (
-            self.client_batch_sizes.get(client, self.batch_size),
-            torch.from_numpy(np.asarray(index, np.int64)),
-        )
+        batch_size = self.client_batch_sizes.get(client, self.batch_size)
+        index = torch.from_numpy(np.asarray(index, np.int64))
         x, y = self.images.train_x.index_select(0, index), self.images.train_y.index_select(0, index)
         if public:
             x, y = torch.cat([x, self.pool.x]), torch.cat([y, self.pool.targets()])

@@ -259,12 +259,15 @@ def _optimizers(
 
 def _revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
     """A copy on the parameter's device and in its layout; a step counter stays where the optimiser made it."""
-    tensors = {k: v for k, v in entry.items() if isinstance(v, Tensor)}
-    copies = {k: v.clone() if k == "step" else v.to(parameter.device, copy=True) for k, v in tensors.items()}
-    for k, v in copies.items():
-        if v.shape == parameter.shape:
-            copies[k] = torch.empty_like(parameter, dtype=v.dtype, requires_grad=False).copy_(v)
-    return {**entry, **copies}
+
+    def copied(name: str, value: Tensor) -> Tensor:
+        if name == "step":
+            return value.clone()
+        if value.shape != parameter.shape:
+            return value.to(parameter.device, copy=True)
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+    return {name: copied(name, value) if isinstance(value, Tensor) else value for name, value in entry.items()}
 
 
 def as_list(configured: Any) -> list[Optimizer]:
