@@ -56,7 +56,7 @@ def work_fedlit(work: Workload, root: str | None, fast: bool) -> None:
     with tempfile.TemporaryDirectory() as folder:
         share = work.per_round / work.num_clients
         options = {"local_epochs": work.epochs, "fraction_fit": share, "callbacks": Clock(), "fast": fast}
-        quiet_federation(10**5, folder, **options).fit(work.method(), work.data(root))
+        quiet_federation(10**4, folder, **options).fit(work.method(), work.data(root))
 
 
 if __name__ == "__main__":

@@ -33,9 +33,14 @@ class Batches:
         full, rest = divmod(len(self.y), self.batch_size)
         return full + bool(rest and not self.drop_last)
 
+    def order(self) -> Tensor:
+        """Positions of the samples in the next epoch."""
+        if self.generator is None:
+            return torch.arange(len(self.y))
+        return torch.randperm(len(self.y), generator=self.generator)
+
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        x, y = self.x, self.y
-        order = torch.arange(len(y)) if self.generator is None else torch.randperm(len(y), generator=self.generator)
+        x, y, order = self.x, self.y, self.order()
         if self.generator is not None:
             order = order.to(x.device)
             x, y = x.index_select(0, order), y.index_select(0, order)  # several times faster than x[order]

@@ -237,12 +237,13 @@ class FederatedData(LightningDataModule):
     def test_batches(self, client: int | None = None) -> Batches:
         """The pooled test set (of a client's task); dealt out and permuted where clients see permuted pixels."""
         x, y = self.images.test_x, self.images.test_y
-        everything = np.arange(len(y))
         if not self.pixels_differ:
-            return self._eval_batches(x, y, [everything], [0])
+            # Not the test set itself: a network may work on its input in place.
+            return Batches(x, y, self.eval_batch_size, transform=lambda x, g: self._ready(x.clone(), None))
         seed = derive(self.partition_seed, "partition", 0) % 2**32
         scaled = self.partition.scaled(len(y) / len(self._labels))
-        return self._eval_batches(x, y, self._deal(scaled, everything, y.numpy(), seed), range(self.num_clients))
+        parts = self._deal(scaled, np.arange(len(y)), y.numpy(), seed)
+        return self._eval_batches(x, y, parts, range(self.num_clients))
 
     def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""

@@ -1,8 +1,8 @@
 """A run in progress: the states of server and clients, one round of training, one evaluation, one checkpoint."""
 
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from math import isfinite
 from typing import Any, Literal
@@ -15,8 +15,10 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.assignment import Assignment
+from fedlit.cohort import Cohort
 from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate
+from fedlit.failure import Failure, all_failed, failure
 from fedlit.memories import Memories, Store
 from fedlit.methods.base import FederatedModule, load, twin
 from fedlit.recorder import LedgerRow, Row, summary
@@ -27,14 +29,6 @@ from fedlit.visit import Interrupted, Memory, Outcome, Plan, enter, shared_names
 
 # What best.ckpt is the best of, unless the user says: the model that clients use themselves, on their own samples.
 MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")
-
-
-@dataclass
-class Failure:
-    """Why a client brought nothing this round."""
-
-    reason: str
-    details: str = ""
 
 
 @dataclass
@@ -168,7 +162,7 @@ class Run:
             if stage.collect:
                 record.collected[upload.client] = upload.state
         if len(record.failures) == len(clients) and (len(clients) > 1 or self.round == 0):
-            raise _all_failed(record.failures)
+            raise all_failed(record.failures)
         if stage.exchange and (problem := defect(Upload(-1, agreed), self.global_state)):
             raise RuntimeError(f"`aggregate` of {type(self.module).__name__} gave an impossible state: {problem}.")
         self.global_state = agreed
@@ -202,10 +196,13 @@ class Run:
     ) -> Iterator[Upload | None]:
         """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
         stage = plan_for(clients[0]).stage
+        mine = clients[self.fabric.global_rank :: self.fabric.world_size]
+        client_of = partial(self.data.client, round=round)
+        cohort = Cohort.of(self.fabric, self.module, mine, plan_for, client_of, self.shared_state)
 
         def work(k: int) -> tuple[Outcome | Failure, Scores]:
             tell(clients.index(k) + 1, len(clients))
-            return self._visit(k, round, plan_for(k), score)
+            return self._visit(k, round, plan_for(k), score, cohort)
 
         for k, (outcome, trained) in in_order(self.fabric, clients, work, _pack, _unpack):
             record.clients.append(k)
@@ -234,11 +231,16 @@ class Run:
         expected = self.shared_state if stage.exchange or sent is None else sent.state
         return (sent and defect(sent, expected)) or defect(kept, kept.state)
 
-    def _visit(self, k: int, round: int, plan: Plan, score: bool) -> tuple[Outcome | Failure, Scores]:
+    def _visit(
+        self, k: int, round: int, plan: Plan, score: bool, cohort: Cohort | None
+    ) -> tuple[Outcome | Failure, Scores]:
         client, memory = self.data.client(k, round), self.memories.get(k) or Memory()
         try:
-            self.enter(k, "server" if plan.stage.exchange else "personal", round)
-            outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
+            if (outcome := cohort and cohort.outcome(k)) is None:
+                self.enter(k, "server" if plan.stage.exchange else "personal", round)
+                outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
+            elif score:
+                load(self.module.state_dict(keep_vars=True), outcome.upload.state)
             if not (score and plan.stage.exchange):
                 return outcome, {}
             network = (plan.stage.module or self.module).global_model()
@@ -268,18 +270,6 @@ class Run:
         live = enter(self.module, client, self.initial, self.global_state, own, self.seed, prefer)
         for name, is_trained in self._trained.items():  # a visit may have frozen some
             live[name].requires_grad_(is_trained)
-
-
-def failure(error: Exception) -> Failure:
-    """What went wrong, in a line and in full."""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    hint = " (a batch of one sample; see `data.drop_last`)" if "more than 1 value per channel" in reason else ""
-    return Failure(reason + hint, traceback.format_exc())
-
-
-def _all_failed(failures: dict[int, Failure]) -> RuntimeError:
-    k, failure = next(iter(failures.items()))
-    return RuntimeError(f"Every client of the round failed; client {k}: {failure.reason}\n{failure.details}")
 
 
 def _pack(result: tuple[Outcome | Failure, Scores]) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from fedlit.batches import Batches
 from fedlit.evaluation import evaluate, outputs, scores_by_group
+from fedlit.failure import Failure, failure
 from fedlit.recorder import POOLED, Row
 from fedlit.rng import derive, isolated
-from fedlit.run import Failure, Run, failure
+from fedlit.run import Run
 from fedlit.stage import Stage
 from fedlit.strategy import in_order
 

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 from fedlit.aggregation import Upload, defect
 from fedlit.client import SERVER, Server
+from fedlit.failure import failure
 from fedlit.recorder import POOLED, Row
-from fedlit.run import Round, Run, failure
+from fedlit.run import Round, Run
 from fedlit.strategy import in_order
 from fedlit.visit import Memory, Plan, optimizer_state, train
 
