@@ -38,8 +38,10 @@ UNCHANGED = (
     "on_train_epoch_start",
     "log",
 )
-AT_ONCE = 16  # clients in a stack: more gain little, and weights should stay in the cache
-FEATURES_PER_SAMPLE = 4  # with fewer, products of samples cost more than they spare
+AT_ONCE = 16  # clients in a stack: more gain little
+ROOM = 2**25  # bytes of a stack, or little more
+FASTER = 2  # a stack may multiply so many times as often as visits: its products are larger
+VISIT = 20e6  # and so often more, in place of a visit's other costs
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,16 @@ class Member:
     def shape(self) -> tuple[int, ...]:
         """What must be equal in a stack."""
         return (len(self.y), *map(len, self.steps))
+
+    def num_bytes(self, width: int) -> int:
+        """What it takes in a stack, beside deeper layers; `width`: of the first layer."""
+        return 4 * len(self.y) * (self.x.shape[1] + len(self.y) + 2 * width)
+
+    def is_worth_it(self, width: int) -> bool:
+        """Whether the first layer costs less as products of samples than as itself, in every step twice."""
+        (samples, features), seen = self.x.shape, sum(self.shape[1:])
+        products = samples * features * (2 * width + samples) + seen * samples * width
+        return products <= FASTER * 2 * seen * features * width + VISIT
 
 
 class Stack:
@@ -181,9 +193,15 @@ class Cohort:
         return Outcome(upload, Memory(), {"train_loss": loss})
 
     def _work_ahead(self, start: int) -> None:
-        self.ahead = dict.fromkeys(self.clients[start : start + AT_ONCE])
-        members = [member for k in self.ahead if (member := self._member(k)) is not None]
         layers = list(self.server.values())
+        self.ahead, members, room = {}, [], ROOM
+        for k in self.clients[start : start + AT_ONCE]:
+            if room <= 0:
+                break
+            self.ahead[k] = None
+            if member := self._member(k):
+                members.append(member)
+                room -= member.num_bytes(len(layers[1])) + sum(layer.nbytes for layer in layers[2:])
         shape = lambda member: member.shape  # noqa: E731
         for _, group in groupby(sorted(members, key=shape), shape):
             stack = Stack(layers[::2], layers[1::2], list(group))
@@ -210,7 +228,7 @@ class Cohort:
 
     def _fits(self, member: Member) -> bool:
         x, y, layers = member.x, member.y, list(self.server.values())
-        if not member.steps or len(y) * FEATURES_PER_SAMPLE > x.shape[1] or x.shape[1] != layers[0].shape[1]:
+        if not member.steps or x.shape[1] != layers[0].shape[1] or not member.is_worth_it(len(layers[1])):
             return False
         if x.dtype != torch.float32 or y.dtype != torch.int64 or y.dim() != 1 or not (x.is_cpu and y.is_cpu):
             return False

@@ -158,14 +158,27 @@ def test_a_client_s_bits_do_not_depend_on_who_stands_beside_it(beside):
         assert loss == same_loss
 
 
-@pytest.mark.parametrize("at_once", [1, 2])
-def test_nor_on_how_many_are_stacked_at_once(at_once, stacks, monkeypatch):
+@pytest.mark.parametrize(("name", "value", "largest"), [("AT_ONCE", 1, 1), ("AT_ONCE", 2, 2), ("ROOM", 9_000, 2)])
+def test_nor_on_how_many_are_stacked_at_once(name, value, largest, stacks, monkeypatch):
     many = {"data": lambda: toy_data(size=100, num_clients=7)}
     state = run(**many).global_state
-    monkeypatch.setattr("fedlit.cohort.AT_ONCE", at_once)
+    assert max(map(len, stacks)) > 2
+    monkeypatch.setattr(f"fedlit.cohort.{name}", value)
     stacks.clear()
     assert equal(state, run(**many).global_state)
-    assert {len(ids) for ids in stacks} <= {1, at_once}
+    assert max(map(len, stacks)) == largest
+
+
+def test_what_a_stack_is_worth_by_hand():
+    # 10 samples of 20 features, width 5, each seen twice. Products: 10 * 20 * (2 * 5 + 10) + 20 * 10 * 5 = 5,000;
+    # as itself: 2 * 20 * 20 * 5 = 4,000.
+    one = Member(None, torch.zeros(10, 20), torch.zeros(10), [torch.arange(10)] * 2, 0.1)
+    for faster, visit, worth in ((1, 0, False), (1, 1000, True), (1, 999, False), (1.25, 0, True), (1.2, 0, False)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedlit.cohort.FASTER", faster)
+            patch.setattr("fedlit.cohort.VISIT", visit)
+            assert one.is_worth_it(5) is worth
+    assert one.num_bytes(5) == 4 * 10 * (20 + 10 + 2 * 5)
 
 
 def test_an_upload_is_no_view_of_the_stack():
@@ -236,7 +249,7 @@ NOT_PLAIN = {
     "Adam": of(FedAvg, optimizer=partial(torch.optim.Adam, lr=0.1)),
     "a clipped gradient": {"gradient_clip_val": 1.0},
     "random inputs": {"data": lambda: toy_data(size=45, augmentation=[Flip()])},
-    "many samples": {"data": lambda: toy_data(size=90)},
+    "many samples": {"data": lambda: toy_data(size=6000, batch_size=1000), "local_epochs": 1},
     "double precision": {"precision": "64-true"},
 }
 

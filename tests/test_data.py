@@ -116,6 +116,16 @@ def test_the_pooled_test_set_of_permuted_clients_is_dealt_out_and_permuted_likew
     assert sorted(batches.y.tolist()) == sorted(data.images.test_y.tolist())
 
 
+def test_a_network_that_works_in_place_leaves_the_test_set_alone():
+    data = toy_data()
+    data.setup()
+    before = data.images.test_x.clone()
+    for x, _ in data.test_batches():
+        assert torch.equal(x, before[: len(x)])
+        x.zero_()
+    assert torch.equal(data.images.test_x, before)
+
+
 def test_shared_samples_are_those_that_did_not_opt_out():
     data = ready(opt_out=[1], opt_out_samples=0.25)
     assert data.client(1).num_shared == 0

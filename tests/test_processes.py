@@ -37,6 +37,12 @@ trainer: {num_rounds: 2, fraction_fit: 0.6, accelerator: cpu}
 """
 
 
+STACK = """\
+  class_path: fedlit.methods.FedAvg
+  init_args:
+    network: {class_path: fedlit.networks.MLP}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
+"""
 FML = """\
   class_path: fedlit.methods.FML
   init_args:
@@ -52,7 +58,8 @@ def start(folder: Path, *args: str) -> subprocess.Popen:
     (folder / "nets.py").write_text(NETWORK)
     (folder / "recipe.yaml").write_text(RECIPE)
     before, after = RECIPE.split("  class_path: fedlit.methods.FineTuned")
-    (folder / "fml.yaml").write_text(before + FML + after[after.index("trainer:") :])
+    for name, method in (("fml", FML), ("stack", STACK)):
+        (folder / f"{name}.yaml").write_text(before + method + after[after.index("trainer:") :])
     command = [
         sys.executable,
         "-m",
@@ -87,6 +94,14 @@ def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
     assert same(one, several)
     texts = [(tmp_path / run / "lightning_logs/version_0/metrics.csv").read_text() for run in ("one", "several")]
     assert texts[0] == texts[1]
+
+
+@pytest.mark.slow
+def test_several_processes_stack_other_clients_to_the_same_bits(tmp_path):
+    small = ("--config", "stack.yaml", "--data.num_clients", "50", "--trainer.fast", "true")
+    one, two = finished(tmp_path / "one", *small), finished(tmp_path / "two", *small, "--trainer.devices", "2")
+    assert equal(one["global_state"], two["global_state"])
+    assert not equal(one["global_state"], finished(tmp_path / "exact", *small[:-2])["global_state"])
 
 
 @pytest.mark.slow
