@@ -40,7 +40,7 @@ UNCHANGED = (
 )
 AT_ONCE = 16  # clients in a stack: more gain little
 ROOM = 2**25  # bytes of a stack, or little more
-FASTER = 2  # a stack may multiply so many times as often as visits: its products are larger
+SMALL, FASTER = 64, 2  # in place of batches of up to 64, a stack may multiply twice as often: its products are larger
 VISIT = 20e6  # and so often more, in place of a visit's other costs
 
 
@@ -62,12 +62,6 @@ class Member:
     def num_bytes(self, width: int) -> int:
         """What it takes in a stack, beside deeper layers; `width`: of the first layer."""
         return 4 * len(self.y) * (self.x.shape[1] + len(self.y) + 2 * width)
-
-    def is_worth_it(self, width: int) -> bool:
-        """Whether the first layer costs less as products of samples than as itself, in every step twice."""
-        (samples, features), seen = self.x.shape, sum(self.shape[1:])
-        products = samples * features * (2 * width + samples) + seen * samples * width
-        return products <= FASTER * 2 * seen * features * width + VISIT
 
 
 class Stack:
@@ -149,6 +143,8 @@ class Cohort:
         client_of: Callable[[int], Client],
     ) -> None:
         self.module, self.server = module, server
+        layers = list(server.values())
+        (self.width, self.features), self.classes = layers[0].shape, len(layers[-1])
         self.clients, self.plan_for, self.client_of = clients, plan_for, client_of
         self.ahead: dict[int, tuple[Stack, int] | None] = {}
 
@@ -201,7 +197,7 @@ class Cohort:
             self.ahead[k] = None
             if member := self._member(k):
                 members.append(member)
-                room -= member.num_bytes(len(layers[1])) + sum(layer.nbytes for layer in layers[2:])
+                room -= member.num_bytes(self.width) + sum(layer.nbytes for layer in layers[2:])
         shape = lambda member: member.shape  # noqa: E731
         for _, group in groupby(sorted(members, key=shape), shape):
             stack = Stack(layers[::2], layers[1::2], list(group))
@@ -213,6 +209,8 @@ class Cohort:
         try:
             plan = self.plan_for(k)
             client = self.module.client = replace(self.client_of(k), split=plan.stage.split)
+            if not self._is_worth_it(client, plan):  # asked before its samples are made ready
+                return None
             optimizers = as_list(self.module.configure_optimizers())
             if len(optimizers) != 1 or not is_plain(optimizers[0]) or not ClosedForm.of(self.module, optimizers[0]):
                 return None
@@ -226,13 +224,33 @@ class Cohort:
             return None
         return member if self._fits(member) else None
 
+    def _is_worth_it(self, client: Client, plan: Plan) -> bool:
+        samples = client.num_shared if client.split == "shared" else client.num_samples
+        size = min(samples, client.data.batch_size_of(client.id))
+        seen = samples * plan.epochs if plan.steps is None else size * plan.steps
+        return is_worth_it(samples, self.features, self.width, seen, size)
+
     def _fits(self, member: Member) -> bool:
-        x, y, layers = member.x, member.y, list(self.server.values())
-        if not member.steps or x.shape[1] != layers[0].shape[1] or not member.is_worth_it(len(layers[1])):
+        x, y = member.x, member.y
+        if not member.steps or x.shape[1] != self.features:
             return False
         if x.dtype != torch.float32 or y.dtype != torch.int64 or y.dim() != 1 or not (x.is_cpu and y.is_cpu):
             return False
-        return int(y.min()) >= 0 and int(y.max()) < len(layers[-1])
+        return int(y.min()) >= 0 and int(y.max()) < self.classes
+
+
+def is_worth_it(samples: int, features: int, width: int, seen: int, batch_size: int) -> bool:
+    """Whether the first layer costs less as products of samples than as itself, twice in every step.
+
+    Args:
+        samples: Of a client.
+        features: Of a sample.
+        width: Of the layer.
+        seen: Samples in all steps of a visit.
+        batch_size: Of a visit's steps.
+    """
+    products = samples * features * (2 * width + samples) + seen * samples * width
+    return products <= (FASTER if batch_size <= SMALL else 1) * 2 * seen * features * width + VISIT
 
 
 def _steps(batches: Batches, plan: Plan) -> list[Tensor]:

@@ -209,6 +209,10 @@ class FederatedData(LightningDataModule):
         shared = self.at_round(round).shared[id]
         return Client(id, self.images.num_classes, len(shared), int(np.count_nonzero(shared)), round, data=self)
 
+    def batch_size_of(self, client: int) -> int:
+        """Samples per training batch of one client."""
+        return self.client_batch_sizes.get(client, self.batch_size)
+
     def train_batches(
         self, client: int, generator: torch.Generator | None, split: Split, round: int = 0, public: bool = False
     ) -> Batches:
@@ -217,7 +221,7 @@ class FederatedData(LightningDataModule):
         index = assignment.train[client]
         if split == "shared":
             index = index[assignment.shared[client]]
-        batch_size = self.client_batch_sizes.get(client, self.batch_size)
+        batch_size = self.batch_size_of(client)
         index = torch.from_numpy(np.asarray(index, np.int64))
         x, y = self.images.train_x.index_select(0, index), self.images.train_y.index_select(0, index)
         if public:

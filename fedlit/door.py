@@ -126,7 +126,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
 
 def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
     """Somebody has a batch to train on, in every stage."""
-    least = [data.client_batch_sizes.get(k, data.batch_size) if data.drop_last else 1 for k in range(data.num_clients)]
+    least = [data.batch_size_of(k) if data.drop_last else 1 for k in range(data.num_clients)]
     for stage in stages:
         parts = data.assignment.shared[: data.num_clients - data.unseen_clients]
         sizes = [np.count_nonzero(part) if stage.split == "shared" else len(part) for part in parts]

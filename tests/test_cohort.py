@@ -11,7 +11,7 @@ from torch import nn
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.augment import Flip
-from fedlit.cohort import Cohort, Member, Stack
+from fedlit.cohort import Cohort, Member, Stack, is_worth_it
 from fedlit.methods import FML, FedProx
 from fedlit.networks import MLP
 from fedlit.partition import Dirichlet
@@ -172,12 +172,13 @@ def test_nor_on_how_many_are_stacked_at_once(name, value, largest, stacks, monke
 def test_what_a_stack_is_worth_by_hand():
     # 10 samples of 20 features, width 5, each seen twice. Products: 10 * 20 * (2 * 5 + 10) + 20 * 10 * 5 = 5,000;
     # as itself: 2 * 20 * 20 * 5 = 4,000.
-    one = Member(None, torch.zeros(10, 20), torch.zeros(10), [torch.arange(10)] * 2, 0.1)
     for faster, visit, worth in ((1, 0, False), (1, 1000, True), (1, 999, False), (1.25, 0, True), (1.2, 0, False)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("fedlit.cohort.FASTER", faster)
             patch.setattr("fedlit.cohort.VISIT", visit)
-            assert one.is_worth_it(5) is worth
+            assert is_worth_it(10, 20, 5, seen=20, batch_size=64) is worth
+            assert is_worth_it(10, 20, 5, seen=20, batch_size=65) is (visit == 1000)
+    one = Member(None, torch.zeros(10, 20), torch.zeros(10), [torch.arange(10)] * 2, 0.1)
     assert one.num_bytes(5) == 4 * 10 * (20 + 10 + 2 * 5)
 
 
