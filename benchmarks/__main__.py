@@ -18,7 +18,8 @@ from pathlib import Path
 from benchmarks.workloads import WORKLOADS, data_folder
 
 SIDES = ("bare", "exact", "fast")
-PEERS = {"pfl": "benchmarks.peer_pfl"}  # where it is installed, on W1 and W2
+# On W1 and W2, where what they need is installed.
+PEERS = {"pfl": ("benchmarks.peer_pfl", ["pfl"]), "flwr": ("benchmarks.peer_flwr", ["flwr", "ray"])}
 START = {
     "import torch": [sys.executable, "-c", "import torch"],
     "import fedlit": [sys.executable, "-c", "import fedlit"],
@@ -70,7 +71,9 @@ def compare(name: str, turns: int, root: str | None) -> dict[str, dict[str, floa
     """Figures of each side of a workload."""
     workers = {side: Worker("benchmarks.worker", name, side, root) for side in SIDES}
     peers = PEERS if name in ("W1", "W2") else {}
-    workers |= {peer: Worker(module, name, root) for peer, module in peers.items() if find_spec(peer)}
+    for peer, (module, needs) in peers.items():
+        if all(map(find_spec, needs)):
+            workers[peer] = Worker(module, name, root)
     times: dict[str, list[dict[str, float]]] = {side: [] for side in workers}
     for _ in range(turns):
         for side, worker in workers.items():
