@@ -183,7 +183,7 @@ class Cohort:
         if place is None:
             return None
         stack, i = place
-        client = stack.members[i].client
+        client = self.module.client = stack.members[i].client
         layers, loss = stack.trained(i)
         upload = Upload(k, dict(zip(self.server, layers, strict=True)), float(self.module.client_weight(client)))
         return Outcome(upload, Memory(), {"train_loss": loss})
@@ -209,6 +209,7 @@ class Cohort:
         try:
             plan = self.plan_for(k)
             client = self.module.client = replace(self.client_of(k), split=plan.stage.split)
+            self.module.stage = plan.stage
             if not self._is_worth_it(client, plan):  # asked before its samples are made ready
                 return None
             optimizers = as_list(self.module.configure_optimizers())

@@ -218,7 +218,7 @@ class Run:
             if problem := self._problem(outcome, stage):
                 record.failures[k] = Failure(f"unusable state: {problem}")
                 continue
-            if outcome.memory.state or outcome.memory.optimizer:
+            if outcome.memory.state or outcome.memory.optimizer or k in self.memories:  # it may have given all away
                 record.memories[k] = outcome.memory
             record.rows += [Row(round, stage.name, k, "trained", "train", n, v) for n, v in outcome.logs.items()]
             record.rows += [Row(round, stage.name, k, "trained", "own", n, v) for n, v in trained.items()]

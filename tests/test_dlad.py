@@ -270,6 +270,14 @@ def test_an_earlier_run_with_another_network_is_refused(tmp_path):
         fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
 
 
+def test_what_was_uploaded_is_not_kept_at_home_as_well():
+    run = fitted(seeded(linear), pooled_data()).run
+    for k, upload in run.collected.items():
+        assert {name.split(".")[0] for name in upload} == {"classifier", "density"}  # of two stages
+        assert run.memories.names(k) == ()
+        assert equal(run.personal(k), upload)
+
+
 def test_an_earlier_run_that_is_no_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"`model.earlier` must be a checkpoint"):
         fitted(seeded(earlier=str(tmp_path / "none.ckpt")), pooled_data())
