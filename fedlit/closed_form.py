@@ -7,6 +7,8 @@ r"""A perceptron's step of plain SGD in closed form: what autograd would compute
 Law: autograd's step, to the bit; `fused` updates are added inside their matrix products and round otherwise.
 """
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
@@ -19,7 +21,7 @@ nll_forward, nll_backward = torch.ops.aten.nll_loss_forward.default, torch.ops.a
 log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 relu_backward = torch.ops.aten.threshold_backward.default
 # A step of one's own is unknown here; and no gradient is left for what might look at it afterwards.
-UNCHANGED = ("training_step", "forward", "on_train_epoch_end", "on_client_end")
+STEP = ("training_step", "forward", "on_train_epoch_end", "on_client_end")
 MEAN, NO_CLASS = 1, -100  # how aten numbers a reduction, and cross-entropy's default for a target to leave out
 
 
@@ -61,6 +63,13 @@ def _is_ordinary(parameter: nn.Parameter | None) -> bool:
     return parameter.requires_grad and parameter.dtype == torch.float32 and parameter.is_cpu
 
 
+def is_changed(method: FederatedModule, names: Collection[str]) -> bool:
+    """Whether a method has one of these of its own, by its class or hung on itself."""
+    return any(
+        name in vars(method) or getattr(type(method), name) is not getattr(FederatedModule, name) for name in names
+    )
+
+
 class ClosedForm:
     """Steps of a perceptron that is trained on labels alone.
 
@@ -80,9 +89,9 @@ class ClosedForm:
     @classmethod
     def of(cls, learner: FederatedModule, optimizer: SGD) -> "ClosedForm | None":
         """For a learner whose step is cross-entropy on one perceptron and nothing else; None for any other."""
-        if any(getattr(type(learner), name) is not getattr(FederatedModule, name) for name in UNCHANGED):
+        if is_changed(learner, STEP) or not learner.automatic_optimization:
             return None
-        if is_watched(learner) or hooks._has_any_global_hook() or not learner.automatic_optimization:
+        if is_watched(learner) or hooks._has_any_global_hook():
             return None
         layers = linear_layers(learner.global_model())
         if layers is None or learner.wants_index or len(optimizer.param_groups) != 1:

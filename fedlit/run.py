@@ -196,9 +196,8 @@ class Run:
     ) -> Iterator[Upload | None]:
         """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
         stage = plan_for(clients[0]).stage
-        mine = clients[self.fabric.global_rank :: self.fabric.world_size]
-        client_of = partial(self.data.client, round=round)
-        cohort = Cohort.of(self.fabric, self.module, mine, plan_for, client_of, self.shared_state)
+        client_of, enter = partial(self.data.client, round=round), partial(self.enter, prefer="server", round=round)
+        cohort = Cohort.of(self.fabric, self.module, clients, plan_for, client_of, enter, self.shared_state)
 
         def work(k: int) -> tuple[Outcome | Failure, Scores]:
             tell(clients.index(k) + 1, len(clients))

@@ -1,21 +1,27 @@
 """A stack of perceptrons trains as visits would, but for rounding; whatever is not plain is visited by itself."""
 
+import copy
 import json
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import equal, fitted, rows, toy_data
+from lightning.fabric import Fabric
 from torch import nn
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.augment import Flip
-from fedlit.cohort import Cohort, Member, Stack, is_worth_it
+from fedlit.batches import Batches
+from fedlit.callbacks import FederationCallback
+from fedlit.cohort import Cohort
 from fedlit.methods import FML, FedProx
 from fedlit.networks import MLP
-from fedlit.partition import Dirichlet
-from fedlit.visit import Interrupted
+from fedlit.stack import Kind, Member, Stack
+from fedlit.visit import Interrupted, Plan
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(7, 5))
@@ -26,9 +32,9 @@ def stacks(monkeypatch):
     """The ids of the clients of every stack that is trained."""
     seen, train = [], Stack.train
 
-    def watched(self, should_stop):
+    def watched(self, *args):
         seen.append([member.client.id for member in self.members])
-        return train(self, should_stop)
+        return train(self, *args)
 
     monkeypatch.setattr(Stack, "train", watched)
     return seen
@@ -37,7 +43,7 @@ def stacks(monkeypatch):
 def run(method=None, data=None, **options):
     torch.manual_seed(5)
     method = method() if method else FedAvg(SMALL, SGD)
-    data = data() if data else toy_data(size=45)
+    data = data() if data else toy_data(size=60, num_clients=5)
     return fitted(method, data, **{"num_rounds": 3, "local_epochs": 2, "fast": True, **options})
 
 
@@ -49,12 +55,18 @@ def near(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
 
 
+def drawn_rate(parameters):
+    return torch.optim.SGD(parameters, lr=0.1 * float(torch.rand(())))
+
+
+DRAWN = {"method": lambda: FedAvg(SMALL, drawn_rate)}
 DEALS = {
+    "rates that are drawn": DRAWN,
     "equal clients": {},
-    "a smaller last batch": {"data": lambda: toy_data(size=45, batch_size=4)},
-    "no smaller batch": {"data": lambda: toy_data(size=45, batch_size=4, drop_last=True)},
-    "clients of different sizes": {"data": lambda: toy_data(size=45, partition=Dirichlet(1.0), num_clients=4)},
-    "batches of different sizes": {"data": lambda: toy_data(size=45, client_batch_sizes={1: 3})},
+    "a smaller last batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4)},
+    "no smaller batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4, drop_last=True)},
+    "clients of different sizes": {"data": lambda: toy_data(size=100, num_clients=8)},
+    "batches of different sizes": {"data": lambda: toy_data(size=60, num_clients=5, client_batch_sizes={1: 3})},
     "epochs of different numbers": {"client_epochs": {0: 3}},
     "a number of steps": {"local_epochs": None, "local_steps": 5},
     "rates of different clients": {
@@ -63,7 +75,7 @@ DEALS = {
     "a schedule": {"lr_schedule": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)},
     "no hidden layer": {"method": lambda: FedAvg(partial(MLP, image_size=8, num_classes=3, hidden=()), SGD)},
     "weights that are all the same": {"method": lambda: FedAvg(SMALL, SGD, weighting="uniform")},
-    "samples that are not shared": {"data": lambda: toy_data(size=45, opt_out_samples=0.3)},
+    "samples that are not shared": {"data": lambda: toy_data(size=60, num_clients=5, opt_out_samples=0.3)},
 }
 
 
@@ -83,79 +95,94 @@ def test_a_stack_trains_as_visits_do(options, stacks, monkeypatch, tmp_path):
         assert float(a["value"]) == pytest.approx(float(b["value"]), abs=2e-5)
 
 
-def member(x, y, steps, rate=1.0):
-    return Member(None, torch.tensor(x), torch.tensor(y), [torch.tensor(step) for step in steps], rate)
+def member(seed, size, batch_size, features=30):
+    draw = torch.Generator().manual_seed(seed)
+    x, y = torch.randn(size, features, generator=draw), torch.randint(0, 3, (size,), generator=draw)
+    return Member(None, Batches(x, y, batch_size, draw), 0.1)
 
 
-def test_two_steps_by_hand():
-    # One sample x = 2 of class 0, W = b = 0: z = (0, 0), p = (1/2, 1/2), delta = (-1/2, 1/2). Then W x + b is
-    # (1/2, -1/2) (2 * 2 + 1) = (5/2, -5/2) and p_1 = 1 / (1 + e^5) = 0.0066929: delta = (-0.0066929, 0.0066929).
-    stack = Stack([torch.zeros(2, 1)], [torch.zeros(2)], [member([[2.0]], [0], [[0], [0]])])
-    stack.train(bool)
-    (weight, bias), loss = stack.trained(0)
-    assert weight.tolist() == [pytest.approx([1 + 2 * 0.0066929]), pytest.approx([-1 - 2 * 0.0066929])]
-    assert bias.tolist() == pytest.approx([0.5066929, -0.5066929])
-    assert loss == pytest.approx((0.6931472 + 0.0067153) / 2)  # -log(1/2), -log(1 - p_1)
-
-
-def random_members(count, size=6, seed=0):
-    torch.manual_seed(seed)
-    found = []
-    for _ in range(count):
-        steps = [part for _ in range(2) for part in torch.randperm(size).split(4)]
-        found.append(Member(None, torch.randn(size, 30), torch.randint(0, 3, (size,)), steps, 0.1))
-    return found
-
-
-def trained(members, spoil=lambda stack: None):
+def perceptron(features, widths):
     torch.manual_seed(1)
-    weights = [torch.randn(8, 30), torch.randn(5, 8), torch.randn(3, 5)]
-    stack = Stack(weights, [torch.randn(8), torch.randn(5), torch.randn(3)], members)
+    sizes = (features, *widths, 3)
+    return [torch.randn(o, i) / 5 for i, o in pairwise(sizes)], [torch.randn(o) for o in sizes[1:]]
+
+
+def trained(members, widths=(8, 5), spoil=lambda stack: None):
+    stack = Stack(*perceptron(members[0].x.shape[1], widths), members)
     spoil(stack)
-    stack.train(bool)
+    stack.train(Kind(len(members[0].x), members[0].batches.batch_size, epochs=2, steps=None), bool)
     return [stack.trained(place) for place in range(len(members))]
 
 
-def by_autograd(member):
-    torch.manual_seed(1)
-    parameters = [torch.randn(shape) for shape in ((8, 30), (5, 8), (3, 5), 8, 5, 3)]
-    weights, biases = parameters[:3], parameters[3:]
-    optimizer = torch.optim.SGD([parameter.requires_grad_() for parameter in parameters], lr=member.rate)
-    for step in member.steps:
-        a = member.x[step]
+def by_autograd(member, widths=(8, 5)):
+    weights, biases = perceptron(member.x.shape[1], widths)
+    parameters = [tensor.requires_grad_() for pair in zip(weights, biases, strict=True) for tensor in pair]
+    optimizer = torch.optim.SGD(parameters, lr=member.rate)
+    for x, y in chain(member.batches, member.batches):
         for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-            a = nn.functional.linear(a.relu() if i else a, weight, bias)
+            x = F.linear(x.relu() if i else x, weight, bias)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(a, member.y[step]).backward()
+        F.cross_entropy(x, y).backward()
         optimizer.step()
-    return [tensor.detach() for pair in zip(weights, biases, strict=True) for tensor in pair]
+    return [tensor.detach() for tensor in parameters]
 
 
 def close(ours, theirs):
     return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_a_stack_is_autograd_but_for_rounding():
-    members = random_members(5)
-    for (layers, _), one in zip(trained(members), members, strict=True):
-        assert close(layers, by_autograd(one))
-        assert not close(layers, by_autograd(members[0])) or one is members[0]
+def test_two_steps_by_hand():
+    # One sample x = 2 of class 0, W = b = 0: z = (0, 0), p = (1/2, 1/2), delta = (-1/2, 1/2). Then W x + b is
+    # (1/2, -1/2) (2 * 2 + 1) = (5/2, -5/2) and p_1 = 1 / (1 + e^5) = 0.0066929: delta = (-0.0066929, 0.0066929).
+    one = Member(None, Batches(torch.tensor([[2.0]]), torch.tensor([0]), 1), 1.0)
+    stack = Stack([torch.zeros(2, 1)], [torch.zeros(2)], [one])
+    stack.train(Kind(1, 1, 2, None), bool)
+    (weight, bias), loss = stack.trained(0)
+    assert weight.tolist() == [pytest.approx([1 + 2 * 0.0066929]), pytest.approx([-1 - 2 * 0.0066929])]
+    assert bias.tolist() == pytest.approx([0.5066929, -0.5066929])
+    assert loss == pytest.approx((0.6931472 + 0.0067153) / 2)  # -log(1/2), -log(1 - p_1)
+
+
+@pytest.mark.parametrize("widths", [(), (8,), (8, 5)])
+def test_a_stack_is_autograd_but_for_rounding(widths):
+    for seed, (layers, _) in enumerate(trained([member(seed, 6, 4) for seed in range(5)], widths)):
+        assert close(layers, by_autograd(member(seed, 6, 4), widths))
+        assert not close(layers, by_autograd(member(seed + 1, 6, 4), widths))
 
 
 def test_without_the_bias_in_the_products_it_would_be_wrong():
-    members = random_members(2)
-    layers, _ = trained(members, lambda stack: stack.products.sub_(1))[0]
-    assert not close(layers, by_autograd(members[0]))
+    layers, _ = trained([member(0, 6, 4), member(1, 6, 4)], spoil=lambda stack: stack.products.sub_(1))[0]
+    assert not close(layers, by_autograd(member(0, 6, 4)))
 
 
-@pytest.mark.parametrize("beside", [1, 2, 5, 16])
-def test_a_client_s_bits_do_not_depend_on_who_stands_beside_it(beside):
-    members = random_members(17)
-    together = trained(members)
-    apart = [each for i in range(0, 17, beside) for each in trained(members[i : i + beside])]
-    for (ours, loss), (theirs, same_loss) in zip(together, apart, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-        assert loss == same_loss
+SHAPES = [(6, 4, (8, 5)), (13, 4, (200,)), (5, 1, (64, 64)), (9, 9, (1, 40)), (60, 10, (200, 200)), (7, 3, ())]
+
+
+@pytest.mark.parametrize(("size", "batch_size", "widths"), SHAPES)
+def test_a_client_s_bits_do_not_depend_on_who_stands_beside_it(size, batch_size, widths):
+    def some(*seeds):
+        return trained([member(seed, size, batch_size, features=100) for seed in seeds], widths)
+
+    together = some(*range(17))
+    for beside in (1, 2, 5, 16):
+        apart = [each for i in range(0, 17, beside) for each in some(*range(17)[i : i + beside])]
+        for (ours, loss), (theirs, same_loss) in zip(together, apart, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+            assert loss == same_loss
+
+
+def test_a_product_of_one_matrix_would_be_rounded_otherwise(monkeypatch):
+    together, apart = trained([member(0, 13, 4), member(1, 13, 4)], (200,)), []
+
+    def unpadded(stack):
+        for name in ("outputs", "products", "targets", "rates", "starts", "added", "loss"):
+            setattr(stack, name, getattr(stack, name).chunk(2)[0])
+        stack.weights, stack.biases = ([tensor[:1] for tensor in part] for part in (stack.weights, stack.biases))
+        stack.size, stack.copies = 1, 1
+
+    apart = trained([member(0, 13, 4)], (200,), unpadded)
+    assert close(apart[0][0], together[0][0])
+    assert not all(torch.equal(a, b) for a, b in zip(apart[0][0], together[0][0], strict=True))
 
 
 @pytest.mark.parametrize(("name", "value", "largest"), [("AT_ONCE", 1, 1), ("AT_ONCE", 2, 2), ("ROOM", 9_000, 2)])
@@ -169,29 +196,59 @@ def test_nor_on_how_many_are_stacked_at_once(name, value, largest, stacks, monke
     assert max(map(len, stacks)) == largest
 
 
-def test_what_a_stack_is_worth_by_hand():
+def test_what_a_stack_is_worth_by_hand(monkeypatch):
     # 10 samples of 20 features, width 5, each seen twice. Products: 10 * 20 * (2 * 5 + 10) + 20 * 10 * 5 = 5,000;
     # as itself: 2 * 20 * 20 * 5 = 4,000.
-    for faster, visit, worth in ((1, 0, False), (1, 1000, True), (1, 999, False), (1.25, 0, True), (1.2, 0, False)):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedlit.cohort.FASTER", faster)
-            patch.setattr("fedlit.cohort.VISIT", visit)
-            assert is_worth_it(10, 20, 5, seen=20, batch_size=64) is worth
-            assert is_worth_it(10, 20, 5, seen=20, batch_size=65) is (visit == 1000)
-    one = Member(None, torch.zeros(10, 20), torch.zeros(10), [torch.arange(10)] * 2, 0.1)
-    assert one.num_bytes(5) == 4 * 10 * (20 + 10 + 2 * 5)
+    kind = Kind(10, 4, 2, None)
+    assert kind.num_bytes(20, 5) == 4 * 10 * (20 + 10 + 2 * 5)
+    for faster, spared, worth in ((1, 0, False), (1, 1000, True), (1, 999, False), (1.25, 0, True), (1.2, 0, False)):
+        monkeypatch.setattr("fedlit.stack.FASTER", faster)
+        monkeypatch.setattr("fedlit.stack.SPARED", spared)
+        assert kind.fits(20, 5) is worth
+        assert Kind(10, 2, 0, 10).fits(20, 5) is worth  # ten steps of two samples
+        monkeypatch.setattr("fedlit.stack.SMALL", 3)
+        assert kind.fits(20, 5) is (spared == 1000)
+        monkeypatch.setattr("fedlit.stack.SMALL", 64)
+    monkeypatch.setattr("fedlit.stack.ROOM", 1600)
+    monkeypatch.setattr("fedlit.stack.SPARED", 1000)
+    assert kind.fits(20, 5)
+    monkeypatch.setattr("fedlit.stack.ROOM", 1599)
+    assert not kind.fits(20, 5)
+    assert not Kind(10, 4, 0, None).fits(20, 5)
+
+
+def test_the_same_clients_are_stacked_on_one_process_and_on_many(monkeypatch):
+    data, method = toy_data(size=150, num_clients=12, client_batch_sizes={0: 3, 5: 3}), FedAvg(SMALL, SGD)
+    data.setup()
+    method.fast = True
+    stage = method.configure_stages()[0]
+
+    def stacked(rank, processes):
+        fabric = Fabric(accelerator="cpu")
+        for name, value in (("global_rank", rank), ("world_size", processes)):
+            monkeypatch.setattr(Fabric, name, value)
+        plans = lambda k: Plan(stage, 0)  # noqa: E731
+        return Cohort.of(fabric, method, list(range(12)), plans, data.client, None, method.state_dict()).mine
+
+    one = stacked(0, 1)
+    assert one
+    assert 0 not in one  # of a kind with client 5 alone
+    assert sorted(stacked(0, 3) + stacked(1, 3) + stacked(2, 3)) == one
+    monkeypatch.setattr("fedlit.cohort.MANY", 1)
+    monkeypatch.setattr("fedlit.cohort.SHARE", 0.1)
+    assert 0 in stacked(0, 1)
 
 
 def test_an_upload_is_no_view_of_the_stack():
-    for layers, _ in trained(random_members(3)):
+    for layers, _ in trained([member(seed, 6, 4) for seed in range(3)]):
         assert all(layer.untyped_storage().nbytes() == layer.numel() * 4 for layer in layers)
 
 
 def test_a_stack_stops_when_asked():
-    stack = Stack([torch.zeros(2, 1)], [torch.zeros(2)], [member([[2.0]], [0], [[0], [0]])])
+    stack = Stack(*perceptron(30, ()), [member(0, 6, 4)])
     with pytest.raises(Interrupted):
-        stack.train(lambda: len(stack.losses) == 1)
-    assert len(stack.losses) == 1
+        stack.train(Kind(6, 4, 2, None), lambda: stack.steps == 1)
+    assert stack.steps == 1
 
 
 class OwnStart(FedAvg):
@@ -214,6 +271,26 @@ class OwnStep(FedAvg):
         return super().training_step(batch, batch_idx)
 
 
+class OwnWeight(FedAvg):
+    def client_weight(self, client):
+        return super().client_weight(client)
+
+
+class OwnModel(FedAvg):
+    def global_model(self):
+        return copy.deepcopy(self.network)
+
+    def forward(self, x):
+        return self.network(x)
+
+
+def step_hung_on_itself():
+    method = FedAvg(SMALL, SGD)
+    step = method.training_step
+    method.training_step = lambda batch, index: step(batch, index)
+    return method
+
+
 class PersonalHead(FedAvg):
     shared = ("network.extractor",)
 
@@ -234,7 +311,18 @@ def of(kind, network=SMALL, optimizer=SGD):
     return {"method": lambda: kind(network, optimizer)}
 
 
+def hung_on_itself():
+    method = FedAvg(SMALL, SGD)
+    method.on_client_start = lambda client: None
+    return method
+
+
 NOT_PLAIN = {
+    "a start that is hung on it": {"method": hung_on_itself},
+    "a step that is hung on it": {"method": step_hung_on_itself},
+    "a weight of its own": of(OwnWeight),
+    "a model of its own": of(OwnModel),
+    "few clients": {"data": lambda: toy_data(size=36)},
     "exact mode": {"fast": False},
     "a start of its own": of(OwnStart),
     "networks of its own": of(OwnNetworks),
@@ -249,8 +337,8 @@ NOT_PLAIN = {
     "momentum": of(FedAvg, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
     "Adam": of(FedAvg, optimizer=partial(torch.optim.Adam, lr=0.1)),
     "a clipped gradient": {"gradient_clip_val": 1.0},
-    "random inputs": {"data": lambda: toy_data(size=45, augmentation=[Flip()])},
-    "many samples": {"data": lambda: toy_data(size=6000, batch_size=1000), "local_epochs": 1},
+    "random inputs": {"data": lambda: toy_data(size=60, num_clients=5, augmentation=[Flip()])},
+    "many samples": {"data": lambda: toy_data(size=6000, num_clients=5, batch_size=1000), "local_epochs": 1},
     "double precision": {"precision": "64-true"},
 }
 
@@ -269,23 +357,14 @@ def test_a_rule_of_its_own_gets_every_upload(stacks):
 
     method = Median(SMALL, SGD)
     federation = run(lambda: method, num_rounds=1)
-    assert [upload.client for upload in method.seen] == [0, 1, 2]
+    assert [upload.client for upload in method.seen] == [0, 1, 2, 3, 4]
     assert equal(federation.global_state, method.seen[0].state)
-    assert stacks == [[0, 1, 2]]
-
-
-class BadWeight(FedAvg):
-    spoil = None
-
-    def client_weight(self, client):
-        if client.id == 1 and self.spoil == "weight":
-            raise OSError("no scales")
-        return super().client_weight(client)
+    assert stacks == [[0, 1, 2, 3, 4]]
 
 
 def spoilt_data(how):
     """Client 1 has what would stop or spoil its visit."""
-    data = toy_data(size=48, num_clients=4)
+    data = toy_data(size=75, num_clients=5)
     plain = data.train_batches
 
     def spoilt(client, *args):
@@ -296,6 +375,8 @@ def spoilt_data(how):
             batches.x[0] = float("nan")
         if client == 1 and how == "targets":
             batches.y[0] = 3
+        if client == 1 and how == "fewer":
+            batches.x = batches.x[:-1]
         return batches
 
     data.train_batches = spoilt
@@ -309,23 +390,57 @@ class Others(FedAvg):
         return super().aggregate((upload for upload in uploads if upload.client != 1), current)
 
 
-REASONS = {"samples": "not finite", "targets": "Target 3", "batches": "no disk", "weight": "no scales"}
+REASONS = {"samples": "not finite", "targets": "Target 3", "batches": "no disk", "fewer": "out of range"}
 
 
-@pytest.mark.parametrize("how", ["samples", "targets", "batches", "weight"])
+@pytest.mark.parametrize("how", REASONS)
 def test_a_bad_client_spoils_nothing(how, stacks, tmp_path):
-    class Spoilt(BadWeight):
-        spoil = how
-
-    bad = run(lambda: Spoilt(SMALL, SGD), lambda: spoilt_data(how), num_rounds=1, default_root_dir=str(tmp_path))
+    bad = run(None, lambda: spoilt_data(how), num_rounds=1, default_root_dir=str(tmp_path))
     events = [json.loads(line) for line in (Path(bad.log_dir) / "events.jsonl").read_text().splitlines()]
     (left_out,) = [event for event in events if event["event"] == "left_out"]
     assert left_out["client"] == 1
     assert REASONS[how] in left_out["reason"]
-    assert {r["client"] for r in rows(bad) if r["metric"] == "train_loss"} == {"0", "2", "3"}
+    assert {r["client"] for r in rows(bad) if r["metric"] == "train_loss"} == {"0", "2", "3", "4"}
     assert stacks
     others = run(lambda: Others(SMALL, SGD), lambda: spoilt_data(None), num_rounds=1)
     assert equal(bad.global_state, others.global_state)
+
+
+def test_a_stack_that_fails_is_visited(stacks, monkeypatch):
+    def failing(self, batch):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(Stack, "_step", failing)
+    state = run().global_state
+    assert stacks
+    alone(monkeypatch)
+    assert equal(state, run().global_state)
+
+
+class Thaw(FederationCallback):
+    def on_round_start(self, federation, module, round, clients):
+        module.requires_grad_(True)
+
+
+def test_a_frozen_layer_stays_frozen(stacks):
+    def method():
+        method = FedAvg(SMALL, SGD)
+        method.network.extractor.requires_grad_(False)
+        return method
+
+    federation = run(method, callbacks=Thaw())
+    name = "network.extractor.1.weight"
+    assert torch.equal(federation.global_state[name], federation.run.initial[name])
+    assert stacks == []
+
+
+def test_the_next_random_number_is_the_same(stacks, monkeypatch):
+    run(DRAWN["method"])
+    after = torch.rand(3)
+    alone(monkeypatch)
+    run(DRAWN["method"])
+    assert torch.equal(after, torch.rand(3))
+    assert stacks
 
 
 def test_a_run_that_was_cut_goes_on_with_the_same_bits(stacks, tmp_path):

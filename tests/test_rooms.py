@@ -11,9 +11,9 @@ ORDER = [  # each room may import from those before it
     "data", "joint", "pooling", "networks", "losses", "ramp", "aggregation", "precision", "evaluation", "heads",
     "ensemble", "checkpoint", "stage", "methods.base", "methods.fedavg", "methods.fedprox", "methods.finetuned",
     "methods.local", "methods.fml", "methods.fedmmd", "methods.fedfusion", "methods.moe", "methods.dlad", "methods",
-    "early", "closed_form", "descent", "means", "visit", "cohort", "memories", "strategy", "failure", "recorder", "run",
-    "server", "scoring", "adapt", "schedule", "snapshot", "pictures", "progress", "callbacks", "folder", "door",
-    "books", "federation", "command", "", "refusal", "cli", "__main__",
+    "early", "closed_form", "descent", "means", "visit", "stack", "cohort", "memories", "strategy", "failure",
+    "recorder", "run", "server", "scoring", "adapt", "schedule", "snapshot", "pictures", "progress", "callbacks",
+    "folder", "door", "books", "federation", "command", "", "refusal", "cli", "__main__",
 ]  # fmt: skip
 
 LONG = ("base", "dlad")  # the contract; and a paper that is three trainings, of which two are a class of their own
