@@ -92,7 +92,8 @@ trainer: {num_rounds: 2, accelerator: cpu}
 """
 
 
-@pytest.mark.parametrize("method", ["dlad", pytest.param("moe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["dlad", "moe"])
 def test_a_programme_on_two_processes_ends_in_the_same_bits_as_on_one(method, tmp_path):
     ends = []
     for devices in ("1", "2"):
