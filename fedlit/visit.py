@@ -154,7 +154,9 @@ def visit(
     if stage.exchange:
         upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
     if stage.collect:  # the client has it, too, but one copy is enough
-        upload = Upload(client.id, {n: t for n, t in state.items() if n.startswith(module.collected)})
+        collected = {n: t for n, t in state.items() if n.startswith(module.collected)}
+        same = {n for n, t in collected.items() if n in memory.state and torch.equal(memory.state[n], t)}
+        upload = Upload(client.id, {n: memory.state[n] if n in same else t for n, t in collected.items()})
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}
     momenta = optimizer_state(module, optimizers, kept)
     return Outcome(upload, Memory(own, {stage.name: momenta} if momenta else {}), logs)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
+from lightning.fabric import Fabric
 from torch import nn, tensor
 
 from fedlit import FederatedData
@@ -15,6 +16,7 @@ from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD
 from fedlit.partition import ClassSets
+from fedlit.visit import Memory, Plan, visit
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 SHORT = {"client_epochs": 3, "density_epochs": 2, "distil_epochs": 3}
@@ -268,6 +270,18 @@ def test_an_earlier_run_with_another_network_is_refused(tmp_path):
     first = fitted(seeded(SmallCNN), pooled_data(), default_root_dir=str(tmp_path))
     with pytest.raises(ValueError, match=r"`model.earlier` holds an upload of client 0 that its network cannot take"):
         fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
+
+
+def test_what_an_earlier_stage_has_trained_is_uploaded_without_a_copy():
+    method, data = seeded(linear), pooled_data()
+    data.setup()
+    fabric, client = Fabric(accelerator="cpu"), data.client(0, 1)
+    first, second = method.configure_stages()[:2]
+    memory = visit(fabric, method, client, Plan(first, 0), (), Memory()).memory
+    upload = visit(fabric, method, client, Plan(second, 0), (), memory).upload
+    home = {id(tensor) for tensor in memory.state.values()}
+    assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) in home} == {"classifier"}
+    assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) not in home} == {"density"}
 
 
 def test_what_was_uploaded_is_not_kept_at_home_as_well():

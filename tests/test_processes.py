@@ -58,8 +58,9 @@ def start(folder: Path, *args: str) -> subprocess.Popen:
     (folder / "nets.py").write_text(NETWORK)
     (folder / "recipe.yaml").write_text(RECIPE)
     before, after = RECIPE.split("  class_path: fedlit.methods.FineTuned")
-    for name, method in (("fml", FML), ("stack", STACK)):
-        (folder / f"{name}.yaml").write_text(before + method + after[after.index("trainer:") :])
+    after = after[after.index("trainer:") :]
+    (folder / "fml.yaml").write_text(before + FML + after)
+    (folder / "stack.yaml").write_text(before.replace(before.splitlines()[6], "") + STACK + after)  # equal clients
     command = [
         sys.executable,
         "-m",
