@@ -101,8 +101,8 @@ class Cohort:
         is_all = not known and server.keys() == set(names)
         return cls(fabric, module, clients, plan_for, client_of, enter, server, names) if is_all else None
 
-    def outcome(self, k: int) -> Outcome | None:
-        """What a client's visit brings; None if it must be visited by itself."""
+    def outcome(self, k: int, memory: Memory) -> Outcome | None:
+        """What a client's visit brings, who keeps the state that it has; None if it must be visited by itself."""
         if k not in self.ahead and k in self.mine:
             self._work_ahead(k)
         place = self.ahead.pop(k, None)
@@ -113,7 +113,7 @@ class Cohort:
         layers, loss = stack.trained(i)
         state = dict(zip(self.names, layers, strict=True))
         upload = Upload(k, {name: state[name] for name in self.order}, float(self.module.client_weight(client)))
-        return Outcome(upload, Memory(), {"train_loss": loss})
+        return Outcome(upload, Memory(memory.state), {"train_loss": loss})
 
     def _work_ahead(self, k: int) -> None:
         self.enter(k)

@@ -235,7 +235,7 @@ class Run:
     ) -> tuple[Outcome | Failure, Scores]:
         client, memory = self.data.client(k, round), self.memories.get(k) or Memory()
         try:
-            if (outcome := cohort and cohort.outcome(k)) is None:
+            if (outcome := cohort and cohort.outcome(k, memory)) is None:
                 self.enter(k, "server" if plan.stage.exchange else "personal", round)
                 outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
             elif score:

@@ -21,6 +21,7 @@ from fedlit.cohort import Cohort
 from fedlit.methods import FML, FedProx
 from fedlit.networks import MLP
 from fedlit.stack import Kind, Member, Stack
+from fedlit.stage import Stage
 from fedlit.visit import Interrupted, Plan
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -441,6 +442,22 @@ def test_the_next_random_number_is_the_same(stacks, monkeypatch):
     run(DRAWN["method"])
     assert torch.equal(after, torch.rand(3))
     assert stacks
+
+
+class HomeFirst(FedAvg):
+    def configure_stages(self):
+        return [Stage("home", exchange=False, rounds=1), Stage("federate", rounds=1)]
+
+
+def test_what_a_client_has_from_an_earlier_stage_stays(stacks, monkeypatch):
+    def personal():
+        return run(lambda: HomeFirst(SMALL, SGD)).personal_states
+
+    stacked = personal()
+    assert stacks == [[0, 1, 2, 3, 4]]
+    alone(monkeypatch)
+    visited = personal()
+    assert all(stacked[k] and equal(stacked[k], visited[k]) for k in range(5))
 
 
 def test_a_run_that_was_cut_goes_on_with_the_same_bits(stacks, tmp_path):
