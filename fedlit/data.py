@@ -124,7 +124,7 @@ class FederatedData(LightningDataModule):
 
     def prepare_data(self) -> None:
         if self.train_dataset is None:
-            datasets.load(self.dataset, self.root)  # downloads and caches once, on the first process
+            datasets.fetch(self.dataset, self.root)  # downloads and caches once, on the first process
 
     def setup(self, stage: str | None = None) -> None:
         if self.images is not None:

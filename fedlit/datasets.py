@@ -68,10 +68,15 @@ def load(dataset: str, root: str) -> Images:
         root: Folder that holds ``<dataset>.npz``. What is missing there is downloaded (CINIC-10: read from the folder
             ``CINIC-10``) and kept there as that file.
     """
+    return _read_npz(fetch(dataset, root), _FACTS.get(dataset))
+
+
+def fetch(dataset: str, root: str) -> Path:
+    """The file of a data set, downloaded (or converted) if it is missing; takes what `load` takes."""
     folder = Path(root).expanduser()
     if dataset.endswith(".npz"):
         own = Path(dataset).expanduser()
-        return _read_npz(own if own.is_file() else folder / own, None)
+        return own if own.is_file() else folder / own
     if dataset not in DATASETS:
         close = difflib.get_close_matches(dataset.lower(), DATASETS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else "."
@@ -79,7 +84,7 @@ def load(dataset: str, root: str) -> Images:
     path = _SAMPLE if dataset == "fashion_sample" else folder / f"{dataset}.npz"
     if not path.is_file():
         _save_npz(path, _read_cinic10(path) if dataset == "cinic10" else _download(dataset, path))
-    return _read_npz(path, _FACTS[dataset])
+    return path
 
 
 def from_datasets(train: Dataset, test: Dataset) -> Images:
