@@ -16,7 +16,7 @@ from torch import nn
 from fedlit.aggregation import State, Upload
 from fedlit.batches import Batches
 from fedlit.client import Client
-from fedlit.closed_form import ClosedForm, is_changed, linear_layers
+from fedlit.closed_form import STEP, ClosedForm, is_changed, linear_layers
 from fedlit.descent import is_plain
 from fedlit.methods.base import FederatedModule
 from fedlit.precision import autocast
@@ -39,6 +39,23 @@ AT_ONCE = 16  # clients in a stack: more gain little
 MANY, SHARE = 4, 0.25  # clients of a kind in a round, for stacks of one to be rare
 
 
+def perceptron_names(fabric: Fabric, module: FederatedModule, plan: Plan, server: State) -> list[str] | None:
+    """Names of the weight and the bias of each layer, where a method averages one perceptron in fast mode and adds
+    nothing of its own to a visit; None for any other.
+    """
+    if not module.fast or autocast(fabric) is not nullcontext or is_changed(module, (*STEP, *VISIT)):
+        return None
+    if any(type(part).train is not nn.Module.train for part in module.modules()):
+        return None
+    layers, stage = linear_layers(module.global_model()), plan.stage
+    is_plain_stage = stage.exchange and not stage.module and not stage.monitor and stage.public == "no"
+    if layers is None or not is_plain_stage or plan.gradient_clip_val is not None:
+        return None
+    known = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
+    names = [known.pop(id(tensor), "") for layer in layers for tensor in (layer.weight, layer.bias)]
+    return names if not known and server.keys() == set(names) else None
+
+
 class Cohort:
     """Visits of a round, worked ahead in stacks.
 
@@ -50,7 +67,7 @@ class Cohort:
         client_of: The client of an id, in this round.
         enter: Loads a client's state into the live module.
         server: What all begin with.
-        names: Of the weight and the bias of each layer in turn.
+        names: From `perceptron_names`.
     """
 
     def __init__(
@@ -74,32 +91,6 @@ class Cohort:
         chosen = {kind for kind in often if kind.fits(*self.weights[0].shape[::-1])}
         self.mine = [k for k in clients[fabric.global_rank :: fabric.world_size] if self.kinds[k] in chosen]
         self.ahead: dict[int, tuple[Stack, int] | None] = {}  # None: must be visited by itself after all
-
-    @classmethod
-    def of(
-        cls,
-        fabric: Fabric,
-        module: FederatedModule,
-        clients: list[int],
-        plan_for: Callable[[int], Plan],
-        client_of: Callable[[int], Client],
-        enter: Callable[[int], None],
-        server: State,
-    ) -> "Cohort | None":
-        """For a method that averages one perceptron and adds nothing of its own to a visit; None for any other."""
-        if not module.fast or autocast(fabric) is not nullcontext or is_changed(module, VISIT):
-            return None
-        if any(type(part).train is not nn.Module.train for part in module.modules()):
-            return None
-        plan, layers = plan_for(clients[0]), linear_layers(module.global_model())
-        stage = plan.stage
-        is_plain_stage = stage.exchange and not stage.module and not stage.monitor and stage.public == "no"
-        if layers is None or not is_plain_stage or plan.gradient_clip_val is not None:
-            return None
-        known = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
-        names = [known.pop(id(tensor), "") for layer in layers for tensor in (layer.weight, layer.bias)]
-        is_all = not known and server.keys() == set(names)
-        return cls(fabric, module, clients, plan_for, client_of, enter, server, names) if is_all else None
 
     def outcome(self, k: int, memory: Memory) -> Outcome | None:
         """What a client's visit brings, who keeps the state that it has; None if it must be visited by itself."""

@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.assignment import Assignment
-from fedlit.cohort import Cohort
+from fedlit.cohort import Cohort, perceptron_names
 from fedlit.data import FederatedData
 from fedlit.evaluation import Scores, evaluate
 from fedlit.failure import Failure, all_failed, failure
@@ -197,7 +197,9 @@ class Run:
         """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
         stage = plan_for(clients[0]).stage
         client_of, enter = partial(self.data.client, round=round), partial(self.enter, prefer="server", round=round)
-        cohort = Cohort.of(self.fabric, self.module, clients, plan_for, client_of, enter, self.shared_state)
+        given = (self.fabric, self.module, clients, plan_for, client_of, enter, server := self.shared_state)
+        names = perceptron_names(self.fabric, self.module, plan_for(clients[0]), server)
+        cohort = Cohort(*given, names) if names else None
 
         def work(k: int) -> tuple[Outcome | Failure, Scores]:
             tell(clients.index(k) + 1, len(clients))

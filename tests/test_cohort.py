@@ -17,7 +17,7 @@ from fedlit import FedAvg, LocalOnly
 from fedlit.augment import Flip
 from fedlit.batches import Batches
 from fedlit.callbacks import FederationCallback
-from fedlit.cohort import Cohort
+from fedlit.cohort import Cohort, perceptron_names
 from fedlit.methods import FML, FedProx
 from fedlit.networks import MLP
 from fedlit.stack import Kind, Member, Stack
@@ -49,7 +49,7 @@ def run(method=None, data=None, **options):
 
 
 def alone(monkeypatch):
-    monkeypatch.setattr(Cohort, "of", classmethod(lambda cls, *_: None))
+    monkeypatch.setattr("fedlit.run.perceptron_names", lambda *_: None)
 
 
 def near(a, b) -> bool:
@@ -229,7 +229,8 @@ def test_the_same_clients_are_stacked_on_one_process_and_on_many(monkeypatch):
         for name, value in (("global_rank", rank), ("world_size", processes)):
             monkeypatch.setattr(Fabric, name, value)
         plans = lambda k: Plan(stage, 0)  # noqa: E731
-        return Cohort.of(fabric, method, list(range(12)), plans, data.client, None, method.state_dict()).mine
+        names = perceptron_names(fabric, method, plans(0), server := method.state_dict())
+        return Cohort(fabric, method, list(range(12)), plans, data.client, None, server, names).mine
 
     one = stacked(0, 1)
     assert one
