@@ -1,0 +1,92 @@
+"""Does a change keep every bit? Hashes of weights and metrics.csv after a short run of every method.
+
+python tools/same_bits.py > before.txt    # on one commit
+python tools/same_bits.py | diff before.txt -    # on another, with the same CPU, torch and number of threads
+"""
+
+import hashlib
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from fedlit.data import FederatedData
+from fedlit.federation import Federation
+from fedlit.methods import DLAD, FML, FedAvg, FedFusion, FedMMD, FedProx, FineTuned, LocalOnly, MixtureOfExperts
+from fedlit.networks import MLP, LeNet5, McMahanCNN
+from fedlit.partition import Dirichlet
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def plain_sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05)
+
+
+def lenet():
+    return LeNet5(in_channels=1, image_size=28)
+
+
+def fusible():
+    return McMahanCNN()
+
+
+METHODS = {
+    "FedAvg": lambda: FedAvg(lenet, sgd),
+    "FedAvg MLP": lambda: FedAvg(MLP, plain_sgd),
+    "FedProx": lambda: FedProx(lenet, sgd),
+    "FML": lambda: FML(lenet, MLP, sgd),
+    "FedMMD": lambda: FedMMD(fusible, plain_sgd),
+    "FedFusion": lambda: FedFusion(fusible, plain_sgd),
+    "MixtureOfExperts": lambda: MixtureOfExperts(MLP, plain_sgd, epochs=2),
+    "DLAD": lambda: DLAD(MLP, plain_sgd, client_epochs=2, density_epochs=2, distil_epochs=2),
+    "LocalOnly": lambda: LocalOnly(lenet, sgd),
+    "FineTuned": lambda: FineTuned(MLP, plain_sgd, finetune_epochs=2, monitor="loss"),
+}
+
+
+def data(method: str) -> FederatedData:
+    public = 0.5 if method == "DLAD" else 0.0
+    samples = Dirichlet(alpha=0.5, min_samples=30)
+    return FederatedData(num_clients=12, partition=samples, batch_size=20, opt_out_samples=0.2, public=public)
+
+
+def state_hash(federation: Federation) -> str:
+    digest = hashlib.sha256()
+    states = {"server": federation.global_state, **federation.personal_states}
+    for owner, state in states.items():
+        for name, tensor in sorted(state.items()):
+            digest.update(f"{owner} {name}".encode())
+            digest.update(tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    chosen = sys.argv[1:] or list(METHODS)
+    for name in chosen:
+        for fast in (False, True):
+            with tempfile.TemporaryDirectory() as folder:
+                torch.manual_seed(1)
+                federation = Federation(
+                    num_rounds=3,
+                    fraction_fit=0.5,
+                    fast=fast,
+                    default_root_dir=folder,
+                    logger=False,
+                    enable_progress_bar=False,
+                    accelerator="cpu",
+                    seed=3,
+                )
+                federation.fit(METHODS[name](), data(name))
+                metrics = next(Path(folder).rglob("metrics.csv")).read_bytes()
+                records = hashlib.sha256(metrics).hexdigest()[:16]
+                mode = "fast" if fast else "exact"
+                print(f"{name:18} {mode:6} weights {state_hash(federation)} metrics {records}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
