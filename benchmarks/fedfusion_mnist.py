@@ -18,11 +18,11 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from fedlit import FedAvg, FederatedData, Federation
 from fedlit.callbacks import FederationCallback
+from fedlit.engine.evaluation import Scorer
 from fedlit.methods import FedFusion
 from fedlit.networks import McMahanCNN
 from fedlit.partition import PermutedPixels
-from fedlit.recorder import Row, summary
-from fedlit.scoring import Scorer
+from fedlit.records.recorder import Row, summary
 
 MILESTONES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
 READINGS = {

@@ -11,8 +11,7 @@ import fedlit._torchvision  # noqa: F401  (before anything imports torchvision)
 
 if TYPE_CHECKING:
     from fedlit.aggregation import Upload
-    from fedlit.client import Client
-    from fedlit.data import FederatedData
+    from fedlit.data import Client, FederatedData
     from fedlit.federation import Federation
     from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
 
@@ -29,7 +28,7 @@ __all__ = [
     "Stage",
     "Upload",
 ]
-_ROOMS = {"Upload": "aggregation", "Client": "client", "FederatedData": "data", "Federation": "federation"}
+_ROOMS = {"Upload": "aggregation", "Client": "data", "FederatedData": "data", "Federation": "federation"}
 
 
 def __getattr__(name: str) -> Any:

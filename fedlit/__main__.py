@@ -1,5 +1,5 @@
 """python -m fedlit"""
 
-from fedlit.command import main
+from fedlit.cli.command import main
 
 main()

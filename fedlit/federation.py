@@ -11,26 +11,26 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
-from fedlit import checkpoint
-from fedlit.adapt import adapt
-from fedlit.allocator import keep_large_blocks
-from fedlit.books import Books
 from fedlit.callbacks import as_callbacks
 from fedlit.data import FederatedData
-from fedlit.door import check_experiment, check_options, make_fabric
-from fedlit.folder import find_checkpoint, run_folder, stop_signals
+from fedlit.engine.adapt import adapt
+from fedlit.engine.checks import check_experiment, check_options, make_fabric
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.precision import check_precision
+from fedlit.engine.processes import any_process, broadcast
+from fedlit.engine.run import Run
+from fedlit.engine.schedule import Schedule
+from fedlit.engine.server import serve
+from fedlit.engine.snapshot import restore
+from fedlit.engine.visit import Interrupted, KeepOptimizer, set_fast
+from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
-from fedlit.pictures import draw_curves
-from fedlit.precision import check_precision
-from fedlit.progress import Progress, report, tell_which
-from fedlit.recorder import Row, write_predictions
-from fedlit.run import Run
-from fedlit.schedule import Schedule
-from fedlit.scoring import Scorer
-from fedlit.server import serve
-from fedlit.snapshot import restore
-from fedlit.strategy import any_process, broadcast
-from fedlit.visit import Interrupted, KeepOptimizer, set_fast
+from fedlit.records import checkpoint
+from fedlit.records.fit_log import Books
+from fedlit.records.pictures import draw_curves
+from fedlit.records.progress import Progress, report, tell_which
+from fedlit.records.recorder import Row, write_predictions
+from fedlit.records.run_folder import find_checkpoint, run_folder, stop_signals
 
 Data = FederatedData | None
 

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor, nn
 
-from fedlit.pooling import MaxPool
+from fedlit.fast.max_pool import MaxPool
 
 Init = Literal["default", "xavier", "truncated_normal"]
 Norm = Literal["batch", "group"]

@@ -5,8 +5,8 @@ import torch
 from conftest import SmallCNN
 from torch import nn, tensor
 
-from fedlit.ensemble import Ensemble, Teachers
 from fedlit.heads import Pretrained, Scattered, with_outputs
+from fedlit.methods.teachers import Ensemble, Teachers
 
 
 def test_teachers_are_mixed_as_probabilities():

@@ -6,6 +6,7 @@ from jsonargparse import ArgumentParser
 from torch import nn
 from torch.testing import assert_close
 
+from fedlit.fast.max_pool import MaxPool
 from fedlit.networks import (
     CIFARCNN,
     CNN1,
@@ -19,7 +20,6 @@ from fedlit.networks import (
     ResNet18,
     TwoStreamAlexNet,
 )
-from fedlit.pooling import MaxPool
 
 SMALL = [MLP, LeNet5, CNN1, CNN2, McMahanCNN, CIFARCNN, TwoStreamAlexNet, MoEExpert]
 ALL = [*SMALL, ResNet18, DenseNet]

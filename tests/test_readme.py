@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedlit.cli import main
+from fedlit.cli.app import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -10,7 +10,7 @@ from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
-from fedlit.stage import Stage
+from fedlit.methods.stage import Stage
 
 __all__ = [
     "DLAD",

@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fedlit.aggregation import State, Upload, weighted_mean
-from fedlit.client import Client, Server
-from fedlit.stage import Stage
+from fedlit.data.client import Client, Server
+from fedlit.methods.stage import Stage
 
 NetworkFactory = Callable[[], nn.Module]
 # Containers first and int keys: in another order the CLI saves a config that it cannot read again.

@@ -18,10 +18,8 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fedlit import checkpoint
 from fedlit.aggregation import State
-from fedlit.client import Client, Server
-from fedlit.ensemble import Ensemble, Teachers, optimal_confidence
+from fedlit.data.client import Client, Server
 from fedlit.heads import Scattered, with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy
 from fedlit.methods.base import (
@@ -35,8 +33,10 @@ from fedlit.methods.base import (
     load,
 )
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.stage import Stage
+from fedlit.methods.teachers import Ensemble, Teachers, optimal_confidence
+from fedlit.records import checkpoint
 from fedlit.rng import isolated
-from fedlit.stage import Stage
 
 
 class Density(FedAvg):

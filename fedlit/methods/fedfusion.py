@@ -20,7 +20,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State, Upload, weighted_mean
-from fedlit.client import Client
+from fedlit.data.client import Client
 from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, record
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fedlit.client import Client
+from fedlit.data.client import Client
 from fedlit.losses import half_squared_error, mmd
 from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, record
 

@@ -10,7 +10,7 @@ Law: mu = 0 is FedAvg.
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from fedlit.client import Client
+from fedlit.data.client import Client
 from fedlit.losses import proximal_penalty
 from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, frozen
 

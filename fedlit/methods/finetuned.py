@@ -8,7 +8,7 @@ from typing import Literal
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build
-from fedlit.stage import Stage
+from fedlit.methods.stage import Stage
 
 
 class FineTuned(FederatedModule):

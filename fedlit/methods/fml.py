@@ -18,10 +18,10 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fedlit.client import Client
+from fedlit.data.client import Client
 from fedlit.losses import mutual_loss
 from fedlit.methods.base import ClientNetworks, ClientOptimizers, FederatedModule, NetworkFactory, build, for_client
-from fedlit.ramp import Ramp
+from fedlit.methods.ramp import Ramp
 from fedlit.rng import Stream, derive
 
 

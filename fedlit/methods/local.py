@@ -5,7 +5,7 @@ Law: a client's network ends as if it had been trained alone, for as many epochs
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.client import Client
+from fedlit.data.client import Client
 from fedlit.methods.base import (
     ClientNetworks,
     ClientOptimizers,
@@ -14,7 +14,7 @@ from fedlit.methods.base import (
     build,
     for_client,
 )
-from fedlit.stage import Stage
+from fedlit.methods.stage import Stage
 
 
 class LocalOnly(FederatedModule):

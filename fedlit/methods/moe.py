@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fedlit.client import Client
+from fedlit.data.client import Client
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, build, load
 from fedlit.methods.fedavg import FedAvg
-from fedlit.stage import Stage
+from fedlit.methods.stage import Stage
 
 
 class Mixture(FederatedModule):

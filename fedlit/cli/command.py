@@ -1,0 +1,43 @@
+"""The `fedlit` command. Its own help comes at once; what the subcommands need takes seconds to import."""
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from importlib import import_module
+
+SUBCOMMANDS = {
+    "fit": "Train a method over its rounds.",
+    "validate": "Evaluate every client on its own validation samples, and the global model on the test set too.",
+    "test": "Evaluate the global model and every client's own on the pooled test set.",
+    "predict": "Predict the test set, by the global model or by a client's own; writes predictions_*.csv.",
+    "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
+}
+EXAMPLES = """\
+examples:
+  fedlit fit --config fml_fashion.yaml                      a recipe that comes with fedlit, on embedded data
+  fedlit fit --config fml_fashion.yaml --model.alpha 0.7    with an option changed
+  fedlit fit --config my.yaml --ckpt_path last              go on with the newest run
+  fedlit fit --config fml_fashion.yaml --print_config       all options of a recipe, for a file of your own
+  fedlit fit --help                                         every option
+"""
+
+
+def help_parser() -> ArgumentParser:
+    """What `fedlit --help` prints."""
+    parser = ArgumentParser(
+        "fedlit",
+        description="Federated learning for clients that differ.",
+        epilog=EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(SUBCOMMANDS) + "}")
+    for name, description in SUBCOMMANDS.items():
+        commands.add_parser(name, help=description)
+    return parser
+
+
+def main() -> None:
+    """Entry point."""
+    if sys.argv[1:] in (["-h"], ["--help"]):
+        help_parser().print_help()
+        return
+    import_module("fedlit.cli.app").main()

@@ -1,0 +1,79 @@
+"""One client, as a method sees it."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fedlit.data.batches import Batches
+
+if TYPE_CHECKING:
+    from fedlit.data.federated import FederatedData
+
+Split = Literal["shared", "all"]
+Public = Literal["no", "inputs", "labels"]
+SERVER = -1  # stands where a client's id would
+
+
+@dataclass(frozen=True)
+class Client:
+    """One client: its samples, and what a method may know of it.
+
+    Attributes:
+        id: From 0 to the number of clients minus one.
+        round: The round of this visit, counted from 1.
+        split: What this visit trains on: `shared` samples, or `all`.
+        num_classes: Classes of its task.
+        num_samples: Training samples, opted out or not.
+        num_shared: Training samples that may influence what leaves the client.
+    """
+
+    id: int
+    num_classes: int
+    num_samples: int
+    num_shared: int
+    round: int = 0
+    split: Split = "shared"
+    data: "FederatedData | None" = field(default=None, repr=False)
+
+    def train_batches(
+        self, generator: torch.Generator | None = None, split: Split | None = None, public: Public = "no"
+    ) -> Batches:
+        """Training batches of this visit, or of the `split` that is named; shuffled and augmented by `generator`.
+
+        With `public: inputs` the public pool is mixed in, with target -1.
+        """
+        return self.data.train_batches(self.id, generator, split or self.split, self.round, public != "no")
+
+    @property
+    def sees_the_same_inputs(self) -> bool:
+        """Whether a training sample looks the same in every epoch, so that what is computed of it can be recorded."""
+        return not any(step.random for step in self.data.augmentation)
+
+    def class_shares(self) -> torch.Tensor:
+        """Fraction of each class among the samples that it shares, ``[C]``; nothing that a client would tell."""
+        y = self.train_batches(split="shared").y
+        return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
+
+    def val_batches(self) -> Batches:
+        """The client's own validation samples, in a fixed order."""
+        return self.data.val_batches([self.id], self.round)[0]
+
+
+@dataclass(frozen=True)
+class Server(Client):
+    """The server when it trains: it has the public pool, and no samples of its own.
+
+    Attributes:
+        limit: Only so many samples of the pool, in a development run.
+    """
+
+    limit: int | None = None
+
+    def train_batches(
+        self, generator: torch.Generator | None = None, split: Split | None = None, public: Public = "inputs"
+    ) -> Batches:
+        """Batches of the public pool; every target is -1, unless `public` is `labels`."""
+        batches = self.data.public_batches(generator, labels=public == "labels")
+        batches.x, batches.y = batches.x[: self.limit], batches.y[: self.limit]
+        return batches

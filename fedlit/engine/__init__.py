@@ -1,0 +1,1 @@
+"""The engine: what a federation is, a round, a visit, evaluation; on Lightning Fabric."""

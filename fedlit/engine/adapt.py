@@ -1,0 +1,78 @@
+"""A new client joins: it trains on its own samples from what the server holds, and sends nothing back.
+
+Each is followed epoch by epoch beside two others of the global model's architecture, trained by cross-entropy: one that
+starts from the global model (`finetuned`) and one from the weights that the federation started from (`scratch`).
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.run import Run
+from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.visit import Memory, Plan, visit
+from fedlit.methods.base import FederatedModule, twin
+from fedlit.methods.stage import Stage
+from fedlit.records.recorder import Row
+from fedlit.rng import derive, isolated
+
+STAGE = Stage("adapt", split="all", exchange=False)
+
+
+class Alone(FederatedModule):
+    """One network and cross-entropy."""
+
+    def __init__(self, network: nn.Module, optimizer: OptimizerCallable) -> None:
+        super().__init__(optimizer)
+        self.network = network
+
+
+def adapt(run: Run, epochs: int) -> list[Row]:
+    """Let every unseen client join, on its own; neither the server nor another client notices.
+
+    Args:
+        run: Restored from where the federation ended.
+        epochs: Passes over the client's samples.
+    """
+    unseen = run.data.unseen_clients
+    if epochs < 1 or not unseen:
+        raise ValueError(f"`--epochs` and `data.unseen_clients` must be at least 1, got {epochs} and {unseen}.")
+    rows = []
+    for k in range(run.data.num_clients - unseen, run.data.num_clients):
+        for name, learner in _learners(run, k):
+            for epoch, scores in enumerate(_followed(run, learner, k, epochs)):
+                rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
+    return rows
+
+
+def _learners(run: Run, k: int) -> Iterator[tuple[str, FederatedModule]]:
+    """The method itself, and the two it is compared with, each as client k would start it."""
+    run.enter(k, "server")
+    complete = Scorer(run, STAGE).has_complete_global_model
+    yield "personal", twin(run.module)
+    if complete:
+        yield "finetuned", Alone(copy.deepcopy(run.module.global_model()), run.module.optimizer).to(run.fabric.device)
+    new = twin(run.pristine)
+    new.on_client_start(None)  # its own frozen copies, if it has any
+    yield "scratch", Alone(new.global_model(), run.module.optimizer).to(run.fabric.device)
+
+
+def _followed(run: Run, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
+    """Scores on the client's validation samples before training and after each epoch."""
+    client = run.data.client(k, 1)
+    found: list[Scores] = []
+
+    def score() -> None:
+        with isolated(derive(run.seed, "adapt", k)):
+            found.append(evaluate(run.fabric, learner, client.val_batches(), run.metrics))
+
+    learner.stage = STAGE
+    learner.on_client_start(replace(client, split=STAGE.split))  # it may start from what the server holds
+    score()
+    # One visit: what a method freezes is what the client received, not its own last epoch.
+    visit(run.fabric, learner, client, Plan(STAGE, run.seed, epochs, after_epoch=score), (), Memory())
+    return found

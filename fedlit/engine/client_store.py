@@ -1,0 +1,126 @@
+"""What stays with clients between visits: in memory up to a budget, the rest in files of a temporary folder."""
+
+import shutil
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, MutableMapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedlit.engine.visit import Memory
+
+
+class Store:
+    """Memories by number; above the budget, those that were used longest ago go to disk.
+
+    Args:
+        budget: Bytes of tensors to hold; the one in use is held whatever its size.
+        device: Where tensors come back to.
+    """
+
+    def __init__(self, budget: float, device: torch.device | None = None) -> None:
+        self.budget, self.device = budget, device or torch.device("cpu")
+        self.num_bytes = 0
+        self._held: OrderedDict[int, Memory] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        self._numbers = count()
+        self._folder: Path | None = None
+
+    def put(self, memory: Memory) -> int:
+        """Keep a memory; its number."""
+        number = next(self._numbers)
+        self._sizes[number] = _size(memory.state) + _size(memory.optimizer)
+        self._hold(number, memory)
+        return number
+
+    def get(self, number: int) -> Memory:
+        """The memory of that number, from disk if it has gone there."""
+        if number not in self._held:
+            self._hold(number, self._read(number))
+        self._held.move_to_end(number)
+        return self._held[number]
+
+    def peek(self, number: int) -> Memory:
+        """The same, to be looked at once: what is on disk is mapped, not held."""
+        return self._held[number] if number in self._held else self._read(number, mmap=True)
+
+    def _read(self, number: int, mmap: bool = False) -> Memory:
+        device = "cpu" if mmap else self.device
+        return Memory(**torch.load(self._file(number), weights_only=True, map_location=device, mmap=mmap))
+
+    def drop(self, number: int) -> None:
+        """Forget a memory."""
+        size = self._sizes.pop(number)
+        if self._held.pop(number, None) is not None:
+            self.num_bytes -= size
+        if self._folder is not None:
+            self._file(number).unlink(missing_ok=True)
+
+    def _hold(self, number: int, memory: Memory) -> None:
+        self._held[number] = memory
+        self.num_bytes += self._sizes[number]
+        while self.num_bytes > self.budget and len(self._held) > 1:
+            oldest, memory = self._held.popitem(last=False)
+            self.num_bytes -= self._sizes[oldest]
+            if not self._file(oldest).exists():  # a memory never changes: what went to disk once is there
+                torch.save({"state": memory.state, "optimizer": memory.optimizer}, self._file(oldest))
+
+    def _file(self, number: int) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="fedlit-clients-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder / f"{number}.pt"
+
+
+class Memories(MutableMapping[int, Memory]):
+    """Each client's memory, by client id."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._numbers: dict[int, int] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+
+    def __getitem__(self, client: int) -> Memory:
+        return self.store.get(self._numbers[client])
+
+    def __setitem__(self, client: int, memory: Memory) -> None:
+        self._set(client, self.store.put(memory), tuple(memory.state))
+
+    def __delitem__(self, client: int) -> None:
+        self.store.drop(self._numbers.pop(client))
+        del self._names[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def peek(self, client: int) -> Memory:
+        """A client's memory, to be looked at once."""
+        return self.store.peek(self._numbers[client])
+
+    def names(self, client: int) -> tuple[str, ...]:
+        """The names in a client's state, without reading it; none if it has nothing."""
+        return self._names.get(client, ())
+
+    def adopt(self, others: "Memories") -> None:
+        """Take over what another mapping of the same store holds, without reading it."""
+        for client, number in others._numbers.items():
+            self._set(client, number, others._names[client])
+
+    def _set(self, client: int, number: int, names: tuple[str, ...]) -> None:
+        if client in self._numbers:
+            self.store.drop(self._numbers[client])
+        self._numbers[client], self._names[client] = number, names
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_size, value.values())) if isinstance(value, dict) else 0

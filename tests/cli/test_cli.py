@@ -1,0 +1,199 @@
+"""The command line does what a Lightning user expects: recipes, overrides, environment, checkpoints, own classes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import equal
+from toy_recipe import write_npz, write_recipe
+
+import fedlit
+from fedlit import Federation
+from fedlit.cli.app import FederatedCLI, main
+from fedlit.cli.command import SUBCOMMANDS
+from fedlit.records import checkpoint
+
+FIT = ["fit", "--config", "run.yaml"]
+LAST = "lightning_logs/version_{}/checkpoints/last.ckpt"
+
+
+@pytest.fixture(autouse=True)
+def _recipe_here(_own_folder, monkeypatch):
+    """A recipe where the test stands, and the interpreter's own paths back afterwards."""
+    monkeypatch.setattr(sys, "argv", ["fedlit"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_recipe()
+
+
+def printed_config(args: list[str], capsys) -> dict:
+    with pytest.raises(SystemExit) as stopped:
+        main([*args, "--print_config"])
+    assert stopped.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def help_text(args: list[str], capsys, monkeypatch) -> str:
+    monkeypatch.setenv("COLUMNS", "10000")
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    assert stopped.value.code == 0
+    return capsys.readouterr().out
+
+
+def final_state(version: int) -> dict[str, torch.Tensor]:
+    return checkpoint.load(Path(LAST.format(version)))["global_state"]
+
+
+def test_a_printed_config_prints_itself_again(capsys):
+    config = printed_config(FIT, capsys)
+    Path("printed.yaml").write_text(yaml.safe_dump(config))
+    assert printed_config(["fit", "--config", "printed.yaml"], capsys) == config
+    assert config["model"]["init_args"]["network"]["class_path"] == "fedlit.networks.MLP"
+
+
+def test_the_command_line_beats_the_recipe_which_beats_the_environment_which_beats_the_default(capsys, monkeypatch):
+    monkeypatch.setenv("FEDLIT_FIT__TRAINER__NUM_ROUNDS", "7")
+    monkeypatch.setenv("FEDLIT_FIT__TRAINER__LOCAL_EPOCHS", "4")
+    trainer = printed_config(FIT, capsys)["trainer"]
+    assert (trainer["num_rounds"], trainer["local_epochs"], trainer["min_clients"]) == (2, 4, 1)
+    assert printed_config([*FIT, "--trainer.num_rounds=5"], capsys)["trainer"]["num_rounds"] == 5
+
+
+def test_a_second_recipe_and_an_option_of_a_class_override_the_first(capsys):
+    Path("more.yaml").write_text("trainer: {num_rounds: 9}\n")
+    config = printed_config([*FIT, "--config=more.yaml", "--model.optimizer.momentum=0.5"], capsys)
+    assert config["trainer"]["num_rounds"] == 9
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["momentum"] == 0.5
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.1
+
+
+def test_a_recipe_of_fedlit_is_found_by_name_from_any_folder(capsys):
+    assert printed_config(["fit", "-c", "fedavg_fashion.yaml"], capsys)["seed_everything"] == 1
+
+
+def test_a_file_where_the_user_stands_comes_before_the_recipe_of_that_name(capsys):
+    write_recipe("fedavg_fashion.yaml")
+    assert printed_config(["fit", "-c", "fedavg_fashion.yaml"], capsys)["seed_everything"] == 0
+
+
+def test_every_trainer_option_has_help_and_names_its_environment_variable(capsys, monkeypatch):
+    options = help_text(["fit", "--help"], capsys, monkeypatch).split("ARG:   ")[1:]
+    trainer = {text.split()[0]: text for text in options if text.startswith("--trainer.") and ".help" not in text}
+    assert len(trainer) > 20
+    for name, text in trainer.items():
+        assert f"FEDLIT_FIT__{name[2:].upper().replace('.', '__')}" in text
+        assert len(text.partition("(type:")[0].splitlines()[-1].strip()) > 8, f"{name} has no help"
+
+
+@pytest.mark.parametrize(
+    ("option", "kind", "told"),
+    [
+        ("--data.help", "FederatedData", "--data.num_clients NUM_CLIENTS Clients in the federation."),
+        ("--model.help", "FedAvg", "--model.network NETWORK Builds the network."),
+        ("--model.help", "fedlit.methods.FedProx", "--model.mu MU"),
+    ],
+)
+def test_help_of_a_class_tells_its_options(option, kind, told, capsys, monkeypatch):
+    assert told in " ".join(help_text(["fit", option, kind], capsys, monkeypatch).split())
+
+
+def test_a_development_run_writes_nothing():
+    before = sorted(Path().rglob("*"))
+    main([*FIT, "--trainer.fast_dev_run=true"])
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_the_saved_config_starts_the_same_run_again_to_the_last_bit():
+    main([*FIT, "--seed_everything=3", "--model.network.hidden=[6]"])
+    main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
+    assert equal(final_state(0), final_state(1))
+    main([*FIT, "--seed_everything=4", "--model.network.hidden=[6]"])
+    assert not equal(final_state(0), final_state(2))
+
+
+def test_a_random_seed_is_saved_so_that_the_run_can_be_repeated():
+    main([*FIT, "--seed_everything=true"])
+    assert type(yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["seed_everything"]) is int
+    main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
+    assert equal(final_state(0), final_state(1))
+
+
+def test_a_run_goes_on_in_its_own_folder_and_its_config_starts_it_anew():
+    main([*FIT, "--trainer.num_rounds=1"])
+    main([*FIT, "--ckpt_path=last"])
+    main(FIT)
+    assert equal(final_state(0), final_state(1))
+    assert not Path("lightning_logs/version_2").exists()
+    assert yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["ckpt_path"] is None
+
+
+def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
+    main(FIT)
+    for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions_global.csv")):
+        main([command, "--config", "run.yaml", "--ckpt_path=best"])
+        assert len(Path("lightning_logs/version_0", file).read_text().splitlines()) >= 3
+    assert "untrained" not in capsys.readouterr().err
+    main(["predict", "--config", "run.yaml", "--ckpt_path=best", "--client=2"])
+    assert [path.name for path in Path("lightning_logs").iterdir()] == ["version_0"]
+
+
+def test_without_a_checkpoint_the_user_is_told_that_the_model_is_untrained(capsys):
+    main(["validate", "--config", "run.yaml"])
+    assert "an untrained model" in capsys.readouterr().err
+    assert not Path("lightning_logs").exists()
+
+
+def test_a_method_in_a_file_where_the_user_stands_is_found(monkeypatch):
+    Path("my_methods.py").write_text("from fedlit import FedAvg\n\n\nclass Mine(FedAvg):\n    monitor = 'acc/mine'\n")
+    network = "--model.network={class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3}}"
+    optimizer = ["--model.optimizer=SGD", "--model.optimizer.lr=0.1"]
+    quiet = ["--data.dataset=toy.npz", "--data.num_clients=3", "--trainer.num_rounds=1", "--trainer.accelerator=cpu"]
+    monkeypatch.delitem(sys.modules, "my_methods", raising=False)
+    main(["fit", "--model", "my_methods.Mine", network, *optimizer, *quiet, "--trainer.logger=false"])
+    assert checkpoint.load(Path(LAST.format(0)))["fingerprint"]["method"] == "Mine"
+
+
+def test_a_function_of_torchvision_builds_the_network():
+    network = "{class_path: torchvision.models.resnet18, init_args: {num_classes: 10}}"
+    old = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
+    write_recipe("resnet.yaml", (old, network))
+    write_npz("toy.npz", (32, 32, 3), test_labels=torch.arange(30).remainder(10).numpy())
+    main(["fit", "--config", "resnet.yaml", "--trainer.num_rounds=1", "--trainer.local_steps=1"])
+    main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
+    assert equal(final_state(0), final_state(1))
+    assert final_state(0)["network.fc.weight"].shape == (10, 512)
+
+
+def test_functions_build_the_networks_of_single_clients_too():
+    Path("my_networks.py").write_text(
+        "from torch import nn\n\n\ndef flat(width: int) -> nn.Module:\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 3))\n"
+    )
+    widths = ", ".join(f"{k}: {{class_path: my_networks.flat, init_args: {{width: {4 + k}}}}}" for k in (0, 2))
+    networks = f"    client_networks: {{{widths}}}\n    optimizer"
+    write_recipe("local.yaml", ("FedAvg", "LocalOnly"), ("    optimizer", networks))
+    main(["fit", "--config", "local.yaml", "--trainer.num_rounds=1"])
+    personal = checkpoint.load(Path(LAST.format(0)))["personal_states"]
+    assert [len(personal[k]["network.1.bias"]) for k in (0, 2)] == [4, 6]
+
+
+def test_the_help_comes_without_torch_and_says_what_the_subcommands_do():
+    told = {name: getattr(Federation, name).__doc__.strip().splitlines()[0] for name in FederatedCLI.subcommands()}
+    assert told == SUBCOMMANDS
+    load = "import sys; from fedlit.cli.command import main"
+    script = f"{load}; sys.argv = ['fedlit', '--help']; main(); assert 'torch' not in sys.modules"
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert all(name in shown for name in SUBCOMMANDS)
+
+
+def test_names_of_the_package_come_when_they_are_asked_for():
+    script = (
+        "import sys, fedlit; assert 'torch' not in sys.modules; assert 'FedAvg' in dir(fedlit); fedlit.FedAvg; "
+        "assert 'torch' in sys.modules; import torchvision; fedlit.networks.MLP; fedlit.methods.FML"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
+        fedlit.FedAverage  # noqa: B018

@@ -1,0 +1,237 @@
+"""Opt-out marks, validation splits, the pool, and an assignment on its way to a file and back."""
+
+import numpy as np
+import pytest
+
+from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_pool, split_validation
+from fedlit.partition import IID, ClassSets, Partition, Shards
+
+MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+HEADER = "client,split,index,label,shared\n"
+
+
+def shuffled(counts):
+    """Labels with `counts[c]` samples of class c, in a file order of their own."""
+    return np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
+
+
+CIFAR, CIFAR_TEST = shuffled([5000] * 10), shuffled([1000] * 10)
+
+
+def all_equal(left, right):
+    return len(left) == len(right) and all(np.array_equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def is_disjoint(parts):
+    together = np.concatenate(parts)
+    return len(np.unique(together)) == len(together)
+
+
+# Opt-out
+
+
+def withheld_clients(masks):
+    return [k for k, mask in enumerate(masks) if not mask.any()]
+
+
+@pytest.mark.parametrize(("q", "k", "out"), [(0.5, 5, 2), (0.9, 5, 4), (0.29, 100, 29), (0.0, 5, 0), (1.0, 5, 5)])
+def test_a_fraction_of_clients_is_rounded_down_but_not_by_floating_point(q, k, out):
+    train = [np.arange(4)] * k
+    assert len(withheld_clients(opt_in_masks(train, q, 0.0, seed=0))) == out
+
+
+def test_opted_out_clients_are_those_of_the_list_or_of_the_seed():
+    train = [np.arange(4)] * 20
+    assert withheld_clients(opt_in_masks(train, [1, 3], 0.0, seed=0)) == [1, 3]
+    drawn = [withheld_clients(opt_in_masks(train, 0.5, 0.0, seed)) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_a_fraction_of_samples_is_withheld_at_every_other_client():
+    train = IID().assign(CIFAR_TEST, 10, 10, seed=0)
+    masks = opt_in_masks(train, [4], 0.1, seed=0)
+    assert [int(mask.sum()) for mask in masks] == [900] * 4 + [0] + [900] * 5
+    assert all(mask.dtype == bool and len(mask) == 1000 for mask in masks)
+    others = opt_in_masks(train, [], 0.1, seed=0)
+    assert all_equal(masks[5:], others[5:])  # one client's choice moves nobody else's
+
+
+def test_a_sample_held_twice_is_withheld_twice():
+    train = ClassSets("niid1", 500).assign(CIFAR_TEST[:1000], 5, 10, seed=0)
+    for part, mask in zip(train, opt_in_masks(train, 0.0, 0.5, seed=0), strict=True):
+        assert not set(part[mask]) & set(part[~mask])
+        assert 250 <= (~mask).sum() < 260
+
+
+def test_opt_out_refuses_unknown_clients_and_bad_fractions():
+    train = [np.arange(4)] * 3
+    with pytest.raises(ValueError, match=r"`opt_out` must hold client ids from 0 to 2, got \[3\]"):
+        opt_in_masks(train, [3], 0.0, seed=0)
+    with pytest.raises(ValueError, match=r"`opt_out` must be a fraction in \[0, 1\] or a list of client ids, got 2"):
+        opt_in_masks(train, 2, 0.0, seed=0)
+    with pytest.raises(ValueError, match=r"`opt_out_samples` must lie in \[0, 1\], got -0.1"):
+        opt_in_masks(train, 0.0, -0.1, seed=0)
+
+
+# Validation and pool
+
+
+@pytest.mark.parametrize(("val_size", "held"), [(0.1, 1000), (400, 400), (400.0, 400), (0.925, 9250), (1, 1)])
+def test_validation_and_training_share_nothing_and_lose_nothing(val_size, held):
+    parts = IID().assign(CIFAR, 5, 10, seed=0)
+    train, val = split_validation(parts, CIFAR, val_size, seed=0)
+    assert [len(part) for part in val] == [held] * 5
+    assert is_disjoint([*train, *val])
+    assert all_equal([np.sort(part) for part in parts], [np.union1d(*pair) for pair in zip(train, val, strict=True)])
+    assert not all_equal(val, split_validation(parts, CIFAR, val_size, seed=1)[1])
+
+
+@pytest.mark.parametrize(
+    ("f", "n"),
+    [(0.01, 5), (0.02, 10), (0.04, 20), (0.075, 38), (0.1, 50), (0.125, 62), (0.15, 75), (0.175, 88), (0.2, 100)],
+)
+def test_training_sizes_of_the_mixture_paper_are_what_validation_leaves_of_500(f, n):
+    train, _ = split_validation([np.arange(500)], np.zeros(500, dtype=int), 1 - f, seed=0)
+    assert len(train[0]) == n
+
+
+def test_no_copy_of_a_validation_sample_stays_in_training():
+    parts = ClassSets("niid1", 500).assign(CIFAR_TEST[:1000], 5, 10, seed=0)
+    assert len(np.unique(parts[0])) < 500
+    for train, val in zip(*split_validation(parts, CIFAR_TEST, 0.1, seed=0), strict=True):
+        assert not set(train) & set(val)
+        assert 50 <= len(val) < 60
+
+
+def test_validation_refuses_to_take_everything():
+    with pytest.raises(ValueError, match="`val_size`=3 leaves client 1 none of its 3 training samples"):
+        split_validation([np.arange(5), np.arange(3)], np.zeros(5), 3, seed=0)
+    for bad in (0, -1, 1.5):
+        with pytest.raises(ValueError, match=r"`val_size` must be a fraction in \(0, 1\) or a number from 1, got"):
+            split_validation([np.arange(5)], np.zeros(5), bad, seed=0)
+    with pytest.raises(ValueError, match="client 0 holds an index beyond the 4 labels"):
+        split_validation([np.arange(5)], np.zeros(4), 1, seed=0)
+
+
+@pytest.mark.parametrize(("counts", "sizes"), [(MNIST, (48_000, 12_000)), ([5000] * 10, (40_000, 10_000))])
+def test_the_pool_is_a_fifth_of_each_class(counts, sizes):
+    labels = shuffled(counts)
+    rest, pool = split_pool(labels, 0.2, seed=0)
+    assert (len(rest), len(pool)) == sizes
+    assert np.bincount(labels[pool]).tolist() == [round(0.2 * n) for n in counts]
+    assert is_disjoint([rest, pool])
+    assert not np.array_equal(pool, split_pool(labels, 0.2, seed=1)[1])
+
+
+def test_the_pool_refuses_fractions_that_leave_one_side_empty():
+    for fraction in (0, 1, 1.2):
+        with pytest.raises(ValueError, match=r"`fraction` must lie in \(0, 1\)"):
+            split_pool(CIFAR_TEST, fraction, seed=0)
+
+
+# Assignments on disk
+
+
+def an_assignment(val_split="test"):
+    train = Shards(2).assign(CIFAR_TEST, 5, 10, seed=0)
+    if val_split == "test":
+        val = Shards(2).assign(CIFAR_TEST[:500], 5, 10, seed=0)
+    else:
+        train, val = split_validation(train, CIFAR_TEST, 0.1, seed=0)
+    return Assignment(train, val, val_split, opt_in_masks(train, 0.4, 0.1, seed=0))
+
+
+@pytest.mark.parametrize("val_split", ["train", "test"])
+def test_what_is_written_is_read_back(tmp_path, val_split):
+    before = an_assignment(val_split)
+    before.write(tmp_path / "clients.csv", CIFAR_TEST, CIFAR_TEST[:500])
+    after = Saved(str(tmp_path / "clients.csv")).read(CIFAR_TEST, CIFAR_TEST[:500])
+    assert after.num_clients == 5
+    assert after.val_split == val_split
+    for name in ("train", "val", "shared"):
+        assert all_equal(getattr(before, name), getattr(after, name))
+    assert after.shared[0].dtype == bool
+    assert [file.name for file in tmp_path.iterdir()] == ["clients.csv"]
+
+
+def test_a_saved_file_reads_as_a_person_would_write_it(tmp_path):
+    one = [np.array([2, 0]), np.array([1])]
+    shared = [np.array([True, False]), np.array([True])]
+    Assignment(one, [np.array([3]), np.array([], dtype=int)], "test", shared).write(
+        tmp_path / "a.csv", np.array([7, 8, 9]), np.array([0, 0, 0, 5])
+    )
+    rows = ["0,train,2,9,1", "0,train,0,7,0", "0,val_test,3,5,0", "1,train,1,8,1"]
+    assert (tmp_path / "a.csv").read_text() == HEADER + "\n".join(rows) + "\n"
+
+
+def test_class_counts_are_the_training_samples_of_each_class():
+    one = [np.array([2, 0, 2]), np.array([1])]
+    assignment = Assignment(one, [one[0][:0]] * 2, "train", [np.ones(3, dtype=bool), np.ones(1, dtype=bool)])
+    assert assignment.class_counts(np.array([3, 1, 0]), 4).tolist() == [[2, 0, 0, 1], [0, 1, 0, 0]]
+
+
+def test_sixty_thousand_rows_of_ten_thousand_clients_are_written_and_read(tmp_path):
+    labels = shuffled(MNIST)
+    train = IID().assign(labels, 10_000, 10, seed=0)
+    none = [part[:0] for part in train]
+    Assignment(train, none, "train", opt_in_masks(train, 0.0, 0.0, 0)).write(tmp_path / "big.csv", labels)
+    after = Saved(str(tmp_path / "big.csv")).read(labels, labels)
+    assert all_equal(train, after.train)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1: expected 'client,split,index,label,shared' and rows, got ''"),
+        (HEADER, "line 1: expected .* and rows"),
+        ("client,index\n0,1\n", "line 1: expected .* got 'client,index'"),
+        (HEADER + "0,train,0,0,1\n0,train,x,0,1\n", "line 3: expected .* got '0,train,x,0,1'"),
+        (HEADER + "0,train,-1,0,1\n", "line 2: expected .* whole numbers from 0"),
+        (HEADER + f"0,train,0,{2**63},1\n", r"line 2: expected .* below 2\*\*63"),
+        (HEADER + "0,test,1,0,1\n", "line 2: expected .* split in"),
+        (HEADER + "0,train,1,0,2\n", "line 2: expected .* shared 0 or 1"),
+        (HEADER + "0,train,1,0\n", "line 2: expected"),
+        (HEADER + "0,train,1,0,1\n2,train,1,0,1\n", "line 3: client 1 is without train rows"),
+        (HEADER + "0,train,1,0,1\n1,val_test,1,0,1\n", "line 3: client 1 is without train rows"),
+        (HEADER + "1,train,1,0,1\n", "line 2: client 0 is without train rows"),
+        (HEADER + "0,train,1,0,1\n0,val_test,1,0,0\n0,val_train,1,0,0\n", "line 4: val_train in a file that has val_t"),
+    ],
+)
+def test_a_broken_file_is_refused_by_name_and_line(tmp_path, text, message):
+    (tmp_path / "broken.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"broken.csv, " + message):
+        Saved(str(tmp_path / "broken.csv")).read(np.zeros(2, dtype=int), np.zeros(2, dtype=int))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("0,train,3,0,1", "line 4: index 3, but the training set has 3 samples; was it saved with another data set"),
+        ("0,val_test,2,0,0", "line 4: index 2, but the test set has 2 samples"),
+        ("1,train,0,8,1", "line 4: label 8, but sample 0 of the training set has label 7; was it saved with another"),
+        ("0,val_test,1,8,0", "line 4: label 8, but sample 1 of the test set has label 5"),
+        ("0,val_train,1,5,0", "line 4: label 5, but sample 1 of the training set has label 8"),
+    ],
+)
+def test_a_file_of_another_data_set_is_refused_by_name_and_line(tmp_path, row, message):
+    train_labels, test_labels = np.array([7, 8, 9], dtype=np.uint8), np.array([4, 5])
+    (tmp_path / "other.csv").write_text(f"{HEADER}0,train,2,9,1\n1,train,1,8,1\n{row}\n")
+    with pytest.raises(ValueError, match="other.csv, " + message):
+        Saved(str(tmp_path / "other.csv")).read(train_labels, test_labels)
+
+
+def test_validation_labels_are_compared_with_the_set_that_the_split_names(tmp_path):
+    rows = {"train": "0,val_train,0,7,0", "test": "0,val_test,0,4,0"}
+    for val_split, row in rows.items():
+        (tmp_path / "own.csv").write_text(f"{HEADER}0,train,1,8,1\n{row}\n")
+        assert Saved(str(tmp_path / "own.csv")).read(np.array([7, 8]), np.array([4])).val_split == val_split
+
+
+def test_a_missing_file_and_assigning_a_saved_partition_are_refused(tmp_path):
+    saved = Saved(str(tmp_path / "nowhere.csv"))
+    with pytest.raises(ValueError, match=r"`path` must be a saved partition, there is no file .*nowhere.csv"):
+        saved.read(CIFAR, CIFAR_TEST)
+    with pytest.raises(ValueError, match=r"`Saved` holds a ready assignment: read\(\) .*nowhere.csv"):
+        saved.assign(CIFAR, 5, 10, seed=0)
+    assert saved.scaled(0.5) is saved
+    assert isinstance(saved, Partition)

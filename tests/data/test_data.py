@@ -1,0 +1,184 @@
+"""The data layer: what a client sees, what is held back, what is public."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_data, toy_datasets
+
+from fedlit import FederatedData
+from fedlit.augment import Crop, Flip, PadEdge
+from fedlit.data.assignment import Saved
+from fedlit.data.batches import Batches
+from fedlit.partition import IID, ClassSets, Majority, PermutedPixels, Shards
+
+
+def ready(**options) -> FederatedData:
+    data = FederatedData(**{"num_clients": 5, **options})
+    data.setup()
+    return data
+
+
+# --- batches
+
+
+def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
+    batches = Batches(torch.arange(10.0), torch.arange(10), 4, torch.Generator().manual_seed(0))
+    epochs = [[y.tolist() for _, y in batches] for _ in range(2)]
+    assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
+    assert sorted(y for batch in epochs[0] for y in batch) == list(range(10))
+    assert epochs[0] != epochs[1]
+    assert all(torch.equal(x.long(), y) for x, y in batches)
+
+
+@pytest.mark.parametrize(
+    ("size", "drop_last", "expected"), [(10, False, 3), (10, True, 2), (8, False, 2), (3, True, 0)]
+)
+def test_the_length_is_the_number_of_batches(size, drop_last, expected):
+    batches = Batches(torch.zeros(size), torch.zeros(size), 4, drop_last=drop_last)
+    assert len(batches) == len(list(batches)) == expected
+
+
+# --- validation
+
+
+def test_validation_from_train_holds_back_and_never_trains_on_it():
+    data = ready(val_size=0.1)
+    for train, val in zip(data.assignment.train, data.assignment.val, strict=True):
+        assert (len(train), len(val)) == (1080, 120)
+        assert not set(train) & set(val)
+
+
+def test_validation_from_test_is_the_test_set_dealt_out_by_the_same_shards():
+    data = ready(partition=Shards(2), validation="test")
+    assert sum(map(len, data.assignment.val)) == 1000
+    for k in range(5):
+        train_classes = set(data.images.train_y[data.assignment.train[k]].tolist())
+        assert train_classes == set(data.images.test_y[data.assignment.val[k]].tolist())
+        assert len(train_classes) == 2
+
+
+def test_a_validation_pool_has_the_same_majority_and_no_training_sample():
+    data = ready(partition=Majority(p=0.8, samples_per_client=100), validation="pool", val_size=0.5)
+    for k in range(5):
+        train, val = data.assignment.train[k], data.assignment.val[k]
+        assert len(train) == len(val) == 100
+        assert not set(train) & set(val)
+        labels = data.images.train_y[val]
+        assert int(((labels == 2 * k) | (labels == 2 * k + 1)).sum()) == 80
+
+
+def test_the_test_set_in_the_same_setting_is_as_much_smaller_as_the_test_set():
+    data = ready(partition=ClassSets("niid1", samples_per_client=600), validation="test")
+    assert [len(part) for part in data.assignment.val] == [100] * 5
+
+
+# --- what a client sees
+
+
+def test_images_are_scaled_then_normalised():
+    data = ready(mean=0.5, std=0.25)
+    x, y = next(iter(data.client(0).train_batches()))
+    raw = data.images.train_x[data.assignment.train[0][:32]]
+    torch.testing.assert_close(x, (raw.float() / 255 - 0.5) / 0.25)
+    assert torch.equal(y, data.images.train_y[data.assignment.train[0][:32]])
+
+
+def test_augmentation_is_random_in_training_and_absent_in_evaluation():
+    data = ready(augmentation=[PadEdge(2), Crop(4), Flip()])
+    draw = torch.Generator().manual_seed(0)
+    batches = data.client(0).train_batches(draw)
+    first, second = (next(iter(batches))[0] for _ in range(2))
+    assert first.shape[-2:] == (32, 32)
+    assert not torch.equal(first, second)
+    evaluated = [next(iter(data.client(0).val_batches()))[0] for _ in range(2)]
+    assert torch.equal(*evaluated)
+    assert evaluated[0].shape[-2:] == (32, 32)
+
+
+def test_permuted_pixels_are_one_permutation_per_client_in_training_and_evaluation():
+    plain, permuted = ready(), ready(partition=PermutedPixels(IID()))
+    for k in (0, 3):
+        order = torch.as_tensor(permuted.partition.pixel_permutation(k, 784, permuted.partition_seed))
+        for batches, expected in zip(
+            (permuted.client(k).train_batches(), permuted.client(k).val_batches()),
+            (plain.client(k).train_batches(), plain.client(k).val_batches()),
+            strict=True,
+        ):
+            seen, straight = next(iter(batches))[0], next(iter(expected))[0]
+            assert torch.equal(seen.flatten(2), straight.flatten(2)[:, :, order])
+            assert not torch.equal(seen, straight)
+
+
+def test_the_pooled_test_set_of_permuted_clients_is_dealt_out_and_permuted_likewise():
+    data = ready(partition=PermutedPixels(IID()))
+    batches = data.test_batches()
+    assert len(batches.y) == 1000
+    assert sorted(batches.y.tolist()) == sorted(data.images.test_y.tolist())
+
+
+def test_a_network_that_works_in_place_leaves_the_test_set_alone():
+    data = toy_data()
+    data.setup()
+    before = data.images.test_x.clone()
+    for x, _ in data.test_batches():
+        assert torch.equal(x, before[: len(x)])
+        x.zero_()
+    assert torch.equal(data.images.test_x, before)
+
+
+def test_shared_samples_are_those_that_did_not_opt_out():
+    data = ready(opt_out=[1], opt_out_samples=0.25)
+    assert data.client(1).num_shared == 0
+    assert data.client(0).num_shared == 810
+    assert len(data.client(0).train_batches(split="shared").y) == 810
+    assert len(data.client(0).train_batches(split="all").y) == data.client(0).num_samples == 1080
+
+
+def test_the_public_pool_belongs_to_no_client_and_has_no_labels():
+    data = ready(public=0.8)
+    held = set(np.concatenate(data.assignment.train + data.assignment.val))
+    pooled = np.flatnonzero(data.images.train_y.numpy() == -1)
+    assert len(pooled) == len(data.pool) == 4800
+    assert not held & set(pooled)
+    assert data.images.train_x[pooled].equal(data.pool.x)
+    labels = torch.cat([y for _, y in data.public_batches(None)])
+    assert set(labels.tolist()) == {-1}
+
+
+def test_a_saved_partition_is_the_same_again(tmp_path):
+    data = ready(partition=Shards(2), opt_out=[2])
+    labels = data.images.train_y.numpy(), data.images.test_y.numpy()
+    data.assignment.write(tmp_path / "partition.csv", *labels)
+    again = ready(partition=Saved(str(tmp_path / "partition.csv")))
+    for name in ("train", "val", "shared"):
+        pairs = zip(getattr(data.assignment, name), getattr(again.assignment, name), strict=True)
+        assert all(np.array_equal(a, b) for a, b in pairs)
+
+
+def test_features_that_are_not_images_are_taken_as_they_are():
+    data = toy_data()
+    data.setup()
+    x, _ = next(iter(data.client(0).train_batches()))
+    assert torch.equal(x, data.images.train_x[data.assignment.train[0][:8]])
+
+
+# --- refusals
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_clients": 0}, "`data.num_clients` must be at least 1, got 0"),
+        ({"opt_out": 1.5}, r"`data.opt_out` is a fraction in \[0, 1\], got 1.5"),
+        ({"opt_out": [7]}, "`data.opt_out` names client 7, but the clients are 0 to 4"),
+        ({"client_batch_sizes": {5: 2}}, "names client 5"),
+        ({"unseen_clients": 5}, "must leave a client to train: 0 to 4, got 5"),
+        ({"public": 1.0}, r"`data.public` must lie in \[0, 1\)"),
+        ({"train_dataset": toy_datasets()[0]}, "go together"),
+        ({"mean": [0.1, 0.2]}, "`data.mean` must be one number or 1, one per channel, got 2"),
+        ({"validation": "pool", "val_size": 3}, r"`data.val_size` with `data.validation: pool` is a fraction"),
+    ],
+)
+def test_an_impossible_option_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        ready(**options)

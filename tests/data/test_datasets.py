@@ -1,0 +1,336 @@
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from fedlit.data.datasets import DATASETS, from_datasets, load
+
+
+def arrays(**changed: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Six training and four test images of 5 x 4 RGB pixels; a key that is changed to None is left out."""
+    rng = np.random.default_rng(0)
+    plain = {
+        "train_images": rng.integers(256, size=(6, 5, 4, 3), dtype=np.uint8),
+        "train_labels": np.array([0, 1, 2, 0, 1, 2], dtype=np.uint8),
+        "test_images": rng.integers(256, size=(4, 5, 4, 3), dtype=np.uint8),
+        "test_labels": np.array([0, 1, 2, 3]),
+    }
+    return {key: value for key, value in (plain | changed).items() if value is not None}
+
+
+def write(path: Path, **changed: np.ndarray | None) -> str:
+    np.savez(path, **arrays(**changed))
+    return str(path)
+
+
+class Pairs(Dataset):
+    def __init__(self, *items: object) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> object:
+        return self.items[i]  # unlike a list, a Dataset need not raise IndexError
+
+
+class Stream(IterableDataset):
+    def __init__(self, *items: object) -> None:
+        self.items = items
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+def test_the_embedded_sample_is_balanced_and_needs_no_folder():
+    images = load("fashion_sample", "/nowhere")
+    assert images.train_x.shape == (6000, 1, 28, 28)
+    assert images.test_x.shape == (1000, 1, 28, 28)
+    assert images.train_x.dtype == torch.uint8
+    assert images.train_y.bincount().tolist() == [600] * 10
+    assert images.test_y.bincount().tolist() == [100] * 10
+    assert (images.num_classes, images.mean, images.std) == (10, (0.286,), (0.353,))
+    assert images.valid_x is None
+
+
+def test_own_images_are_channels_first_and_bring_their_own_mean_and_std(tmp_path):
+    images = load(write(tmp_path / "own.npz"), "/nowhere")
+    raw = arrays()["train_images"]
+    assert images.train_x.shape == (6, 3, 5, 4)
+    assert images.train_x.is_contiguous()
+    assert images.train_x[2, 1, 4, 3] == raw[2, 4, 3, 1]
+    assert images.mean == pytest.approx((raw / 255).mean(axis=(0, 1, 2)))
+    assert images.std == pytest.approx((raw / 255).std(axis=(0, 1, 2)))
+    assert images.test_y.dtype == torch.int64
+    assert images.num_classes == 4  # the largest label is in the test set
+
+
+def test_the_mean_and_std_of_black_and_white_are_a_half_and_a_constant_channel_has_std_1(tmp_path):
+    pixels = np.zeros((6, 5, 4, 2), dtype=np.uint8)
+    pixels[:3, ..., 0], pixels[..., 1] = 255, 51
+    images = load(write(tmp_path / "own.npz", train_images=pixels, test_images=pixels[:4]), ".")
+    assert images.mean == pytest.approx((0.5, 0.2))
+    assert images.std == pytest.approx((0.5, 1.0))
+
+
+def test_grey_images_gain_a_channel_and_float_features_stay_as_they_are(tmp_path):
+    grey = arrays()["train_images"][..., 0]
+    images = load(write(tmp_path / "grey.npz", train_images=grey, test_images=grey[:4]), ".")
+    assert torch.equal(images.train_x[:, 0], torch.from_numpy(grey))
+    features = np.linspace(-9, 9, 42, dtype=np.float32).reshape(6, 7)
+    images = load(write(tmp_path / "features.npz", train_images=features, test_images=features[:4]), ".")
+    assert torch.equal(images.train_x, torch.from_numpy(features))
+    assert (images.mean, images.std) == ((), ())
+
+
+def test_an_own_file_is_looked_up_in_the_current_folder_then_in_root(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "root").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(FileNotFoundError, match=r"in the current folder or in `root`, no file .*root/own.npz"):
+        load("own.npz", "../root")
+    write(tmp_path / "root" / "own.npz")
+    assert load("own.npz", "../root").num_classes == 4
+    write(tmp_path / "here" / "own.npz", test_labels=np.array([0, 0, 0, 8]))
+    assert load("own.npz", "../root").num_classes == 9
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"test_labels": None}, "must hold the arrays .*; missing: test_labels"),
+        ({"valid_images": np.zeros((1, 5, 4, 3), np.uint8)}, "missing: valid_labels"),
+        ({"train_labels": np.zeros(5, int)}, r"`train_labels` .* integers \[6\], one per image, got int64 \[5\]"),
+        ({"test_labels": np.zeros(4)}, r"`test_labels` .* must be integers \[4\].* got float64"),
+        ({"test_labels": np.zeros((4, 1), int)}, r"`test_labels` .* got int64 \[4, 1\]"),
+        ({"test_labels": np.array(list("abcd"))}, r"`test_labels` .* must be integers .* got <U1"),
+        ({"test_labels": np.array([0, 1, -1, 2])}, "`test_labels` .* 0 or more, got -1 to 2"),
+        ({"train_images": np.zeros((6, 20), np.uint8)}, r"`train_images` .* \[N, H, W\] or .* got uint8 \[6, 20\]"),
+        (
+            {"train_images": np.zeros((6, 3, 32, 32), np.uint8)},
+            r"C <= 4.* got uint8 \[6, 3, 32, 32\]",
+        ),
+        ({"train_images": np.zeros((6, 5, 4, 3))}, "`train_images` .* uint8 .* or float32 .* got float64"),
+        ({"train_images": np.zeros(6, np.float32)}, r"`train_images` .* got float32 \[6\]"),
+        ({"test_images": np.zeros((4, 4, 5, 3), np.uint8)}, r"`test_images` .* must match the training images"),
+        ({"test_images": np.zeros((4, 3, 5, 4), np.float32)}, "`test_images` .* must match .* got float32"),
+        ({"train_images": np.zeros((0, 5, 4, 3), np.uint8), "train_labels": np.zeros(0, int)}, "must not be empty"),
+        ({"train_images": np.full((6, 2), np.nan, np.float32)}, "`train_images` .* finite, got 12 values that are not"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_a_bad_array_is_refused_by_file_and_key(tmp_path, changed, message):
+    path = write(tmp_path / "bad.npz", **changed)
+    with pytest.raises(ValueError, match=message) as refusal:
+        load(path, ".")
+    assert "bad.npz" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def damaged_member(path: Path) -> None:
+    write(path)
+    content = bytearray(path.read_bytes())
+    content[200] ^= 255  # inside the first array: the checksum of the archive tells
+    path.write_bytes(content)
+
+
+def bare_array(path: Path) -> None:
+    with path.open("wb") as file:
+        np.save(file, np.zeros(3))
+
+
+def zip_of_text(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        for key in arrays():
+            archive.writestr(f"{key}.npy", "no array")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_text("train_images,train_labels"),
+        lambda path: path.write_bytes(b"PK\x03\x04 and no more"),
+        bare_array,
+        lambda path: np.savez(path, **arrays(test_labels=np.array([{}, [], 1, 2], dtype=object))),
+        damaged_member,
+        zip_of_text,
+    ],
+    ids=["empty", "text", "truncated", "npy", "pickle", "damaged", "zip of text"],
+)
+def test_a_file_that_is_no_npz_of_plain_arrays_is_refused(tmp_path, spoil):
+    spoil(tmp_path / "bad.npz")
+    with pytest.raises(ValueError, match=r"bad\.npz must (be an \.npz file of plain arrays|hold the arrays)"):
+        load("bad.npz", str(tmp_path))
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("cifar-10", "cifar10"), ("CIFAR100", "cifar100"), ("minst", "mnist")])
+def test_a_misspelt_name_is_answered_with_the_near_one_and_all_allowed(typed, meant):
+    with pytest.raises(ValueError, match=rf"must be one of {', '.join(DATASETS)} .* did you mean '{meant}'\?"):
+        load(typed, ".")
+
+
+def test_a_known_data_set_is_read_from_root_with_its_published_mean_and_number_of_classes(tmp_path):
+    write(tmp_path / "cifar100.npz")
+    images = load("cifar100", str(tmp_path))
+    assert images.num_classes == 100
+    assert images.mean == (0.4914, 0.4822, 0.4465)
+    write(tmp_path / "cifar10.npz", test_labels=np.array([0, 1, 2, 10]))
+    with pytest.raises(ValueError, match=r"`test_labels` .* in \[0, 10\), got 0 to 10"):
+        load("cifar10", str(tmp_path))
+    write(tmp_path / "mnist.npz")
+    with pytest.raises(ValueError, match=r"must be uint8 with 1 channel\(s\), got .* \[6, 3, 5, 4\]"):
+        load("mnist", str(tmp_path))
+
+
+class Downloaded:
+    """Stands in for torchvision's class; CIFAR's labels are a list there."""
+
+    def __init__(self, root: Path, train: bool, download: bool) -> None:
+        assert download
+        split = "train" if train else "test"
+        self.data, self.targets = arrays()[f"{split}_images"], arrays()[f"{split}_labels"].tolist()
+
+
+def test_a_download_is_kept_as_npz_and_not_repeated(tmp_path, monkeypatch):
+    import torchvision
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Downloaded)
+    first = load("cifar10", str(tmp_path / "new"))
+    assert [file.name for file in (tmp_path / "new").iterdir()] == ["cifar10.npz"]  # and no temporary file
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", None)
+    again = load("cifar10", str(tmp_path / "new"))
+    assert torch.equal(again.train_x, first.train_x)
+    assert torch.equal(again.test_y, torch.tensor([0, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Error downloading:\nTried a mirror"), ConnectionError("no network")])
+def test_a_download_that_fails_says_where_the_file_belongs(tmp_path, monkeypatch, error):
+    import torchvision
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
+    with pytest.raises(FileNotFoundError, match=r"No file .*/mnist\.npz, and the download failed.* `root`") as refusal:
+        load("mnist", str(tmp_path))
+    assert "\n" not in str(refusal.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
+    import torchvision
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Downloaded)
+    monkeypatch.setattr(os, "fsync", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load("cifar10", str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def write_cinic10(root: Path, size: int = 32) -> None:
+    for shade, split in enumerate(("train", "valid", "test")):
+        for label in range(10):
+            folder = root / "CINIC-10" / split / f"class_{label}"
+            folder.mkdir(parents=True)
+            mode, colour = ("L", label) if label == 9 else ("RGB", (label, shade, 0))  # CINIC-10 has grey files, too
+            Image.new(mode, (size, size), colour).save(folder / "a.png")
+
+
+def test_cinic10_is_read_from_its_folders_with_its_third_split_and_kept(tmp_path):
+    write_cinic10(tmp_path)
+    first = load("cinic10", str(tmp_path))
+    (tmp_path / "CINIC-10").rename(tmp_path / "gone")
+    again = load("cinic10", str(tmp_path))
+    for images in (first, again):
+        assert images.valid_y.tolist() == list(range(10))
+        assert images.train_x.shape == (10, 3, 32, 32)
+        assert images.valid_x[:9, :, 0, 0].tolist() == [[label, 1, 0] for label in range(9)]
+        assert images.valid_x[9, :, 0, 0].tolist() == [9, 9, 9]
+        assert images.std == (0.24205776, 0.23828046, 0.25874835)
+
+
+def test_cinic10_without_its_folders_or_with_other_sizes_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"cinic10\.npz, and .*/CINIC-10 .* ten folders .* got \[0, 0, 0\]"):
+        load("cinic10", str(tmp_path))
+    write_cinic10(tmp_path, size=16)
+    with pytest.raises(ValueError, match=r"a\.png must be 32 x 32 pixels, got 16 x 16"):
+        load("cinic10", str(tmp_path))
+
+
+def test_every_kind_of_image_gives_the_same_tensor():
+    pixels = arrays()["train_images"]
+    expected = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    labels = [0, 1, 2, 0, 1, 2]
+    kinds = {
+        "array": Pairs(*zip(pixels, labels, strict=True)),
+        "PIL": Pairs(*((Image.fromarray(x), np.int32(y)) for x, y in zip(pixels, labels, strict=True))),
+        "tensor": Pairs(*zip(expected, torch.tensor(labels), strict=True)),
+        "stream": Stream(*([x, y] for x, y in zip(pixels, labels, strict=True))),
+        "TensorDataset": TensorDataset(expected, torch.tensor(labels, dtype=torch.int32)),
+    }
+    for kind, dataset in kinds.items():
+        images = from_datasets(dataset, dataset)
+        assert torch.equal(images.train_x, expected), kind
+        assert torch.equal(images.test_y, torch.tensor(labels)), kind
+        assert images.mean == pytest.approx((pixels / 255).mean(axis=(0, 1, 2))), kind
+        assert images.num_classes == 3
+
+
+def test_grey_items_gain_a_channel_and_float_items_stay_as_they_are():
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    for x in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
+        assert from_datasets(Pairs((x, 0)), Pairs((x, 1))).train_x.tolist() == [[grey.tolist()]]
+    stacked = TensorDataset(torch.from_numpy(grey)[None], torch.tensor([0]))
+    assert from_datasets(stacked, stacked).train_x.shape == (1, 1, 2, 3)
+    for x in (torch.full((2, 3), 7.5), np.full((2, 3), 7.5, dtype=np.float32)):
+        images = from_datasets(Pairs((x, 0)), Pairs((x, 1)))
+        assert torch.equal(images.train_x, torch.full((1, 2, 3), 7.5))
+        assert images.mean == ()
+
+
+GOOD = Pairs((torch.zeros(3), 0))
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (Pairs(), "`train` must not be empty"),
+        (Pairs(torch.zeros(2)), r"`train` must give pairs \(x, y\), got Tensor at item 0"),
+        (Pairs((torch.zeros(3), 0, 1)), "`train` must give pairs .* got tuple at item 0"),
+        (Pairs((torch.zeros(3), 0), (torch.zeros(4), 0)), r"x at item 1 of `train` must be float32 \[3\] .* \[4\]"),
+        (Pairs((torch.zeros(3), 0.5)), "y at item 0 of `train` must be an integer, got 0.5"),
+        (Pairs((torch.zeros(3), -2)), "`train_labels` .* 0 or more, got -2"),
+        (Pairs((torch.zeros(3).double(), 0)), "`train_images` .* got float64"),
+        (Pairs((torch.zeros(4), 0)), "`test_images` .* must match the training images"),
+        (Pairs((Image.new("P", (2, 2)), 0)), r"x at item 0 .* grey \(L\) or RGB image, got mode P"),
+        (Pairs(("a path", 0)), "x at item 0 of `train` must be uint8"),
+        (TensorDataset(torch.zeros(2, 3), torch.zeros(2)), "`train_labels` .* must be integers .* got float32"),
+        (TensorDataset(torch.zeros(2, 3)), "`train` must give pairs"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)
+def test_a_data_set_that_gives_something_else_is_refused(train, message):
+    with pytest.raises(ValueError, match=message):
+        from_datasets(train, GOOD)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("FEDLIT_DATA" not in os.environ, reason="FEDLIT_DATA names no folder of full data sets")
+@pytest.mark.parametrize(
+    ("dataset", "train", "channels"), [("mnist", 60000, 1), ("fashion_mnist", 60000, 1), ("cifar10", 50000, 3)]
+)
+def test_the_full_data_sets_have_their_published_size_and_mean(dataset, train, channels):
+    images = load(dataset, os.environ["FEDLIT_DATA"])
+    assert (len(images.train_x), len(images.test_x)) == (train, 10000)
+    means = images.train_x.float().mean(dim=(0, 2, 3)) / 255
+    assert means.tolist() == pytest.approx(images.mean, abs=5e-4)
+    assert len(images.std) == channels

@@ -1,0 +1,59 @@
+"""Two tasks in one federation."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import SGD, Split, fitted, linear, rows, toy_datasets
+from torch import nn
+
+from fedlit import FederatedData
+from fedlit.data.joint import JointData
+from fedlit.methods import FML
+
+
+def part(num_classes: int, **options) -> FederatedData:
+    train, test = toy_datasets(60, num_classes, seed=num_classes)
+    return FederatedData(train_dataset=train, test_dataset=test, batch_size=8, **options)
+
+
+def two_tasks(**options) -> JointData:
+    return JointData([part(3, num_clients=2, **options), part(7, num_clients=1, **options)])
+
+
+@pytest.mark.parametrize("validation", ["train", "test"])
+def test_clients_are_numbered_on_and_hold_their_own_task(validation):
+    data = two_tasks(validation=validation)
+    data.setup()
+    assert [data.client(k).num_classes for k in range(3)] == [3, 3, 7]
+    for k, (task, own) in enumerate(((data.parts[0], 0), (data.parts[0], 1), (data.parts[1], 0))):
+        for joint, alone in (
+            (data.client(k).train_batches(), task.client(own).train_batches()),
+            (data.client(k).val_batches(), task.client(own).val_batches()),
+        ):
+            assert torch.equal(joint.x, alone.x)
+            assert torch.equal(joint.y, alone.y)
+    assert len(np.concatenate(data.assignment.train)) == len(set(np.concatenate(data.assignment.train)))
+
+
+def test_fml_trains_clients_of_different_tasks_on_one_trunk():
+    method = FML(
+        linear,
+        Split,
+        SGD,
+        share="extractor",
+        client_networks={2: lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 7))},
+        client_memes={2: lambda: Split(7)},
+    )
+    federation = fitted(method, two_tasks())
+    assert set(federation.global_state) == {"meme.extractor.0.weight", "meme.extractor.0.bias"}
+    heads = [state["meme.head.1.weight"].shape[0] for state in federation.personal_states.values()]
+    assert heads == [3, 3, 7]
+    assert {row["data"] for row in rows(federation)} == {"own", "train"}
+
+
+def test_inputs_of_different_shapes_are_refused():
+    data = JointData([part(3), FederatedData()])
+    with pytest.raises(
+        ValueError, match=r"`data.parts` must have inputs of one shape, got \[\[1, 8, 8\], \[1, 28, 28\]\]"
+    ):
+        data.setup()

@@ -1,0 +1,213 @@
+"""Whatever a client or a rule does, the others and the next round are as if it had not been."""
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from torch import nn
+
+from fedlit import FedAvg, FineTuned, LocalOnly, Stage
+from fedlit.partition import BinarySeparated
+
+
+class Damaging(FedAvg):
+    """Client 1 spoils the live module at the end of its visit."""
+
+    how = "raise"
+
+    def on_client_end(self, client):
+        if client.id == 1:
+            getattr(self, self.how)()
+
+    def deleted(self):
+        del self.network[1].bias
+
+    def reshaped(self):
+        self.network[1].bias = nn.Parameter(torch.zeros(7))
+
+    def added(self):
+        self.extra = nn.Parameter(torch.zeros(2))
+
+    def recast(self):
+        self.network.double()
+
+    def replaced(self):
+        self.network = nn.Linear(5, 7)
+        raise RuntimeError("and died of it")
+
+    def frozen_then_dead(self):
+        self.network.requires_grad_(False)
+        raise RuntimeError("and died of it")
+
+
+@pytest.mark.parametrize("how", ["deleted", "reshaped", "added", "recast", "replaced", "frozen_then_dead"])
+def test_a_client_that_breaks_the_module_is_left_out_alone(how):
+    torch.manual_seed(0)
+    method = Damaging(linear, SGD)
+    method.how = how
+    federation = fitted(method)
+    torch.manual_seed(0)
+    others = fitted(FedAvg(linear, SGD), toy_data(opt_out=[1]))
+    assert equal(federation.global_state, others.global_state)
+
+
+class Programme(FedAvg):
+    """Its one stage trains a child; client 1 breaks it in the first round."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.child = FedAvg(network, optimizer)
+        self.shared = ("child.",)
+
+    def configure_stages(self):
+        return [Stage("only", module=self.child)]
+
+    def forward(self, x):
+        return super().forward(x) * float("nan")  # the child is to be looked at, not this
+
+    def on_client_end(self, client):
+        if (client.id, client.round) == (1, 1):
+            self.child.network = nn.Linear(2, 2)
+            raise RuntimeError("and died of it")
+
+
+def test_a_stage_still_trains_and_scores_its_own_module_after_a_client_broke_it():
+    federation = fitted(Programme(linear, SGD), toy_data(size=120), num_rounds=4)
+    scores = {(row["model"], row["data"]): float(row["value"]) for row in rows(federation) if row["metric"] == "acc"}
+    assert scores["global", "pooled"] > 0.5
+    losses = [float(row["value"]) for row in rows(federation) if row["metric"] == "train_loss" and row["client"] == "1"]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+class FreezesItself(FedAvg):
+    def on_client_end(self, client):
+        self.network[1].bias.requires_grad_(client.id != 1)
+
+
+def test_what_one_client_freezes_thaws_for_the_next():
+    states = []
+    for method in (FedAvg, FreezesItself):
+        torch.manual_seed(0)
+        states.append(fitted(method(linear, SGD)).global_state)
+    assert equal(*states)
+
+
+class BlindAtHome(LocalOnly):
+    def forward(self, x):
+        if self.client is not None and self.client.id == 1 and not self.training:
+            raise RuntimeError("cannot see")
+        return super().forward(x)
+
+
+def test_a_client_that_cannot_be_evaluated_does_not_keep_the_others_from_it(monkeypatch):
+    import fedlit.federation
+
+    monkeypatch.setattr(fedlit.federation, "check_experiment", lambda model, data, options: model.configure_stages())
+    federation = fitted(BlindAtHome(linear, SGD), num_rounds=1)
+    assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {"0", "2"}
+
+
+class InPlace(FedAvg):
+    """A running mean that overwrites what it was given."""
+
+    def aggregate(self, uploads, current):
+        for n, upload in enumerate(uploads, 1):
+            for name, tensor in upload.state.items():
+                current[name].add_(tensor - current[name], alpha=1 / n)
+        return current
+
+
+def test_a_rule_that_writes_into_the_current_state_does_not_reach_clients_still_to_come():
+    states = []
+    for method in (InPlace(linear, SGD), FedAvg(linear, SGD)):
+        torch.manual_seed(3)
+        method.network.load_state_dict(linear().state_dict())
+        states.append(fitted(method, num_rounds=1).global_state)
+    torch.testing.assert_close(*states)
+
+
+class Noisy(FedAvg):
+    def aggregate(self, uploads, current):
+        return {name: t + 0.01 * torch.randn_like(t) for name, t in super().aggregate(uploads, current).items()}
+
+
+def test_noise_of_the_server_follows_from_the_seed():
+    states = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(0)
+        method = Noisy(linear, SGD)
+        torch.manual_seed(torch.seed())
+        states.append(fitted(method, seed=seed).global_state)
+    assert equal(states[0], states[1])
+    assert not equal(states[0], states[2])
+
+
+class Momentum(FedAvg):
+    """FedAvgM: what the server remembers is state of its own, which never travels."""
+
+    server_only = ("momentum",)
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.register_buffer("momentum", torch.zeros(3, 64))
+
+    def aggregate(self, uploads, current):
+        agreed = super().aggregate(uploads, current)
+        momentum = 0.9 * current["momentum"] + current["network.1.weight"] - agreed["network.1.weight"]
+        return {**agreed, "network.1.weight": current["network.1.weight"] - momentum, "momentum": momentum}
+
+
+def test_what_the_server_remembers_survives_a_resume_and_never_travels(tmp_path):
+    def run(rounds, folder, ckpt_path=None):
+        torch.manual_seed(0)
+        return fitted(Momentum(linear, SGD), num_rounds=rounds, default_root_dir=str(folder), ckpt_path=ckpt_path)
+
+    straight = run(4, tmp_path / "straight")
+    run(2, tmp_path / "cut")
+    assert equal(run(4, tmp_path / "cut", "last").global_state, straight.global_state)
+    assert straight.global_state["momentum"].abs().sum() > 0
+    assert {int(row["bytes"]) for row in rows(straight, "ledger.csv")} == {4 * (64 * 3 + 3)}
+
+
+def test_one_failing_client_alone_in_its_round_does_not_end_the_run():
+    class FailsLater(FedAvg):
+        def on_client_end(self, client):
+            if client.round == 2:
+                raise RuntimeError("a bad day")
+
+    federation = fitted(FailsLater(linear, SGD), fraction_fit=0.1, num_rounds=3)
+    assert federation.run.round == 3
+
+
+def test_clients_that_change_hands_are_scored_on_what_they_hold_now():
+    data = toy_data(num_clients=2, partition=BinarySeparated("random", resplit_every_round=True), validation="test")
+    data.setup()
+    for number in range(1, 6):
+        client = data.client(0, number)
+        held = set(client.train_batches().y.tolist())
+        assert set(client.val_batches().y.tolist()) == held
+
+
+def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch):
+    import fedlit.engine.run
+
+    class BiasOnly(FedAvg):
+        def parameters_of(self, client):
+            return [self.network[6].bias]
+
+    def backwards(fabric, tasks, work, pack, unpack):
+        done = {task: work(task) for task in reversed(tasks)}
+        yield from ((task, done[task]) for task in tasks)
+
+    states = []
+    for order in (None, backwards):
+        if order is not None:
+            monkeypatch.setattr(fedlit.engine.run, "in_order", order)
+        torch.manual_seed(0)
+        states.append(fitted(BiasOnly(SmallCNN, SGD), gradient_clip_val=0.1).global_state)
+    assert equal(*states)
+
+
+def test_a_downloaded_model_is_in_the_ledger_even_if_nothing_comes_back():
+    federation = fitted(FineTuned(linear, SGD), toy_data(opt_out=[2]), num_rounds=1)
+    assert [row["client"] for row in rows(federation, "ledger.csv") if row["round"] == "2"] == ["0", "1", "2"]

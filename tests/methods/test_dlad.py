@@ -1,0 +1,428 @@
+"""DLAD: laws of SPEC 9.6, the optimal density classifier as an oracle, and what the server may see."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
+from lightning.fabric import Fabric
+from torch import nn, tensor
+
+from fedlit import FederatedData
+from fedlit.engine.visit import Memory, Plan, visit
+from fedlit.heads import with_outputs
+from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
+from fedlit.methods import DLAD
+from fedlit.methods.teachers import optimal_confidence
+from fedlit.partition import ClassSets
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+SHORT = {"client_epochs": 3, "density_epochs": 2, "distil_epochs": 3}
+
+
+def seeded(network=SmallCNN, **options):
+    torch.manual_seed(7)
+    return DLAD(network, ADAM, **{**SHORT, **options})
+
+
+def pooled_data(**options) -> FederatedData:
+    return toy_data(240, **{"public": 0.5, "num_clients": 3, **options})
+
+
+# --- weights and losses
+
+
+def test_weights_sum_to_1():
+    weights = teacher_weights(torch.rand(4, 6))
+    torch.testing.assert_close(weights.sum(dim=0), torch.ones(6))
+
+
+def test_equal_confidences_are_the_mean_of_all_teachers():
+    assert torch.equal(teacher_weights(torch.full((4, 2), 0.3)), torch.full((4, 2), 0.25))
+
+
+def test_unequal_confidences_are_not():
+    weights = teacher_weights(tensor([[0.9], [0.1]]), temperature=0.5)
+    torch.testing.assert_close(weights, tensor([[1.6], [0.0]]).softmax(dim=0))
+
+
+def test_the_temperature_divides_the_confidence_by_hand():
+    # ratio of weights: exp((0.484 - 0) / 0.05) is about 16,000, the odds of the paper's first setting
+    own, other = teacher_weights(tensor([[0.484], [0.0]])).flatten().double()
+    assert float(own / other) == pytest.approx(15994, rel=1e-3)
+
+
+def test_the_density_loss_by_hand():
+    z, own = tensor([0.0, 2.0, -1.0]), tensor([True, False, True])
+    parts = [1.5 * torch.log(tensor(2.0)), F.softplus(tensor(2.0)), 1.5 * F.softplus(tensor(1.0))]
+    torch.testing.assert_close(density_loss(z, own, 1.5), sum(parts) / 3)
+
+
+@pytest.mark.parametrize(
+    ("p", "optimum"),
+    [(1 / 2, 0.484), (1 / 6, 0.238), (1 / 4, 0.319), (1 / 10, 0.158)],
+    ids=["niid1", "niid2", "niid3", "iid"],
+)
+def test_the_optimum_of_the_density_loss_is_the_oracles(p, optimum):
+    """A table over ten classes, trained to the end on 5,000 own and 40,000 public samples (by their counts)."""
+    own, public = 5000 * p, 40000 / 10
+    z = torch.zeros((), requires_grad=True)
+    optimizer = torch.optim.LBFGS([z], max_iter=50)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (own * density_loss(z[None], tensor([True])) + public * density_loss(z[None], tensor([False]))) / 45000
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert float(z.detach().sigmoid()) == pytest.approx(optimum, abs=1e-3)
+
+
+def test_the_optimal_classifier_of_the_upper_bound_by_hand():
+    shares, public = tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]), tensor([0.1, 0.1, 0.8])
+    expected = tensor([[5 / 6, 5 / 6, 0.0], [0.0, 0.0, 1 / 1.8]])
+    torch.testing.assert_close(optimal_confidence(shares, public), expected)
+    assert optimal_confidence(tensor([[0.0]]), tensor([0.0])).item() == 0
+
+
+def test_soft_cross_entropy_is_cross_entropy_where_targets_are_sure():
+    z, y = torch.randn(5, 3), tensor([0, 2, 1, 1, 0])
+    torch.testing.assert_close(soft_cross_entropy(z, F.one_hot(y, 3).float()), F.cross_entropy(z, y))
+    sharp, soft = tensor([[0.9, 0.1]]), tensor([[0.5, 0.5]])
+    assert soft_cross_entropy(tensor([[3.0, 0.0]]), sharp) < soft_cross_entropy(tensor([[3.0, 0.0]]), soft)
+
+
+# --- the protocol
+
+
+def test_every_client_uploads_exactly_once_and_never_its_optimiser_or_the_student():
+    federation = fitted(seeded(), pooled_data())
+    lines = rows(federation, "ledger.csv")
+    assert [(line["client"], line["kind"]) for line in lines if line["direction"] == "up"] == [
+        (str(k), "model") for k in range(3)
+    ]
+    assert {line["kind"] for line in lines if line["direction"] == "down"} == {"public pool"}
+    for upload in federation.run.collected.values():
+        assert {name.split(".")[0] for name in upload} == {"classifier", "density"}
+    assert {name.split(".")[0] for name in federation.global_state} == {"student"}
+
+
+@pytest.mark.parametrize("aggregator", ["average", "labeled"])
+def test_density_classifiers_are_trained_only_where_they_are_used(aggregator):
+    federation = fitted(seeded(aggregator=aggregator), pooled_data())
+    assert {name.split(".")[0] for upload in federation.run.collected.values() for name in upload} == {"classifier"}
+
+
+def test_the_density_classifier_starts_from_the_trained_classifier_but_for_its_head():
+    class Watched(DLAD):
+        def on_client_start(self, client):
+            super().on_client_start(client)
+            if self.stage.name == "density":
+                pairs = zip(self.classifier.network.parameters(), self.density.network.parameters(), strict=True)
+                self.same = [a.shape == b.shape and torch.equal(a, b) for a, b in pairs]
+
+    torch.manual_seed(7)
+    method = Watched(SmallCNN, ADAM, **SHORT)
+    fitted(method, pooled_data())
+    assert method.same == [True] * 4 + [False, False]
+
+
+def test_the_global_model_learns_from_clients_that_know_two_classes_each():
+    data = pooled_data(partition=ClassSets([[0, 1], [1, 2], [2, 0]], 60), validation="test")
+    long = {"client_epochs": 15, "density_epochs": 15, "distil_epochs": 15}
+    federation = fitted(seeded(linear, **long), data)
+    last = {key: parts["mean"] for key, parts in federation.run.last.items()}
+    assert last["acc/global_on_pooled"] > last["acc/personal_on_pooled"] + 0.1
+
+
+def students_of_average_and_labeled(classes):
+    """Client k holds as many samples of each class that `classes[k]` names."""
+    states = []
+    for aggregator in ("average", "labeled"):
+        data = pooled_data()
+        data.setup()
+        by_class = [np.flatnonzero(data.images.train_y.numpy() == c) for c in range(3)]
+        for k, own in enumerate(classes):
+            data.assignment.train[k] = np.concatenate([by_class[c][10 * k : 10 * k + 10] for c in own])
+            data.assignment.shared[k] = np.ones(10 * len(own), dtype=bool)
+        states.append(fitted(seeded(aggregator=aggregator), data).global_state)
+    return states
+
+
+def test_labeled_is_average_where_all_clients_have_the_same_classes():
+    assert equal(*students_of_average_and_labeled([[0, 1, 2]] * 3))
+
+
+def test_labeled_is_not_average_where_clients_have_different_classes():
+    assert not equal(*students_of_average_and_labeled([[0, 1], [1, 2], [2, 0]]))
+
+
+@pytest.mark.parametrize(("aggregator", "sees"), [("adaptive", False), ("average", False), ("labeled", True)])
+def test_only_labeled_can_see_the_labels_of_the_pool(aggregator, sees):
+    def student(spoil):
+        data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
+        data.setup()
+        if spoil:
+            data.pool._hidden.copy_((data.pool._hidden + 1) % 3)
+        return fitted(seeded(aggregator=aggregator), data).global_state
+
+    assert equal(student(False), student(True)) is not sees
+
+
+@pytest.mark.parametrize("aggregator", ["adaptive", "average"])
+def test_no_target_but_minus_1_reaches_a_method_that_may_not_see_labels(aggregator):
+    seen = set()
+
+    class Watched(DLAD):
+        def on_server_start(self, server, uploads):
+            super().on_server_start(server, uploads)
+            seen.update(server.train_batches(public=self.stage.public).y.tolist())
+            pool = server.data.images.train_y[server.data.images.train_y < 0]
+            assert len(pool) == len(server.data.pool)  # nor is there a label left in the data set
+
+    torch.manual_seed(7)
+    fitted(Watched(linear, ADAM, aggregator=aggregator, **SHORT), pooled_data())
+    assert seen == {-1}
+
+
+def test_recorded_answers_of_teachers_give_the_same_student():
+    states = [fitted(seeded(linear, record=record), pooled_data()).global_state for record in (True, False)]
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
+
+
+def test_opted_out_samples_shape_neither_classifier_nor_density():
+    def collected(spoil):
+        data = pooled_data(opt_out_samples=0.4)
+        data.setup()
+        for train, shared in zip(data.assignment.train, data.assignment.shared, strict=True):
+            data.images.train_x[train[~shared]] += 100 * spoil
+        return fitted(seeded(), data).run.collected
+
+    plain, spoiled = collected(0), collected(1)
+    assert all(equal(plain[k], spoiled[k]) for k in range(3))
+
+
+# --- clients that differ, and clients that come later
+
+
+def test_clients_and_server_may_have_different_networks():
+    wide = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 3))  # noqa: E731
+    method = seeded(SmallCNN, student=wide, client_networks={1: wide})
+    federation = fitted(method, pooled_data())
+    assert federation.run.collected[1]["classifier.network.1.weight"].shape == (9, 64)
+    assert federation.run.collected[1]["density.network.3.weight"].shape == (1, 9)
+    assert federation.global_state["student.network.3.weight"].shape == (3, 9)
+
+
+def test_clients_with_heads_for_their_own_classes():
+    small = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))  # noqa: E731
+    sets = [[0, 1], [1, 2], [2, 0]]
+    data = pooled_data(partition=ClassSets(sets, 60), validation="test")
+    method = seeded(linear, client_networks=[small] * 3, client_classes=dict(enumerate(sets)), distil_epochs=6)
+    federation = fitted(method, data)
+    assert federation.run.collected[2]["classifier.network.classes"].tolist() == [2, 0]
+    assert federation.run.last["acc/global_on_pooled"]["mean"] > 0.5
+
+
+def test_a_client_with_a_sample_of_an_undeclared_class_is_left_out():
+    small = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))  # noqa: E731
+    federation = fitted(seeded(linear, client_networks={0: small}, client_classes={0: [0, 1]}), pooled_data())
+    assert sorted(federation.run.collected) == [1, 2]
+
+
+def test_a_client_whose_classifier_failed_uploads_nothing():
+    class Breaks(DLAD):
+        def on_client_start(self, client):
+            super().on_client_start(client)
+            if self.stage.name == "classify" and client.id == 1:
+                raise RuntimeError("out of order")
+
+    torch.manual_seed(7)
+    federation = fitted(Breaks(linear, ADAM, **SHORT), pooled_data())
+    assert sorted(federation.run.collected) == [0, 2]
+
+
+def test_new_clients_join_without_training_the_others_again(tmp_path):
+    first = fitted(seeded(), pooled_data(num_clients=2), default_root_dir=str(tmp_path / "first"))
+    earlier = f"{first.log_dir}/checkpoints/last.ckpt"
+    both = fitted(seeded(earlier=earlier), pooled_data(num_clients=3), default_root_dir=str(tmp_path / "second"))
+    assert {line["client"] for line in rows(both, "ledger.csv")} == {"2"}
+    assert all(equal(both.run.collected[k], first.run.collected[k]) for k in range(2))
+    assert 2 in both.run.collected
+    assert not equal(both.global_state, first.global_state)
+
+
+def test_another_aggregator_takes_the_same_uploads(tmp_path):
+    first = fitted(seeded(), pooled_data(), default_root_dir=str(tmp_path / "first"))
+    earlier = f"{first.log_dir}/checkpoints/last.ckpt"
+    again = fitted(
+        seeded(aggregator="average", earlier=earlier), pooled_data(), default_root_dir=str(tmp_path / "second")
+    )
+    assert rows(again, "ledger.csv") == []
+    wanted = [row["value"] for row in rows(first) if row["model"] == "personal"]
+    assert [row["value"] for row in rows(again) if row["model"] == "personal"] == wanted
+
+
+def test_an_earlier_run_with_another_network_is_refused(tmp_path):
+    first = fitted(seeded(SmallCNN), pooled_data(), default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"`model.earlier` holds an upload of client 0 that its network cannot take"):
+        fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
+
+
+def test_what_an_earlier_stage_has_trained_is_uploaded_without_a_copy():
+    method, data = seeded(linear), pooled_data()
+    data.setup()
+    fabric, client = Fabric(accelerator="cpu"), data.client(0, 1)
+    first, second = method.configure_stages()[:2]
+    memory = visit(fabric, method, client, Plan(first, 0), (), Memory()).memory
+    upload = visit(fabric, method, client, Plan(second, 0), (), memory).upload
+    home = {id(tensor) for tensor in memory.state.values()}
+    assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) in home} == {"classifier"}
+    assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) not in home} == {"density"}
+
+
+def test_what_was_uploaded_is_not_kept_at_home_as_well():
+    run = fitted(seeded(linear), pooled_data()).run
+    for k, upload in run.collected.items():
+        assert {name.split(".")[0] for name in upload} == {"classifier", "density"}  # of two stages
+        assert run.memories.names(k) == ()
+        assert equal(run.personal(k), upload)
+
+
+def test_an_earlier_run_that_is_no_checkpoint_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"`model.earlier` must be a checkpoint"):
+        fitted(seeded(earlier=str(tmp_path / "none.ckpt")), pooled_data())
+
+
+def test_without_a_public_pool_it_is_refused():
+    with pytest.raises(ValueError, match=r"needs a public pool; set `data.public`"):
+        fitted(seeded(), toy_data())
+
+
+@pytest.mark.parametrize("option", ["temperature", "sample_weight", "client_epochs", "density_epochs", "distil_epochs"])
+def test_impossible_options_are_refused_by_name(option):
+    with pytest.raises(ValueError, match=f"`model.{option}` must be above 0, got 0"):
+        seeded(**{option: 0})
+
+
+def test_equal_factories_of_a_configuration_share_a_live_network():
+    same = [partial(SmallCNN, num_classes=3) for _ in range(3)]
+    method = seeded(same[0], client_networks=dict(enumerate(same)))
+    federation = fitted(method, pooled_data())
+    networks = {id(network) for network, _ in method.student.teachers.classifiers.members}
+    assert len(networks) == 1
+    assert len(federation.run.collected) == 3
+
+
+# --- each option reaches what it is for
+
+
+def apart(**options):
+    data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
+    return fitted(seeded(**options), data)
+
+
+def test_adaptive_is_not_average_where_clients_differ():
+    assert not equal(apart().global_state, apart(aggregator="average").global_state)
+
+
+@pytest.mark.parametrize(("temperature", "is_mean"), [(1e6, True), (0.05, False)])
+def test_at_a_high_temperature_and_only_then_the_teachers_are_averaged(temperature, is_mean):
+    teachers, x = apart(temperature=temperature).run.module.student.teachers, torch.randn(9, 1, 8, 8)
+    mean = teachers.classifiers(x).softmax(dim=2).mean(dim=0)
+    assert torch.allclose(teachers(x, None), mean, atol=1e-5) is is_mean
+
+
+def test_the_confidence_is_the_sigmoid_of_the_density_network():
+    federation = apart()
+    x = torch.randn(5, 1, 8, 8)
+    confidence = federation.run.module.student.teachers.confidence(x, None)
+    for k, upload in federation.run.collected.items():
+        network = with_outputs(SmallCNN(), 1)
+        network.load_state_dict({n.removeprefix("density.network."): t for n, t in upload.items() if "density" in n})
+        torch.testing.assert_close(confidence[k], network.eval()(x).squeeze(1).sigmoid())
+
+
+def test_teachers_neither_drop_out_nor_learn():
+    teachers, x = apart().run.module.student.teachers, torch.randn(5, 1, 8, 8)
+    assert torch.equal(teachers(x, None), teachers(x, None))
+
+
+def test_the_weight_of_own_samples_reaches_the_density_classifier():
+    states = [apart(sample_weight=weight).run.collected[0] for weight in (1.0, 9.0)]
+    assert not equal(*states)
+
+
+def test_labels_of_opted_out_samples_reach_no_upper_bound_either():
+    def student(spoil):
+        data = pooled_data(opt_out_samples=0.4)
+        data.setup()
+        for train, shared in zip(data.assignment.train, data.assignment.shared, strict=True):
+            hidden = train[~shared]
+            data.images.train_y[hidden] = (data.images.train_y[hidden] + spoil) % 3
+        return fitted(seeded(aggregator="labeled"), data).global_state
+
+    assert equal(student(0), student(1))
+
+
+def test_the_servers_optimiser_goes_on_from_epoch_to_epoch():
+    kept, forgotten = (
+        fitted(seeded(linear), pooled_data(), optimizer_state=how).global_state for how in ("personal", "reset")
+    )
+    assert not equal(kept, forgotten)
+
+
+@pytest.mark.parametrize("record", [True, False])
+def test_it_runs_in_double_precision(record):
+    federation = fitted(seeded(record=record), pooled_data(), precision="64-true")
+    assert federation.global_state["student.network.0.weight"].dtype == torch.float64
+
+
+def test_clients_with_and_without_declared_classes_may_share_a_network():
+    method = seeded(linear, client_classes={0: [0, 1, 2]})
+    assert sorted(fitted(method, pooled_data()).run.collected) == [0, 1, 2]
+
+
+def test_a_client_that_opted_out_is_not_counted_among_the_clients():
+    federation = fitted(seeded(), pooled_data(opt_out=[1]))
+    counted = {row["client"] for row in rows(federation) if row["model"] == "personal"}
+    assert counted == {"0", "2"}
+
+
+def test_what_was_reached_decides_what_is_tested_whatever_the_options(tmp_path):
+    class Cut(DLAD):
+        def configure_stages(self):
+            return super().configure_stages()[:2]
+
+    torch.manual_seed(7)
+    federation = fitted(Cut(linear, ADAM, **SHORT), pooled_data(), default_root_dir=str(tmp_path))
+    models = {row.key for row in federation.test(federation.run.module, federation.run.data)}
+    assert "acc/personal_on_pooled" in models  # the classifier, though the last stage trained density classifiers
+    assert federation.predict(federation.run.module, federation.run.data, client=1).shape == (30, 3)
+
+
+@pytest.mark.parametrize(
+    ("now", "told"),
+    [
+        ({"num_clients": 2}, "holds an upload of client 2, who takes no part here or has opted out"),
+        ({"opt_out": [1]}, "holds an upload of client 1, who takes no part"),
+    ],
+)
+def test_an_earlier_upload_of_nobody_is_refused(now, told, tmp_path):
+    first = fitted(seeded(linear), pooled_data(), default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=told):
+        fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data(**now))
+
+
+def test_an_earlier_run_without_density_classifiers_is_refused_before_anybody_trains(tmp_path):
+    first = fitted(seeded(linear, aggregator="average"), pooled_data(), default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match=r"uploaded no 'density.*was its aggregator another"):
+        fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
+
+
+def test_a_pool_without_a_whole_batch_is_refused_where_others_are_dropped():
+    with pytest.raises(ValueError, match=r"`data.drop_last` leaves no batch of the pool"):
+        fitted(seeded(linear), pooled_data(public=0.02, drop_last=True))

@@ -1,0 +1,102 @@
+"""What a run leaves behind."""
+
+import json
+from pathlib import Path
+
+import torch
+from conftest import SGD, SmallCNN, fitted, rows, toy_data
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from fedlit import FedAvg, FineTuned
+from fedlit.records.recorder import Recorder, Row
+
+
+def test_a_folder_holds_all_that_was_promised():
+    federation = fitted(FineTuned(SmallCNN, SGD), logger=True, num_rounds=2)
+    names = {path.name for path in Path(federation.log_dir).iterdir()}
+    promised = {
+        "metrics.csv",
+        "ledger.csv",
+        "events.jsonl",
+        "partition.csv",
+        "partition.png",
+        "curves.png",
+        "checkpoints",
+    }
+    assert promised <= names
+    assert any(name.startswith("events.out.tfevents") for name in names)
+
+
+def test_metrics_are_in_long_form():
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1)
+    text = Path(federation.log_dir, "metrics.csv").read_text()
+    assert text.startswith("round,stage,client,model,data,metric,value\n1,federate,0,trained,train,train_loss,")
+
+
+def accumulated(federation):
+    found = EventAccumulator(federation.log_dir, {"scalars": 0, "histograms": 0})
+    found.Reload()
+    return found
+
+
+def test_tensorboard_has_a_line_per_client_and_their_mean_with_range():
+    federation = fitted(FedAvg(SmallCNN, SGD), logger=True, num_rounds=2)
+    found = accumulated(federation)
+    tags = set(found.Tags()["scalars"])
+    assert {"acc/global_on_pooled", "acc/global_on_own/client_02", "acc/global_on_own/mean"} <= tags
+    assert [event.step for event in found.Scalars("acc/global_on_own/mean")] == [1, 2]
+    mean = sum(float(r["value"]) for r in rows(federation) if (r["round"], r["model"], r["data"], r["metric"])
+               == ("2", "global", "own", "acc")) / 3  # fmt: skip
+    assert abs(found.Scalars("acc/global_on_own/mean")[1].value - mean) < 1e-6
+
+
+def test_many_clients_are_a_histogram_instead_of_lines():
+    federation = fitted(FedAvg(SmallCNN, SGD), toy_data(size=150, num_clients=25), logger=True, num_rounds=1)
+    tags = accumulated(federation).Tags()
+    assert "acc/global_on_own" in tags["histograms"]
+    assert not any("client_" in tag for tag in tags["scalars"])
+
+
+def test_steps_go_on_where_a_resumed_run_left_off(tmp_path):
+    options = {"logger": True, "default_root_dir": str(tmp_path)}
+    fitted(FedAvg(SmallCNN, SGD), num_rounds=2, **options)
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=4, ckpt_path="last", **options)
+    found = accumulated(federation)
+    assert [event.step for event in found.Scalars("acc/global_on_pooled")] == [1, 2, 3, 4]
+    assert [r["round"] for r in rows(federation) if r["data"] == "pooled" and r["metric"] == "acc"] == [
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+
+
+def test_half_a_line_of_a_killed_run_is_dropped(tmp_path):
+    header = "round,stage,client,model,data,metric,value\n"
+    (tmp_path / "metrics.csv").write_text(header + "1,s,0,m,d,acc,0.5\n2,s,0,m,d,acc,0.6\n3,s,0,m")
+    Recorder(tmp_path, [], resumed_round=2).metrics(3, [Row(3, "s", 0, "m", "d", "acc", 0.7)])
+    assert (
+        tmp_path / "metrics.csv"
+    ).read_text() == header + "1,s,0,m,d,acc,0.5\n2,s,0,m,d,acc,0.6\n3,s,0,m,d,acc,0.7\n"
+
+
+def test_events_name_the_clients_of_a_round():
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1)
+    events = [json.loads(line) for line in Path(federation.log_dir, "events.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["fit", "round", "end"]
+    assert events[1]["clients"] == [0, 1, 2]
+
+
+def test_a_name_with_a_slash_is_logged_like_any_other():
+    class Slash(FedAvg):
+        def training_step(self, batch, batch_idx):
+            self.log("train/extra", torch.tensor(2.0))
+            return super().training_step(batch, batch_idx)
+
+    federation = fitted(Slash(SmallCNN, SGD), logger=True, num_rounds=1)
+    assert {r["value"] for r in rows(federation) if r["metric"] == "train/extra"} == {"2"}
+
+
+def test_nothing_is_written_in_a_development_run(tmp_path):
+    fitted(FedAvg(SmallCNN, SGD), fast_dev_run=True)
+    assert list(tmp_path.iterdir()) == []
