@@ -10,7 +10,7 @@ if __name__ == "__main__":
     import numpy as np
 
     torch.set_num_threads(1)
-    sample = np.load(Path(__file__).parents[1] / "fedlit" / "assets" / "fashion_mnist_7000.npz")
+    sample = np.load(Path(__file__).parents[1] / "fedlit" / "data" / "assets" / "fashion_mnist_7000.npz")
     x = {part: torch.from_numpy(sample[f"{part}_images"]).float()[:, None].div(255) for part in ("train", "test")}
     y = {part: torch.from_numpy(sample[f"{part}_labels"]).long() for part in ("train", "test")}
     mean, std = x["train"].mean(), x["train"].std()

@@ -22,7 +22,7 @@ class SmallCNN(nn.Sequential):
         super().__init__(*convolution, nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, num_classes))
 
 
-class Split(nn.Module):
+class TrunkAndHead(nn.Module):
     """A trunk, and a head for as many classes as asked for."""
 
     def __init__(self, num_classes=3):

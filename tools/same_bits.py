@@ -44,7 +44,7 @@ METHODS = {
     "MixtureOfExperts": lambda: MixtureOfExperts(MLP, plain_sgd, epochs=2),
     "DLAD": lambda: DLAD(MLP, plain_sgd, client_epochs=2, density_epochs=2, distil_epochs=2),
     "LocalOnly": lambda: LocalOnly(lenet, sgd),
-    "FineTuned": lambda: FineTuned(MLP, plain_sgd, finetune_epochs=2, monitor="loss"),
+    "FineTuned": lambda: FineTuned(MLP, plain_sgd, finetune_epochs=2, stop_on="loss"),
 }
 
 

@@ -17,12 +17,12 @@ HEADER, ROW_SPLITS = "client,split,index,label,shared", ("train", "val_train", "
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who holds what: `val` indexes `val_split`, `shared` (bool, opted in) is aligned with `train`."""
+    """Who holds what: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`."""
 
     train: list[np.ndarray]
     val: list[np.ndarray]
     val_split: Literal["train", "test"]
-    shared: list[np.ndarray]
+    opted_in: list[np.ndarray]
 
     @property
     def num_clients(self) -> int:
@@ -36,7 +36,7 @@ class Assignment:
         """Save as the CSV that `Saved` reads; validation rows have ``shared`` 0, since no upload learns from them."""
         val_labels = train_labels if self.val_split == "train" else test_labels
         rows = [HEADER]
-        for k, (train, val, shared) in enumerate(zip(self.train, self.val, self.shared, strict=True)):
+        for k, (train, val, shared) in enumerate(zip(self.train, self.val, self.opted_in, strict=True)):
             rows += [f"{k},train,{i},{y},{s:d}" for i, y, s in zip(train, train_labels[train], shared, strict=True)]
             rows += [f"{k},val_{self.val_split},{i},{val_labels[i]},0" for i in val]
         partial = Path(f"{path}.{os.getpid()}.tmp")  # in the same folder: os.replace is atomic only there
@@ -145,7 +145,7 @@ def split_validation(
     return kept, held
 
 
-def split_pool(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def split_off(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split all indices at random into the rest and a pool with `fraction`, in (0, 1), of each class; both sorted."""
     require(0 < fraction < 1, f"`fraction` must lie in (0, 1), got {fraction}.")
     labels, rng, pooled = np.asarray(labels), stream(seed, "pool"), np.zeros(len(labels), dtype=bool)

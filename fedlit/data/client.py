@@ -10,7 +10,7 @@ from fedlit.data.batches import Batches
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
 
-Split = Literal["shared", "all"]
+Samples = Literal["opted_in", "all"]
 Public = Literal["no", "inputs", "labels"]
 SERVER = -1  # stands where a client's id would
 
@@ -22,28 +22,28 @@ class Client:
     Attributes:
         id: From 0 to the number of clients minus one.
         round: The round of this visit, counted from 1.
-        split: What this visit trains on: `shared` samples, or `all`.
+        samples: What this visit trains on: `opted_in` samples, or `all`.
         num_classes: Classes of its task.
         num_samples: Training samples, opted out or not.
-        num_shared: Training samples that may influence what leaves the client.
+        num_opted_in: Training samples that may influence what leaves the client.
     """
 
     id: int
     num_classes: int
     num_samples: int
-    num_shared: int
+    num_opted_in: int
     round: int = 0
-    split: Split = "shared"
+    samples: Samples = "opted_in"
     data: "FederatedData | None" = field(default=None, repr=False)
 
     def train_batches(
-        self, generator: torch.Generator | None = None, split: Split | None = None, public: Public = "no"
+        self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "no"
     ) -> Batches:
-        """Training batches of this visit, or of the `split` that is named; shuffled and augmented by `generator`.
+        """Training batches of this visit, or of the `samples` that are named; shuffled and augmented by `generator`.
 
         With `public: inputs` the public pool is mixed in, with target -1.
         """
-        return self.data.train_batches(self.id, generator, split or self.split, self.round, public != "no")
+        return self.data.train_batches(self.id, generator, samples or self.samples, self.round, public != "no")
 
     @property
     def sees_the_same_inputs(self) -> bool:
@@ -52,7 +52,7 @@ class Client:
 
     def class_shares(self) -> torch.Tensor:
         """Fraction of each class among the samples that it shares, ``[C]``; nothing that a client would tell."""
-        y = self.train_batches(split="shared").y
+        y = self.train_batches(samples="opted_in").y
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
     def val_batches(self) -> Batches:
@@ -71,7 +71,7 @@ class Server(Client):
     limit: int | None = None
 
     def train_batches(
-        self, generator: torch.Generator | None = None, split: Split | None = None, public: Public = "inputs"
+        self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "inputs"
     ) -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
         batches = self.data.public_batches(generator, labels=public == "labels")

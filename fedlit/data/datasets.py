@@ -59,7 +59,7 @@ _SAMPLE = Path(__file__).parent / "assets" / "fashion_mnist_7000.npz"
 _TORCHVISION = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
-def load(dataset: str, root: str) -> Images:
+def read_images(dataset: str, root: str) -> Images:
     """A data set by its name, or from the user's own file.
 
     Args:

@@ -4,6 +4,7 @@ Images rest as uint8 tensors and become floats on the way into a batch: scaled t
 random augmentation that happens once a visit, and an epoch is one permutation split into views.
 """
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -16,10 +17,10 @@ from torch.utils.data import Dataset
 
 from fedlit.augment import Augmentation
 from fedlit.data import datasets
-from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_pool, split_validation
+from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_off, split_validation
 from fedlit.data.batches import Batches
-from fedlit.data.client import Client, Split
-from fedlit.data.public_pool import Pool, set_apart
+from fedlit.data.client import Client, Samples
+from fedlit.data.public_pool import PublicPool, set_apart
 from fedlit.partition import IID, Partition
 from fedlit.rng import derive
 
@@ -37,9 +38,9 @@ class FederatedData(LightningDataModule):
         partition: How the training samples are dealt out; IID by default.
         partition_seed: Seed of the partition, apart from the seed of the training.
         validation: Where a client's own validation samples come from: held back from its training samples (`train`),
-            the test set dealt out in the same setting (`test`), or a pool of training samples dealt out (`pool`).
-        val_size: With `train`, the fraction in (0, 1) or number of samples held back per client; with `pool`, the
-            fraction of the training set that goes into the pool.
+            the test set dealt out in the same setting (`test`), or a reserve of training samples dealt out (`reserve`).
+        val_size: With `train`, the fraction in (0, 1) or number of samples held back per client; with `reserve`, the
+            fraction of the training set that goes into the reserve.
         batch_size: Samples per training batch.
         client_batch_sizes: Another batch size for some clients, by client id.
         drop_last: Leave out a last batch that is smaller than `batch_size`.
@@ -62,7 +63,7 @@ class FederatedData(LightningDataModule):
         num_clients: int = 10,
         partition: Partition | None = None,
         partition_seed: int = 0,
-        validation: Literal["train", "test", "pool"] = "train",
+        validation: Literal["train", "test", "reserve", "pool"] = "train",
         val_size: float | int = 0.1,
         batch_size: int = 32,
         client_batch_sizes: dict[int, int] | None = None,
@@ -82,14 +83,20 @@ class FederatedData(LightningDataModule):
         self.num_clients, self.unseen_clients = num_clients, unseen_clients
         self.partition = partition or IID()
         self.partition_seed = partition_seed
-        self.validation, self.val_size = validation, val_size
+        self.validation: Literal["train", "test", "reserve"]
+        self.val_size = val_size
+        if validation == "pool":
+            warnings.warn("`data.validation: pool` is now `data.validation: reserve`.", stacklevel=2)
+            self.validation = "reserve"
+        else:
+            self.validation = validation
         self.batch_size, self.client_batch_sizes, self.drop_last = batch_size, client_batch_sizes or {}, drop_last
         self.augmentation = augmentation or []
         self.mean, self.std = mean, std
         self.opt_out, self.opt_out_samples, self.public = opt_out, opt_out_samples, public
         self.eval_batch_size = eval_batch_size
         self.images: datasets.Images | None = None
-        self.pool: Pool | None = None
+        self.public_pool: PublicPool | None = None
         self._check_options()
 
     def _check_options(self) -> None:
@@ -132,13 +139,13 @@ class FederatedData(LightningDataModule):
         if self.train_dataset is not None:
             self.images = datasets.from_datasets(self.train_dataset, self.test_dataset)
         else:
-            self.images = datasets.load(self.dataset, self.root)
+            self.images = datasets.read_images(self.dataset, self.root)
         seed = derive(self.partition_seed, "public")
-        self.images, self.pool, self._private = set_apart(self.images, self.public, seed)
+        self.images, self.public_pool, self._private = set_apart(self.images, self.public, seed)
         self._labels = self.images.train_y.numpy()
         self.assignment = self.assign(round=0)
         if self.images.measured:  # an opted-out sample must not shape what others' networks see
-            parts = zip(self.assignment.train, self.assignment.shared, strict=True)
+            parts = zip(self.assignment.train, self.assignment.opted_in, strict=True)
             shared = np.unique(np.concatenate([train[mask] for train, mask in parts]))
             mean, std = datasets.mean_std(self.images.train_x[shared if len(shared) else slice(None)])
             self.images = replace(self.images, mean=mean, std=std)
@@ -161,31 +168,33 @@ class FederatedData(LightningDataModule):
         if isinstance(self.partition, Saved):
             return self._read_saved()
         if self.partition.resplit_every_round and self.validation == "train":
-            raise ValueError("`data.validation` must be test or pool where clients change hands, got train.")
+            raise ValueError("`data.validation` must be test or reserve where clients change hands, got train.")
         seed = derive(self.partition_seed, "partition", round) % 2**32
         train, val_split = self._private, "train"
-        if self.validation == "pool":
+        if self.validation == "reserve":
             if not (isinstance(self.val_size, float) and 0 < self.val_size < 1):
                 raise ValueError(
-                    f"`data.val_size` with `data.validation: pool` is a fraction in (0, 1), got {self.val_size}."
+                    f"`data.val_size` with `data.validation: reserve` is a fraction in (0, 1), got {self.val_size}."
                 )
-            keep, pool = split_pool(self._labels[train], self.val_size, derive(self.partition_seed, "pool"))
-            train, pool = train[keep], train[pool]
+            keep, reserve = split_off(self._labels[train], self.val_size, derive(self.partition_seed, "pool"))
+            train, reserve = train[keep], train[reserve]
         held = self._deal(self.partition, train, self._labels, seed)
         if self.validation == "train":
             held, val = split_validation(held, self._labels, self.val_size, derive(self.partition_seed, "val") % 2**32)
-        elif self.validation == "pool":
-            val = self._deal(self.partition.scaled(self.val_size / (1 - self.val_size)), pool, self._labels, seed)
+        elif self.validation == "reserve":
+            val = self._deal(self.partition.scaled(self.val_size / (1 - self.val_size)), reserve, self._labels, seed)
         else:
             test_labels, val_split = self.images.test_y.numpy(), "test"
             scaled = self.partition.scaled(len(test_labels) / len(self._labels))
             val = self._deal(scaled, np.arange(len(test_labels)), test_labels, seed)
-        shared = opt_in_masks(held, self.opt_out, self.opt_out_samples, derive(self.partition_seed, "opt_out") % 2**32)
-        return Assignment(train=held, val=val, val_split=val_split, shared=shared)
+        opted_in = opt_in_masks(
+            held, self.opt_out, self.opt_out_samples, derive(self.partition_seed, "opt_out") % 2**32
+        )
+        return Assignment(train=held, val=val, val_split=val_split, opted_in=opted_in)
 
-    def _deal(self, partition: Partition, pool: np.ndarray, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        parts = partition.assign(labels[pool], self.num_clients, self.images.num_classes, seed)
-        return [pool[part] for part in parts]
+    def _deal(self, partition: Partition, index: np.ndarray, labels: np.ndarray, seed: int) -> list[np.ndarray]:
+        parts = partition.assign(labels[index], self.num_clients, self.images.num_classes, seed)
+        return [index[part] for part in parts]
 
     def _read_saved(self) -> Assignment:
         saved = self.partition.read(self._labels, self.images.test_y.numpy())
@@ -206,7 +215,7 @@ class FederatedData(LightningDataModule):
 
     def client(self, id: int, round: int = 0) -> Client:
         """The client as its methods see it in that round."""
-        shared = self.at_round(round).shared[id]
+        shared = self.at_round(round).opted_in[id]
         return Client(id, self.images.num_classes, len(shared), int(np.count_nonzero(shared)), round, data=self)
 
     def batch_size_of(self, client: int) -> int:
@@ -214,18 +223,18 @@ class FederatedData(LightningDataModule):
         return self.client_batch_sizes.get(client, self.batch_size)
 
     def train_batches(
-        self, client: int, generator: torch.Generator | None, split: Split, round: int = 0, public: bool = False
+        self, client: int, generator: torch.Generator | None, samples: Samples, round: int = 0, public: bool = False
     ) -> Batches:
-        """One client's training batches; `shared` leaves its opted-out samples out, `public` mixes the pool in."""
+        """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
         assignment = self.at_round(round)
         index = assignment.train[client]
-        if split == "shared":
-            index = index[assignment.shared[client]]
+        if samples == "opted_in":
+            index = index[assignment.opted_in[client]]
         batch_size = self.batch_size_of(client)
         index = torch.from_numpy(np.asarray(index, np.int64))
         x, y = self.images.train_x.index_select(0, index), self.images.train_y.index_select(0, index)
         if public:
-            x, y = torch.cat([x, self.pool.x]), torch.cat([y, self.pool.targets()])
+            x, y = torch.cat([x, self.public_pool.x]), torch.cat([y, self.public_pool.targets()])
         if public or any(step.random for step in self.augmentation):  # a pool of floats would need four times the room
             return Batches(x, y, batch_size, generator, lambda x, g: self._ready(x, client, g), self.drop_last)
         return Batches(self._ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
@@ -251,7 +260,7 @@ class FederatedData(LightningDataModule):
 
     def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
-        x, y = self.pool.x, self.pool.targets(reveal=labels)
+        x, y = self.public_pool.x, self.public_pool.targets(reveal=labels)
         return Batches(x, y, self.batch_size, generator, lambda x, g: self._ready(x, None, g), self.drop_last)
 
     @property

@@ -71,7 +71,7 @@ class JointData(FederatedData):
             train=[i + n for part, n in zip(self.parts, train_sizes, strict=False) for i in part.assignment.train],
             val=[i + n for part, n in zip(self.parts, val_sizes, strict=False) for i in part.assignment.val],
             val_split=val_split,
-            shared=[mask for part in self.parts for mask in part.assignment.shared],
+            opted_in=[mask for part in self.parts for mask in part.assignment.opted_in],
         )
 
     def client(self, id: int, round: int = 0) -> Client:

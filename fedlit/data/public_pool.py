@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.assignment import split_pool
+from fedlit.data.assignment import split_off
 from fedlit.data.datasets import Images
 from fedlit.partition import require
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class PublicPool:
     """Raw inputs ``[N, ...]``; the labels are hidden and only revealed to compute an upper bound."""
 
     x: Tensor
@@ -35,7 +35,7 @@ class Pool:
         return torch.bincount(self._hidden, minlength=num_classes) / max(len(self.x), 1)
 
 
-def set_apart(images: Images, public: float | Literal["valid"], seed: int) -> tuple[Images, Pool, np.ndarray]:
+def set_apart(images: Images, public: float | Literal["valid"], seed: int) -> tuple[Images, PublicPool, np.ndarray]:
     """The data set without the pool's labels, the pool, and which training samples are private.
 
     Args:
@@ -46,11 +46,11 @@ def set_apart(images: Images, public: float | Literal["valid"], seed: int) -> tu
     private, pooled = np.arange(len(images.train_y)), np.empty(0, dtype=np.int64)
     if public == "valid":
         require(images.valid_x is not None, "`data.public: valid` needs a data set with a `valid` part (cinic10).")
-        pool = Pool(images.valid_x, images.valid_y)
+        pool = PublicPool(images.valid_x, images.valid_y)
     else:
         if public > 0:
-            private, pooled = split_pool(images.train_y.numpy(), public, seed)
-        pool = Pool(images.train_x[pooled], images.train_y[pooled])
+            private, pooled = split_off(images.train_y.numpy(), public, seed)
+        pool = PublicPool(images.train_x[pooled], images.train_y[pooled])
     hidden = images.train_y.clone()
     hidden[pooled] = -1
     return replace(images, train_y=hidden, valid_x=None, valid_y=None), pool, private

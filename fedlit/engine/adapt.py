@@ -20,7 +20,7 @@ from fedlit.methods.stage import Stage
 from fedlit.records.recorder import Row
 from fedlit.rng import derive, isolated
 
-STAGE = Stage("adapt", split="all", exchange=False)
+STAGE = Stage("adapt", samples="all", upload="none")
 
 
 class Alone(FederatedModule):
@@ -71,7 +71,7 @@ def _followed(run: Run, learner: FederatedModule, k: int, epochs: int) -> list[S
             found.append(evaluate(run.fabric, learner, client.val_batches(), run.metrics))
 
     learner.stage = STAGE
-    learner.on_client_start(replace(client, split=STAGE.split))  # it may start from what the server holds
+    learner.on_client_start(replace(client, samples=STAGE.samples))  # it may start from what the server holds
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
     visit(run.fabric, learner, client, Plan(STAGE, run.seed, epochs, after_epoch=score), (), Memory())

@@ -94,15 +94,15 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     stages = model.configure_stages()
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
-    measured = {"global", "trained", *(stage.model for stage in stages if stage.model)}
+    measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
     if options["monitor"] and (which := options["monitor"].rpartition("/")[2].partition("_on_")[0]) not in measured:
         raise ValueError(f"`trainer.monitor` names the model {which!r}, but there are {', '.join(sorted(measured))}.")
     _check_trainable([stage for stage in stages if stage.side == "clients"], data)
     _check_opt_out(stages, data)
     for stage in stages:
-        if stage.public != "no" and not data.pool:
+        if stage.public != "no" and not data.public_pool:
             raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
-        if stage.side == "server" and data.drop_last and len(data.pool) < data.batch_size:
+        if stage.side == "server" and data.drop_last and len(data.public_pool) < data.batch_size:
             raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
@@ -113,7 +113,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
     earlier, known = model.earlier_uploads(), set()
     for k in earlier:
-        if k >= data.num_clients - data.unseen_clients or not data.assignment.shared[k].any():
+        if k >= data.num_clients - data.unseen_clients or not data.assignment.opted_in[k].any():
             raise ValueError(f"`model.earlier` holds an upload of client {k}, who takes no part here or has opted out.")
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
@@ -128,8 +128,8 @@ def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
     """Somebody has a batch to train on, in every stage."""
     least = [data.batch_size_of(k) if data.drop_last else 1 for k in range(data.num_clients)]
     for stage in stages:
-        parts = data.assignment.shared[: data.num_clients - data.unseen_clients]
-        sizes = [np.count_nonzero(part) if stage.split == "shared" else len(part) for part in parts]
+        parts = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+        sizes = [np.count_nonzero(part) if stage.samples == "opted_in" else len(part) for part in parts]
         if not any(sizes):
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         if not any(size >= batch for size, batch in zip(sizes, least, strict=False)):
@@ -138,16 +138,16 @@ def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
 
 def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
     """What leaves a client must not know opted-out samples, neither directly nor by what it trained on them before."""
-    if all(mask.all() for mask in data.assignment.shared):
+    if all(mask.all() for mask in data.assignment.opted_in):
         return
     seen_all = False
     for stage in stages:
-        if (stage.exchange or stage.collect) and (stage.split == "all" or seen_all):
+        if stage.upload != "none" and (stage.samples == "all" or seen_all):
             raise ValueError(
                 f"Stage {stage.name!r} would upload what opted-out samples have shaped (see `data.opt_out`); "
-                "exchange first, and train on all samples afterwards."
+                "upload first, and train on all samples afterwards."
             )
-        seen_all |= stage.split == "all"
+        seen_all |= stage.samples == "all"
 
 
 def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:

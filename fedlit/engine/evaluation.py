@@ -32,9 +32,9 @@ class Scorer:
         self.run = run
         self.stage = stage = stage or run.stage or run.module.configure_stages()[0]
         self.learner = stage.module or run.module
-        self.changes_global = stage.exchange or stage.side == "server" or stage.module is None
+        self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
         self.network = (self.learner if self.changes_global else run.module).global_model()
-        self.personal = run.module if stage.side == "server" or stage.model is None else self.learner
+        self.personal = run.module if stage.side == "server" or stage.reported_as is None else self.learner
         self.failures: dict[int, Failure] = {}
 
     @property
@@ -45,7 +45,7 @@ class Scorer:
 
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
-        if self.stage.exchange or self.stage.side == "server" or self.stage.module is None:
+        if self.stage.upload == "aggregate" or self.stage.side == "server" or self.stage.module is None:
             return True
         names = [name for name, child in self.run.module.named_children() if child is self.stage.module]
         return self.run.has_trained(k, f"{names[0]}." if names else "")
@@ -58,7 +58,7 @@ class Scorer:
 
     def evaluate(self, round: int) -> list[Row]:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
-        if self.stage.model is None:
+        if self.stage.reported_as is None:
             return []
         own = [k for k in range(self.run.data.num_clients) if len(self.run.data.at_round(round).val[k])]
         own = own[:2] if self.run.fast_dev_run else own
@@ -72,10 +72,10 @@ class Scorer:
             jobs += [("global", group[0], partial(self._global_on_own, group, round)) for group in groups]
         elif any(self._held(self.network)):
             jobs += [("global", k, partial(self._client_on_own, k, "global", round)) for k in own]
-        personal = not self.stage.exchange or not all(self._held(self.learner))
+        personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
         if personal and self.stage.side == "clients":
             jobs += [("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
-        if personal and self.stage.pooled:
+        if personal and self.stage.reported_on_pooled:
             jobs += [("personal pooled", k, partial(self._client_on_pooled, k)) for k in seen]
 
         def work(i: int) -> list[tuple]:
@@ -137,11 +137,11 @@ class Scorer:
         except Exception as error:  # one client's model must not keep the others from being looked at
             self.run.mend()
             return [(k, model, self._whose(k), "", failure(error).reason)]
-        called = self.stage.model if model == "personal" else model
+        called = self.stage.reported_as if model == "personal" else model
         return [(k, called, self._whose(k), name, value) for name, value in scores.items()]
 
     def _client_on_pooled(self, k: int) -> list[tuple]:
-        called = self.stage.model or "personal"
+        called = self.stage.reported_as or "personal"
         try:
             self.run.enter(k, "personal")
             batches = self._short(self.run.data.test_batches(k))

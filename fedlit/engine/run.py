@@ -22,7 +22,7 @@ from fedlit.engine.processes import broadcast, in_order
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.visit import Interrupted, Memory, Outcome, Plan, enter, shared_names, visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
-from fedlit.methods.base import FederatedModule, load, twin
+from fedlit.methods.base import FederatedModule, copy_into, twin
 from fedlit.methods.stage import Stage
 from fedlit.records.recorder import LedgerRow, Row, summary
 from fedlit.rng import derive, generator, isolated
@@ -90,7 +90,7 @@ class Run:
         """Every process starts from the first one's states."""
         self.initial = broadcast(self.fabric, self.initial)
         self.global_state = {name: self.initial[name].clone() for name in self.server}
-        load(self.module.state_dict(keep_vars=True), self.initial)
+        copy_into(self.module.state_dict(keep_vars=True), self.initial)
 
     @property
     def shared_state(self) -> State:
@@ -99,12 +99,12 @@ class Run:
 
     def eligible(self, stage: Stage, round: int) -> list[int]:
         """The clients that may take part: those with samples to train on, and none of the unseen ones."""
-        if self._eligible.get(stage.split, (None, []))[0] is not (assignment := self.data.at_round(round)):
-            parts = assignment.shared if stage.split == "shared" else assignment.train
-            count = np.count_nonzero if stage.split == "shared" else len
+        if self._eligible.get(stage.samples, (None, []))[0] is not (assignment := self.data.at_round(round)):
+            parts = assignment.opted_in if stage.samples == "opted_in" else assignment.train
+            count = np.count_nonzero if stage.samples == "opted_in" else len
             seen = range(self.data.num_clients - self.data.unseen_clients)
-            self._eligible[stage.split] = (assignment, [k for k in seen if count(parts[k])])
-        return self._eligible[stage.split][1]
+            self._eligible[stage.samples] = (assignment, [k for k in seen if count(parts[k])])
+        return self._eligible[stage.samples][1]
 
     def sample(self, stage: Stage, round: int, fraction: float, min_clients: int) -> list[int]:
         """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is exchanged.
@@ -117,7 +117,7 @@ class Run:
         if not may:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         candidates = [k for k in may if k not in self.collected and self.has_trained(k, stage.needs)]
-        if not stage.exchange:
+        if stage.upload != "aggregate":
             return candidates
         size = min(max(min_clients, int(fraction * len(candidates) + 0.5), 1), len(candidates))
         drawn = torch.randperm(len(candidates), generator=generator(self.seed, "sample", stage.name, round))[:size]
@@ -154,16 +154,16 @@ class Run:
         stage = plan_for(clients[0]).stage
         uploads = self._uploads(clients, round, plan_for, score, record, tell)
         agreed = self.global_state
-        if stage.exchange and (first := next(uploads, None)) is not None:
+        if stage.upload == "aggregate" and (first := next(uploads, None)) is not None:
             current = {name: tensor.clone() for name, tensor in self.global_state.items()}
             with isolated(derive(self.seed, "aggregate", stage.name, round)):
                 agreed = {**self.global_state, **self.module.aggregate(chain([first], uploads), current)}
         for upload in uploads:  # without an exchange nobody asked for them; a rule may also stop early
-            if stage.collect:
+            if stage.upload == "collect":
                 record.collected[upload.client] = upload.state
         if len(record.failures) == len(clients) and (len(clients) > 1 or self.round == 0):
             raise all_failed(record.failures)
-        if stage.exchange and (problem := defect(Upload(-1, agreed), self.global_state)):
+        if stage.upload == "aggregate" and (problem := defect(Upload(-1, agreed), self.global_state)):
             raise RuntimeError(f"`aggregate` of {type(self.module).__name__} gave an impossible state: {problem}.")
         self.global_state = agreed
         self.memories.adopt(record.memories)  # only now: a round that is cut short has touched nothing
@@ -207,10 +207,12 @@ class Run:
 
         for k, (outcome, trained) in in_order(self.fabric, clients, work, _pack, _unpack):
             record.clients.append(k)
-            if self.shared and (stage.exchange or self.stage is None or self.stage.exchange):  # later it has the last
+            if self.shared and (
+                stage.upload == "aggregate" or self.stage is None or self.stage.upload == "aggregate"
+            ):  # later it has the last
                 record.ledger.append(LedgerRow(round, k, "down", "model", num_bytes(self.shared_state)))
             if stage.public != "no":
-                record.ledger.append(LedgerRow(round, k, "down", "public pool", self.data.pool.num_bytes))
+                record.ledger.append(LedgerRow(round, k, "down", "public pool", self.data.public_pool.num_bytes))
             if isinstance(outcome, Failure):
                 record.failures[k] = outcome
                 continue
@@ -229,7 +231,7 @@ class Run:
     def _problem(self, outcome: Outcome, stage: Stage) -> str | None:
         """What is wrong with an upload, or with what a client would keep; what is collected differs in its shapes."""
         sent, kept = outcome.upload, Upload(-1, outcome.memory.state)
-        expected = self.shared_state if stage.exchange or sent is None else sent.state
+        expected = self.shared_state if stage.upload == "aggregate" or sent is None else sent.state
         return (sent and defect(sent, expected)) or defect(kept, kept.state)
 
     def _visit(
@@ -238,11 +240,11 @@ class Run:
         client, memory = self.data.client(k, round), self.memories.get(k) or Memory()
         try:
             if (outcome := cohort and cohort.outcome(k, memory)) is None:
-                self.enter(k, "server" if plan.stage.exchange else "personal", round)
+                self.enter(k, "server" if plan.stage.upload == "aggregate" else "personal", round)
                 outcome = visit(self.fabric, self.module, client, plan, self.shared, memory)
             elif score:
-                load(self.module.state_dict(keep_vars=True), outcome.upload.state)
-            if not (score and plan.stage.exchange):
+                copy_into(self.module.state_dict(keep_vars=True), outcome.upload.state)
+            if not (score and plan.stage.upload == "aggregate"):
                 return outcome, {}
             network = (plan.stage.module or self.module).global_model()
             with isolated(derive(self.seed, "trained", plan.stage.name, round, k)):
@@ -263,7 +265,7 @@ class Run:
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""
-        load(self.module.state_dict(keep_vars=True), self.global_state)
+        copy_into(self.module.state_dict(keep_vars=True), self.global_state)
 
     def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0) -> None:
         """Put a client's state into the live module."""

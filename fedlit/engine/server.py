@@ -25,7 +25,7 @@ def serve(run: Run, round: int, plan_for: Callable[[int], Plan], tell: Callable[
     plan = plan_for(SERVER)
     if not run.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
-    size, limit = len(run.data.pool), DEV_SAMPLES if run.fast_dev_run else None
+    size, limit = len(run.data.public_pool), DEV_SAMPLES if run.fast_dev_run else None
     server = Server(SERVER, run.data.images.num_classes, size, size, round, data=run.data, limit=limit)
 
     def work(_: int) -> dict:

@@ -21,7 +21,7 @@ def fingerprint(run: Run, schedule: Schedule) -> dict[str, Any]:
     """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
     digest = sha256(run.data.images.train_y.numpy().tobytes())
     digest.update(run.data.images.train_x[:: max(1, len(run.data.images.train_x) // 100)].numpy().tobytes())
-    for part in (*run.data.assignment.train, *run.data.assignment.val, *run.data.assignment.shared):
+    for part in (*run.data.assignment.train, *run.data.assignment.val, *run.data.assignment.opted_in):
         digest.update(part.tobytes())
     return {
         "method": type(run.module).__name__,

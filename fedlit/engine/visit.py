@@ -20,7 +20,7 @@ from fedlit.engine.early_stopping import Best
 from fedlit.engine.means import Means
 from fedlit.engine.precision import autocast, has_scaler, renew_scaler
 from fedlit.fast.step import Descent, prepare
-from fedlit.methods.base import FederatedModule, load
+from fedlit.methods.base import FederatedModule, copy_into
 from fedlit.methods.stage import Stage
 from fedlit.rng import derive, generator, isolated
 
@@ -128,7 +128,7 @@ def enter(
     top = {**server, **personal} if prefer == "personal" else {**personal, **server}
     # What configure_client did not rebuild still holds the last client's values.
     stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
-    load(live, {**stale, **top})
+    copy_into(live, {**stale, **top})
     for tensor in live.values():
         tensor.grad = None
     return live
@@ -145,15 +145,15 @@ def visit(
         raise ValueError("the visit changed names, shapes or dtypes of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items()}
     part = live if stage.module is None else stage.module.state_dict(keep_vars=True)
-    mine, travels = {id(tensor) for tensor in part.values()}, set(shared) if stage.exchange else set()
+    mine, travels = {id(tensor) for tensor in part.values()}, set(shared) if stage.upload == "aggregate" else set()
     candidates = {name for name, tensor in live.items() if id(tensor) in mine and name not in travels}
     stays = {name for name in candidates if not name.startswith(module.server_only)}
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
     upload = None
-    if stage.exchange:
+    if stage.upload == "aggregate":
         upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
-    if stage.collect:  # the client has it, too, but one copy is enough
+    if stage.upload == "collect":  # the client has it, too, but one copy is enough
         collected = {n: t for n, t in state.items() if n.startswith(module.collected)}
         same = {n for n, t in collected.items() if n in memory.state and torch.equal(memory.state[n], t)}
         upload = Upload(client.id, {n: memory.state[n] if n in same else t for n, t in collected.items()})
@@ -176,7 +176,7 @@ def train(
         uploads: What the server has collected, if it is the server that trains.
     """
     learner, stage = plan.stage.module or module, plan.stage
-    module.client = learner.client = client = replace(client, split=stage.split)
+    module.client = learner.client = client = replace(client, samples=stage.samples)
     learner._log_sink, module.stage = (means := Means()), stage
     try:
         with isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)):
@@ -204,15 +204,16 @@ def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan,
     if any(not part.training or type(part).train is not nn.Module.train for part in learner.modules()):
         learner.train()
     order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
-    batches = client.train_batches(order, plan.stage.split, plan.stage.public).to(learner.device)
+    batches = client.train_batches(order, plan.stage.samples, plan.stage.public).to(learner.device)
     batches.indexed = learner.wants_index
-    watched = plan.stage.monitor and len(client.val_batches().y)  # without validation samples there is nothing to watch
-    best = Best(plan.stage, fabric, learner, client) if watched else None
+    rule, best = plan.stage.early_stopping, None
+    if rule is not None and len(client.val_batches().y):  # without validation samples there is nothing to watch
+        best = Best(rule, fabric, learner, client)
     renew_scaler(fabric)
     renews = is_overridden("on_train_epoch_start", learner, FederatedModule)  # it may freeze layers, or change rates
     descend, step = None, 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
-        if best is not None and epoch % plan.stage.check_every == 0 and best.exhausted():
+        if best is not None and epoch % rule.check_every == 0 and best.exhausted():
             break
         learner.on_train_epoch_start()
         if descend is None or renews:

@@ -48,7 +48,9 @@ def perceptron_names(fabric: Fabric, module: FederatedModule, plan: Plan, server
     if any(type(part).train is not nn.Module.train for part in module.modules()):
         return None
     layers, stage = linear_layers(module.global_model()), plan.stage
-    is_plain_stage = stage.exchange and not stage.module and not stage.monitor and stage.public == "no"
+    is_plain_stage = (
+        stage.upload == "aggregate" and not stage.module and not stage.early_stopping and stage.public == "no"
+    )
     if layers is None or not is_plain_stage or plan.gradient_clip_val is not None:
         return None
     known = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
@@ -133,7 +135,7 @@ class Cohort:
     def _kind(self, k: int) -> Kind | None:
         try:
             plan, client = self.plan_for(k), self.client_of(k)
-            samples = client.num_shared if plan.stage.split == "shared" else client.num_samples
+            samples = client.num_opted_in if plan.stage.samples == "opted_in" else client.num_samples
             is_fixed = client.sees_the_same_inputs
             return Kind(samples, client.data.batch_size_of(k), plan.epochs, plan.steps) if is_fixed else None
         except Exception:  # its own visit will tell
@@ -143,7 +145,7 @@ class Cohort:
         """The client, if its steps are plain; one that fails already here is left to its own visit, which will tell."""
         try:
             plan = self.plan_for(k)
-            client = self.module.client = replace(self.client_of(k), split=plan.stage.split)
+            client = self.module.client = replace(self.client_of(k), samples=plan.stage.samples)
             self.module.stage = plan.stage
             with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, k)):
                 optimizers = as_list(self.module.configure_optimizers())

@@ -10,11 +10,12 @@ from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
-from fedlit.methods.stage import Stage
+from fedlit.methods.stage import EarlyStopping, Stage
 
 __all__ = [
     "DLAD",
     "FML",
+    "EarlyStopping",
     "FedAvg",
     "FedFusion",
     "FedMMD",

@@ -89,7 +89,7 @@ class FederatedModule(LightningModule):
 
     def client_weight(self, client: Client) -> float:
         """How much this client counts: by its shared samples, or as much as any other."""
-        return client.num_shared if self.weighting == "examples" else 1.0
+        return client.num_opted_in if self.weighting == "examples" else 1.0
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         """The new global state from the uploads, which come one by one in client order, and the current one."""
@@ -202,7 +202,7 @@ def twin(module: FederatedModule) -> FederatedModule:
 
 
 @torch.no_grad()
-def load(live: Mapping[str, Tensor], state: State) -> None:
+def copy_into(live: Mapping[str, Tensor], state: State) -> None:
     """Copy values into the live tensors of the same names."""
     names = [name for name in state if name in live]
     for name in names:

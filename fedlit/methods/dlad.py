@@ -28,9 +28,9 @@ from fedlit.methods.base import (
     FederatedModule,
     NetworkFactory,
     build,
+    copy_into,
     for_client,
     kind,
-    load,
 )
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import Stage
@@ -127,11 +127,25 @@ class DLAD(FederatedModule):
     def configure_stages(self) -> list[Stage]:
         client_epochs, density_epochs, distil_epochs = self.epochs.values()
         adaptive, public = self.aggregator == "adaptive", "labels" if self.aggregator == "labeled" else "inputs"
-        home = {"rounds": 1, "exchange": False}
-        classify = Stage("classify", self.classifier, epochs=client_epochs, collect=not adaptive, pooled=True, **home)
-        told_apart = {"collect": True, "public": "inputs", "needs": "classifier.", "model": None}
-        density = Stage("density", self.density, epochs=density_epochs, **told_apart, **home)
-        distil = Stage("distil", self.student, "server", distil_epochs, epochs=1, exchange=False, public=public)
+        classify = Stage(
+            "classify",
+            self.classifier,
+            rounds=1,
+            epochs=client_epochs,
+            upload="none" if adaptive else "collect",
+            reported_on_pooled=True,
+        )
+        density = Stage(
+            "density",
+            self.density,
+            rounds=1,
+            epochs=density_epochs,
+            upload="collect",
+            public="inputs",
+            needs="classifier.",
+            reported_as=None,
+        )
+        distil = Stage("distil", self.student, "server", distil_epochs, epochs=1, upload="none", public=public)
         return [classify, density, distil] if adaptive else [classify, distil]
 
     def earlier_uploads(self) -> dict[int, State]:
@@ -162,7 +176,7 @@ class DLAD(FederatedModule):
         if self.stage and self.stage.name == "density":  # it starts from the trained classifier, but for the new head
             trained = self.classifier.network if own is None else self.classifier.network.network
             live = self.density.network.state_dict(keep_vars=True)
-            load(live, {n: t for n, t in trained.state_dict().items() if live[n].shape == t.shape})
+            copy_into(live, {n: t for n, t in trained.state_dict().items() if live[n].shape == t.shape})
 
     def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
         if self._taught_by is uploads:
@@ -191,7 +205,9 @@ class DLAD(FederatedModule):
             confidence = lambda x, y: x.new_zeros(len(clients), len(x))  # noqa: E731
         else:
             shares = torch.stack([client.class_shares() for client in clients.values()])
-            optimal = optimal_confidence(shares, server.data.pool.class_shares(server.num_classes)).to(self.device)
+            optimal = optimal_confidence(shares, server.data.public_pool.class_shares(server.num_classes)).to(
+                self.device
+            )
             confidence = lambda x, y: optimal[:, y]  # noqa: E731
         return Teachers(ensemble("classifier", self._classifier), confidence, self.temperature)
 

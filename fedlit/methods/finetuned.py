@@ -3,12 +3,13 @@
 Laws: with no epochs of fine-tuning every personal model is the global one; the global model is FedAvg's.
 """
 
+import warnings
 from typing import Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build
-from fedlit.methods.stage import Stage
+from fedlit.methods.stage import EarlyStopping, Stage
 
 
 class FineTuned(FederatedModule):
@@ -18,9 +19,10 @@ class FineTuned(FederatedModule):
         network: Builds the network.
         optimizer: Builds the optimiser of a visit from the parameters.
         finetune_epochs: Epochs of the last visit, at most; 0 leaves every client with the global model.
-        monitor: Stop the last visit early on the client's own validation `loss` or `acc`, and keep the best state.
+        stop_on: Stop the last visit early on the client's own validation `loss` or `acc`, and keep the best state.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        monitor: The name of `stop_on` in 0.1, for one release more.
     """
 
     def __init__(
@@ -28,18 +30,29 @@ class FineTuned(FederatedModule):
         network: NetworkFactory,
         optimizer: OptimizerCallable,
         finetune_epochs: int = 5,
-        monitor: Literal["loss", "acc"] | None = None,
+        stop_on: Literal["loss", "acc"] | None = None,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        monitor: Literal["loss", "acc"] | None = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
         if finetune_epochs < 0:
             raise ValueError(f"`model.finetune_epochs` must be at least 0, got {finetune_epochs}.")
         self.network = build(network, "model.network")
-        self.finetune_epochs, self.stop_on, self.weighting = finetune_epochs, monitor, weighting
+        self.finetune_epochs = finetune_epochs
+        self.weighting = weighting
+        self.stop_on = stop_on
+        if monitor is not None:
+            warnings.warn("`model.monitor` of FineTuned is now `model.stop_on`.", stacklevel=2)
+            self.stop_on = monitor
 
     def configure_stages(self) -> list[Stage]:
         last = Stage(
-            "finetune", rounds=1, epochs=self.finetune_epochs, split="all", exchange=False, monitor=self.stop_on
+            "finetune",
+            rounds=1,
+            epochs=self.finetune_epochs,
+            samples="all",
+            upload="none",
+            early_stopping=None if self.stop_on is None else EarlyStopping(self.stop_on),
         )
         return [Stage("federate"), last]

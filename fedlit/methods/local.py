@@ -41,7 +41,7 @@ class LocalOnly(FederatedModule):
         self.network = build(network, "model.network")
 
     def configure_stages(self) -> list[Stage]:
-        return [Stage("local", split="all", exchange=False)]
+        return [Stage("local", samples="all", upload="none")]
 
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")

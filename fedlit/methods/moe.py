@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from fedlit.data.client import Client
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, build, load
+from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, build, copy_into
 from fedlit.methods.fedavg import FedAvg
-from fedlit.methods.stage import Stage
+from fedlit.methods.stage import EarlyStopping, Stage
 
 
 class Mixture(FederatedModule):
@@ -85,12 +85,18 @@ class MixtureOfExperts(FederatedModule):
         self.mixture = Mixture(gated, mixture_optimizer or optimizer, client_optimizers)
 
     def configure_stages(self) -> list[Stage]:
-        home = {"rounds": 1, "epochs": self.epochs, "split": "all", "exchange": False, "monitor": "loss"}
-        stages = [Stage("federate", self.federated, model="federated")]
-        stages.append(Stage("local", self.local, model="local", **home))
+        home = {
+            "rounds": 1,
+            "epochs": self.epochs,
+            "samples": "all",
+            "upload": "none",
+            "early_stopping": EarlyStopping("loss"),
+        }
+        stages = [Stage("federate", self.federated, reported_as="federated")]
+        stages.append(Stage("local", self.local, reported_as="local", **home))
         if self.baselines:
-            stages.append(Stage("longer", self.longer, model="longer", needs="local.", **home))
-            stages.append(Stage("finetune", self.finetuned, model="finetuned", **home))
+            stages.append(Stage("longer", self.longer, reported_as="longer", needs="local.", **home))
+            stages.append(Stage("finetune", self.finetuned, reported_as="finetuned", **home))
         return [*stages, Stage("mixture", self.mixture, needs="local.", **home)]
 
     def on_client_start(self, client: Client) -> None:
@@ -114,4 +120,4 @@ class MixtureOfExperts(FederatedModule):
 
 
 def _copy(source: nn.Module, target: nn.Module) -> None:
-    load(target.state_dict(keep_vars=True), source.state_dict())
+    copy_into(target.state_dict(keep_vars=True), source.state_dict())

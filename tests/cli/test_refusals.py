@@ -117,8 +117,8 @@ PROGRAMMES = {
 DATA = {
     "--data.num_client=3": r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$",
     "--data.num_clients=61": r"^`data.num_clients`: 61 clients .* need 61 samples, there are 60",
-    "--data.validation=tset": r"^`data.validation`: expected one of \['train', 'test', 'pool'\], got 'tset'",
-    "--data.validation=pool --data.val_size=1.5": r"^`data.val_size` with `data.validation: pool` .* \(0, 1\), got 1.5",
+    "--data.validation=tset": r"^`data.validation`: expected one of \['train', 'test', 'reserve', 'pool'\], got 'tset'",
+    "--data.validation=reserve --data.val_size=1.5": r"^`data.val_size` with `data.validation: reserve` .*, got 1.5",
     "--data.val_size=20": r"^`data.val_size`=20.0 leaves client 0 none of its 20 training samples",
     "--data.std=0": r"^`data.std` must be above 0, got 0.0",
     "--data.drop_last=true --data.batch_size=64": r"^`data.drop_last` leaves no client a batch in stage 'federate'",

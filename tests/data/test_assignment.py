@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_pool, split_validation
+from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_off, split_validation
 from fedlit.partition import IID, ClassSets, Partition, Shards
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -116,17 +116,17 @@ def test_validation_refuses_to_take_everything():
 @pytest.mark.parametrize(("counts", "sizes"), [(MNIST, (48_000, 12_000)), ([5000] * 10, (40_000, 10_000))])
 def test_the_pool_is_a_fifth_of_each_class(counts, sizes):
     labels = shuffled(counts)
-    rest, pool = split_pool(labels, 0.2, seed=0)
+    rest, pool = split_off(labels, 0.2, seed=0)
     assert (len(rest), len(pool)) == sizes
     assert np.bincount(labels[pool]).tolist() == [round(0.2 * n) for n in counts]
     assert is_disjoint([rest, pool])
-    assert not np.array_equal(pool, split_pool(labels, 0.2, seed=1)[1])
+    assert not np.array_equal(pool, split_off(labels, 0.2, seed=1)[1])
 
 
 def test_the_pool_refuses_fractions_that_leave_one_side_empty():
     for fraction in (0, 1, 1.2):
         with pytest.raises(ValueError, match=r"`fraction` must lie in \(0, 1\)"):
-            split_pool(CIFAR_TEST, fraction, seed=0)
+            split_off(CIFAR_TEST, fraction, seed=0)
 
 
 # Assignments on disk
@@ -148,9 +148,9 @@ def test_what_is_written_is_read_back(tmp_path, val_split):
     after = Saved(str(tmp_path / "clients.csv")).read(CIFAR_TEST, CIFAR_TEST[:500])
     assert after.num_clients == 5
     assert after.val_split == val_split
-    for name in ("train", "val", "shared"):
+    for name in ("train", "val", "opted_in"):
         assert all_equal(getattr(before, name), getattr(after, name))
-    assert after.shared[0].dtype == bool
+    assert after.opted_in[0].dtype == bool
     assert [file.name for file in tmp_path.iterdir()] == ["clients.csv"]
 
 

@@ -58,7 +58,7 @@ def test_validation_from_test_is_the_test_set_dealt_out_by_the_same_shards():
 
 
 def test_a_validation_pool_has_the_same_majority_and_no_training_sample():
-    data = ready(partition=Majority(p=0.8, samples_per_client=100), validation="pool", val_size=0.5)
+    data = ready(partition=Majority(p=0.8, samples_per_client=100), validation="reserve", val_size=0.5)
     for k in range(5):
         train, val = data.assignment.train[k], data.assignment.val[k]
         assert len(train) == len(val) == 100
@@ -128,19 +128,19 @@ def test_a_network_that_works_in_place_leaves_the_test_set_alone():
 
 def test_shared_samples_are_those_that_did_not_opt_out():
     data = ready(opt_out=[1], opt_out_samples=0.25)
-    assert data.client(1).num_shared == 0
-    assert data.client(0).num_shared == 810
-    assert len(data.client(0).train_batches(split="shared").y) == 810
-    assert len(data.client(0).train_batches(split="all").y) == data.client(0).num_samples == 1080
+    assert data.client(1).num_opted_in == 0
+    assert data.client(0).num_opted_in == 810
+    assert len(data.client(0).train_batches(samples="opted_in").y) == 810
+    assert len(data.client(0).train_batches(samples="all").y) == data.client(0).num_samples == 1080
 
 
 def test_the_public_pool_belongs_to_no_client_and_has_no_labels():
     data = ready(public=0.8)
     held = set(np.concatenate(data.assignment.train + data.assignment.val))
     pooled = np.flatnonzero(data.images.train_y.numpy() == -1)
-    assert len(pooled) == len(data.pool) == 4800
+    assert len(pooled) == len(data.public_pool) == 4800
     assert not held & set(pooled)
-    assert data.images.train_x[pooled].equal(data.pool.x)
+    assert data.images.train_x[pooled].equal(data.public_pool.x)
     labels = torch.cat([y for _, y in data.public_batches(None)])
     assert set(labels.tolist()) == {-1}
 
@@ -150,7 +150,7 @@ def test_a_saved_partition_is_the_same_again(tmp_path):
     labels = data.images.train_y.numpy(), data.images.test_y.numpy()
     data.assignment.write(tmp_path / "partition.csv", *labels)
     again = ready(partition=Saved(str(tmp_path / "partition.csv")))
-    for name in ("train", "val", "shared"):
+    for name in ("train", "val", "opted_in"):
         pairs = zip(getattr(data.assignment, name), getattr(again.assignment, name), strict=True)
         assert all(np.array_equal(a, b) for a, b in pairs)
 
@@ -176,7 +176,7 @@ def test_features_that_are_not_images_are_taken_as_they_are():
         ({"public": 1.0}, r"`data.public` must lie in \[0, 1\)"),
         ({"train_dataset": toy_datasets()[0]}, "go together"),
         ({"mean": [0.1, 0.2]}, "`data.mean` must be one number or 1, one per channel, got 2"),
-        ({"validation": "pool", "val_size": 3}, r"`data.val_size` with `data.validation: pool` is a fraction"),
+        ({"validation": "reserve", "val_size": 3}, r"`data.val_size` with `data.validation: reserve` is a fraction"),
     ],
 )
 def test_an_impossible_option_is_refused_by_name(options, message):

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedlit.data.datasets import DATASETS, from_datasets, load
+from fedlit.data.datasets import DATASETS, from_datasets, read_images
 
 
 def arrays(**changed: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -48,7 +48,7 @@ class Stream(IterableDataset):
 
 
 def test_the_embedded_sample_is_balanced_and_needs_no_folder():
-    images = load("fashion_sample", "/nowhere")
+    images = read_images("fashion_sample", "/nowhere")
     assert images.train_x.shape == (6000, 1, 28, 28)
     assert images.test_x.shape == (1000, 1, 28, 28)
     assert images.train_x.dtype == torch.uint8
@@ -59,7 +59,7 @@ def test_the_embedded_sample_is_balanced_and_needs_no_folder():
 
 
 def test_own_images_are_channels_first_and_bring_their_own_mean_and_std(tmp_path):
-    images = load(write(tmp_path / "own.npz"), "/nowhere")
+    images = read_images(write(tmp_path / "own.npz"), "/nowhere")
     raw = arrays()["train_images"]
     assert images.train_x.shape == (6, 3, 5, 4)
     assert images.train_x.is_contiguous()
@@ -73,17 +73,17 @@ def test_own_images_are_channels_first_and_bring_their_own_mean_and_std(tmp_path
 def test_the_mean_and_std_of_black_and_white_are_a_half_and_a_constant_channel_has_std_1(tmp_path):
     pixels = np.zeros((6, 5, 4, 2), dtype=np.uint8)
     pixels[:3, ..., 0], pixels[..., 1] = 255, 51
-    images = load(write(tmp_path / "own.npz", train_images=pixels, test_images=pixels[:4]), ".")
+    images = read_images(write(tmp_path / "own.npz", train_images=pixels, test_images=pixels[:4]), ".")
     assert images.mean == pytest.approx((0.5, 0.2))
     assert images.std == pytest.approx((0.5, 1.0))
 
 
 def test_grey_images_gain_a_channel_and_float_features_stay_as_they_are(tmp_path):
     grey = arrays()["train_images"][..., 0]
-    images = load(write(tmp_path / "grey.npz", train_images=grey, test_images=grey[:4]), ".")
+    images = read_images(write(tmp_path / "grey.npz", train_images=grey, test_images=grey[:4]), ".")
     assert torch.equal(images.train_x[:, 0], torch.from_numpy(grey))
     features = np.linspace(-9, 9, 42, dtype=np.float32).reshape(6, 7)
-    images = load(write(tmp_path / "features.npz", train_images=features, test_images=features[:4]), ".")
+    images = read_images(write(tmp_path / "features.npz", train_images=features, test_images=features[:4]), ".")
     assert torch.equal(images.train_x, torch.from_numpy(features))
     assert (images.mean, images.std) == ((), ())
 
@@ -93,11 +93,11 @@ def test_an_own_file_is_looked_up_in_the_current_folder_then_in_root(tmp_path, m
     (tmp_path / "root").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(FileNotFoundError, match=r"in the current folder or in `root`, no file .*root/own.npz"):
-        load("own.npz", "../root")
+        read_images("own.npz", "../root")
     write(tmp_path / "root" / "own.npz")
-    assert load("own.npz", "../root").num_classes == 4
+    assert read_images("own.npz", "../root").num_classes == 4
     write(tmp_path / "here" / "own.npz", test_labels=np.array([0, 0, 0, 8]))
-    assert load("own.npz", "../root").num_classes == 9
+    assert read_images("own.npz", "../root").num_classes == 9
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_own_file_is_looked_up_in_the_current_folder_then_in_root(tmp_path, m
 def test_a_bad_array_is_refused_by_file_and_key(tmp_path, changed, message):
     path = write(tmp_path / "bad.npz", **changed)
     with pytest.raises(ValueError, match=message) as refusal:
-        load(path, ".")
+        read_images(path, ".")
     assert "bad.npz" in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -166,26 +166,26 @@ def zip_of_text(path: Path) -> None:
 def test_a_file_that_is_no_npz_of_plain_arrays_is_refused(tmp_path, spoil):
     spoil(tmp_path / "bad.npz")
     with pytest.raises(ValueError, match=r"bad\.npz must (be an \.npz file of plain arrays|hold the arrays)"):
-        load("bad.npz", str(tmp_path))
+        read_images("bad.npz", str(tmp_path))
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("cifar-10", "cifar10"), ("CIFAR100", "cifar100"), ("minst", "mnist")])
 def test_a_misspelt_name_is_answered_with_the_near_one_and_all_allowed(typed, meant):
     with pytest.raises(ValueError, match=rf"must be one of {', '.join(DATASETS)} .* did you mean '{meant}'\?"):
-        load(typed, ".")
+        read_images(typed, ".")
 
 
 def test_a_known_data_set_is_read_from_root_with_its_published_mean_and_number_of_classes(tmp_path):
     write(tmp_path / "cifar100.npz")
-    images = load("cifar100", str(tmp_path))
+    images = read_images("cifar100", str(tmp_path))
     assert images.num_classes == 100
     assert images.mean == (0.4914, 0.4822, 0.4465)
     write(tmp_path / "cifar10.npz", test_labels=np.array([0, 1, 2, 10]))
     with pytest.raises(ValueError, match=r"`test_labels` .* in \[0, 10\), got 0 to 10"):
-        load("cifar10", str(tmp_path))
+        read_images("cifar10", str(tmp_path))
     write(tmp_path / "mnist.npz")
     with pytest.raises(ValueError, match=r"must be uint8 with 1 channel\(s\), got .* \[6, 3, 5, 4\]"):
-        load("mnist", str(tmp_path))
+        read_images("mnist", str(tmp_path))
 
 
 class Downloaded:
@@ -201,10 +201,10 @@ def test_a_download_is_kept_as_npz_and_not_repeated(tmp_path, monkeypatch):
     import torchvision
 
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Downloaded)
-    first = load("cifar10", str(tmp_path / "new"))
+    first = read_images("cifar10", str(tmp_path / "new"))
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["cifar10.npz"]  # and no temporary file
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", None)
-    again = load("cifar10", str(tmp_path / "new"))
+    again = read_images("cifar10", str(tmp_path / "new"))
     assert torch.equal(again.train_x, first.train_x)
     assert torch.equal(again.test_y, torch.tensor([0, 1, 2, 3]))
 
@@ -218,7 +218,7 @@ def test_a_download_that_fails_says_where_the_file_belongs(tmp_path, monkeypatch
 
     monkeypatch.setattr(torchvision.datasets, "MNIST", fail)
     with pytest.raises(FileNotFoundError, match=r"No file .*/mnist\.npz, and the download failed.* `root`") as refusal:
-        load("mnist", str(tmp_path))
+        read_images("mnist", str(tmp_path))
     assert "\n" not in str(refusal.value)
     assert not list(tmp_path.iterdir())
 
@@ -232,7 +232,7 @@ def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(torchvision.datasets, "CIFAR10", Downloaded)
     monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        load("cifar10", str(tmp_path))
+        read_images("cifar10", str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 
@@ -247,9 +247,9 @@ def write_cinic10(root: Path, size: int = 32) -> None:
 
 def test_cinic10_is_read_from_its_folders_with_its_third_split_and_kept(tmp_path):
     write_cinic10(tmp_path)
-    first = load("cinic10", str(tmp_path))
+    first = read_images("cinic10", str(tmp_path))
     (tmp_path / "CINIC-10").rename(tmp_path / "gone")
-    again = load("cinic10", str(tmp_path))
+    again = read_images("cinic10", str(tmp_path))
     for images in (first, again):
         assert images.valid_y.tolist() == list(range(10))
         assert images.train_x.shape == (10, 3, 32, 32)
@@ -260,10 +260,10 @@ def test_cinic10_is_read_from_its_folders_with_its_third_split_and_kept(tmp_path
 
 def test_cinic10_without_its_folders_or_with_other_sizes_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"cinic10\.npz, and .*/CINIC-10 .* ten folders .* got \[0, 0, 0\]"):
-        load("cinic10", str(tmp_path))
+        read_images("cinic10", str(tmp_path))
     write_cinic10(tmp_path, size=16)
     with pytest.raises(ValueError, match=r"a\.png must be 32 x 32 pixels, got 16 x 16"):
-        load("cinic10", str(tmp_path))
+        read_images("cinic10", str(tmp_path))
 
 
 def test_every_kind_of_image_gives_the_same_tensor():
@@ -329,7 +329,7 @@ def test_a_data_set_that_gives_something_else_is_refused(train, message):
     ("dataset", "train", "channels"), [("mnist", 60000, 1), ("fashion_mnist", 60000, 1), ("cifar10", 50000, 3)]
 )
 def test_the_full_data_sets_have_their_published_size_and_mean(dataset, train, channels):
-    images = load(dataset, os.environ["FEDLIT_DATA"])
+    images = read_images(dataset, os.environ["FEDLIT_DATA"])
     assert (len(images.train_x), len(images.test_x)) == (train, 10000)
     means = images.train_x.float().mean(dim=(0, 2, 3)) / 255
     assert means.tolist() == pytest.approx(images.mean, abs=5e-4)

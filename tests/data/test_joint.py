@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, Split, fitted, linear, rows, toy_datasets
+from conftest import SGD, TrunkAndHead, fitted, linear, rows, toy_datasets
 from torch import nn
 
 from fedlit import FederatedData
@@ -38,11 +38,11 @@ def test_clients_are_numbered_on_and_hold_their_own_task(validation):
 def test_fml_trains_clients_of_different_tasks_on_one_trunk():
     method = FML(
         linear,
-        Split,
+        TrunkAndHead,
         SGD,
         share="extractor",
         client_networks={2: lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 7))},
-        client_memes={2: lambda: Split(7)},
+        client_memes={2: lambda: TrunkAndHead(7)},
     )
     federation = fitted(method, two_tasks())
     assert set(federation.global_state) == {"meme.extractor.0.weight", "meme.extractor.0.bias"}

@@ -51,7 +51,7 @@ def test_opted_out_samples_change_no_upload_whatever_they_are():
     changed = toy_data(opt_out_samples=0.4, partition=Dirichlet(1.0, 8))
     changed.setup()
     for k in range(3):
-        withheld = changed.assignment.train[k][~changed.assignment.shared[k]]
+        withheld = changed.assignment.train[k][~changed.assignment.opted_in[k]]
         assert len(withheld) > 0
         changed.images.train_x[withheld] = 1e6
     states = []
@@ -66,7 +66,7 @@ def test_shared_samples_do_change_it():
     for shift in (0.0, 1e-3):
         data = toy_data(opt_out_samples=0.4)
         data.setup()
-        data.images.train_x[data.assignment.train[0][data.assignment.shared[0]][0]] += shift
+        data.images.train_x[data.assignment.train[0][data.assignment.opted_in[0]][0]] += shift
         torch.manual_seed(5)
         states.append(fitted(FedAvg(SmallCNN, SGD), data).global_state)
     assert not equal(*states)

@@ -125,7 +125,7 @@ def test_what_opted_out_samples_have_shaped_is_never_exchanged():
 
     class Backwards(FineTuned):
         def configure_stages(self):
-            return [Stage("home", rounds=1, split="all", exchange=False), Stage("federate")]
+            return [Stage("home", rounds=1, samples="all", upload="none"), Stage("federate")]
 
     fitted(Backwards(linear, SGD), num_rounds=1)
     with pytest.raises(ValueError, match="Stage 'federate' would upload what opted-out samples have shaped"):

@@ -83,7 +83,7 @@ class RuinedLater(FineTuned):
 
 @pytest.mark.parametrize(("monitor", "is_kept"), [("loss", True), (None, False)])
 def test_early_stopping_goes_back_to_a_copy_of_the_best_state(monitor, is_kept):
-    federation = fitted(RuinedLater(linear, SGD, finetune_epochs=6, monitor=monitor), num_rounds=2)
+    federation = fitted(RuinedLater(linear, SGD, finetune_epochs=6, stop_on=monitor), num_rounds=2)
     assert {equal(state, federation.global_state) for state in federation.personal_states.values()} == {is_kept}
 
 
@@ -96,7 +96,7 @@ class Counting(FineTuned):
 
 def test_early_stopping_stops_after_its_patience():
     flat = partial(torch.optim.SGD, lr=0.0)  # nothing changes, so no check after the first is an improvement
-    method = Counting(linear, flat, finetune_epochs=200, monitor="loss")
+    method = Counting(linear, flat, finetune_epochs=200, stop_on="loss")
     fitted(method, toy_data(num_clients=1), num_rounds=1)
     assert method.epochs == 1 + 10 * 5  # one federated epoch; then ten checks, five epochs apart
 

@@ -464,7 +464,7 @@ def test_the_next_random_number_is_the_same(stacks, monkeypatch):
 
 class HomeFirst(FedAvg):
     def configure_stages(self):
-        return [Stage("home", exchange=False, rounds=1), Stage("federate", rounds=1)]
+        return [Stage("home", upload="none", rounds=1), Stage("federate", rounds=1)]
 
 
 def test_what_a_client_has_from_an_earlier_stage_stays(stacks, monkeypatch):

@@ -147,7 +147,7 @@ def students_of_average_and_labeled(classes):
         by_class = [np.flatnonzero(data.images.train_y.numpy() == c) for c in range(3)]
         for k, own in enumerate(classes):
             data.assignment.train[k] = np.concatenate([by_class[c][10 * k : 10 * k + 10] for c in own])
-            data.assignment.shared[k] = np.ones(10 * len(own), dtype=bool)
+            data.assignment.opted_in[k] = np.ones(10 * len(own), dtype=bool)
         states.append(fitted(seeded(aggregator=aggregator), data).global_state)
     return states
 
@@ -166,7 +166,7 @@ def test_only_labeled_can_see_the_labels_of_the_pool(aggregator, sees):
         data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
         data.setup()
         if spoil:
-            data.pool._hidden.copy_((data.pool._hidden + 1) % 3)
+            data.public_pool._hidden.copy_((data.public_pool._hidden + 1) % 3)
         return fitted(seeded(aggregator=aggregator), data).global_state
 
     assert equal(student(False), student(True)) is not sees
@@ -181,7 +181,7 @@ def test_no_target_but_minus_1_reaches_a_method_that_may_not_see_labels(aggregat
             super().on_server_start(server, uploads)
             seen.update(server.train_batches(public=self.stage.public).y.tolist())
             pool = server.data.images.train_y[server.data.images.train_y < 0]
-            assert len(pool) == len(server.data.pool)  # nor is there a label left in the data set
+            assert len(pool) == len(server.data.public_pool)  # nor is there a label left in the data set
 
     torch.manual_seed(7)
     fitted(Watched(linear, ADAM, aggregator=aggregator, **SHORT), pooled_data())
@@ -197,7 +197,7 @@ def test_opted_out_samples_shape_neither_classifier_nor_density():
     def collected(spoil):
         data = pooled_data(opt_out_samples=0.4)
         data.setup()
-        for train, shared in zip(data.assignment.train, data.assignment.shared, strict=True):
+        for train, shared in zip(data.assignment.train, data.assignment.opted_in, strict=True):
             data.images.train_x[train[~shared]] += 100 * spoil
         return fitted(seeded(), data).run.collected
 
@@ -360,7 +360,7 @@ def test_labels_of_opted_out_samples_reach_no_upper_bound_either():
     def student(spoil):
         data = pooled_data(opt_out_samples=0.4)
         data.setup()
-        for train, shared in zip(data.assignment.train, data.assignment.shared, strict=True):
+        for train, shared in zip(data.assignment.train, data.assignment.opted_in, strict=True):
             hidden = train[~shared]
             data.images.train_y[hidden] = (data.images.train_y[hidden] + spoil) % 3
         return fitted(seeded(aggregator="labeled"), data).global_state

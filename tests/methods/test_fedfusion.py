@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SGD, Split, equal, fitted, rows, toy_data
+from conftest import SGD, TrunkAndHead, equal, fitted, rows, toy_data
 from torch import nn, tensor
 
 from fedlit import FedAvg
@@ -176,4 +176,4 @@ def test_a_fusing_convolution_is_averaged_and_not_smoothed():
 
 def test_a_network_that_does_not_tell_its_feature_shape_is_refused():
     with pytest.raises(ValueError, match="must have an `extractor` with a `feature_shape`"):
-        FedFusion(Split, SGD)
+        FedFusion(TrunkAndHead, SGD)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, Split, equal, fitted, linear, toy_data
+from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg
 from fedlit.augment import Flip
@@ -224,7 +224,7 @@ def test_the_global_stream_of_every_visit_is_what_the_client_received():
 def test_kernel_and_what_is_compared_make_a_difference():
     def state(**options):
         torch.manual_seed(7)
-        return fitted(FedMMD(Split, SGD, lam=1.0, **options)).global_state
+        return fitted(FedMMD(TrunkAndHead, SGD, lam=1.0, **options)).global_state
 
     plain = state()
     assert not equal(plain, state(kernel="adaptive"))

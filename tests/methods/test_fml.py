@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, Split, equal, fitted, linear, rows, toy_data
+from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
 
 from fedlit import FedAvg, LocalOnly, Stage
@@ -41,7 +41,7 @@ class Alone(LocalOnly):
     """Local-only training on the batches of a federated stage."""
 
     def configure_stages(self):
-        return [Stage("federate", exchange=False)]
+        return [Stage("federate", upload="none")]
 
 
 # --- laws
@@ -148,12 +148,12 @@ def test_the_personal_optimiser_goes_on_and_the_memes_starts_anew():
 
 
 def test_partial_sharing_sends_the_trunk_and_keeps_the_adaptor_across_rounds():
-    federation = fitted(FML(linear, Split, SGD, share="extractor"), num_rounds=2)
+    federation = fitted(FML(linear, TrunkAndHead, SGD, share="extractor"), num_rounds=2)
     assert set(federation.global_state) == {"meme.extractor.0.weight", "meme.extractor.0.bias"}
     state = federation.personal_states[0]
     assert {"meme.head.1.weight", "personal.1.weight"} <= state.keys()
     before = state["meme.head.1.weight"].clone()
-    frozen = fitted(FML(linear, Split, SGD, share="extractor"), num_rounds=2, ckpt_path=None, local_steps=1)
+    frozen = fitted(FML(linear, TrunkAndHead, SGD, share="extractor"), num_rounds=2, ckpt_path=None, local_steps=1)
     assert not torch.equal(frozen.personal_states[0]["meme.head.1.weight"], before)
     found = {(row["model"], row["data"]) for row in rows(federation)}
     assert ("global", "own") in found
@@ -173,7 +173,7 @@ def test_opted_out_samples_reach_neither_the_meme_nor_by_the_personal_network_th
         data = toy_data(opt_out_samples=0.4)
         data.setup()
         for k in range(3):
-            data.images.train_x[data.assignment.train[k][~data.assignment.shared[k]]] = value
+            data.images.train_x[data.assignment.train[k][~data.assignment.opted_in[k]]] = value
         torch.manual_seed(5)
         states.append(fitted(FML(linear, SmallCNN, SGD), data).global_state)
     assert equal(*states)
@@ -222,7 +222,7 @@ def test_impossible_weights_are_refused_by_name(options):
 
 
 def test_an_adaptor_begins_a_round_as_it_ended_the_last():
-    method, begun, ended = FML(linear, Split, SGD, share="extractor"), [], []
+    method, begun, ended = FML(linear, TrunkAndHead, SGD, share="extractor"), [], []
     start = method.on_client_start
     method.on_client_start = lambda c: (start(c), begun.append(method.meme.head[1].weight.detach().clone()))
     method.on_client_end = lambda c: ended.append(method.meme.head[1].weight.detach().clone())
@@ -239,7 +239,7 @@ def seeded(*args, **options):
 def test_clipping_one_networks_gradient_does_not_depend_on_the_other(law):
     """Another architecture of the other network, whose gradient has another norm, makes no difference."""
     clipped = {"gradient_clip_val": 0.05, "num_rounds": 2}
-    networks = [(linear, linear), (other, linear)] if law == "beta" else [(linear, linear), (linear, Split)]
+    networks = [(linear, linear), (other, linear)] if law == "beta" else [(linear, linear), (linear, TrunkAndHead)]
     prefix = "meme." if law == "beta" else "personal."
     states = []
     for personal, meme in networks:

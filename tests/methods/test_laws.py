@@ -65,7 +65,7 @@ def test_a_client_counts_by_the_samples_it_shares_and_not_by_those_it_has():
     data = uneven(**half)
     data.setup()
     method = FedAvg(SmallCNN, SGD)
-    assert [method.client_weight(data.client(k)) for k in range(3)] == [m.sum() for m in data.assignment.shared]
+    assert [method.client_weight(data.client(k)) for k in range(3)] == [m.sum() for m in data.assignment.opted_in]
 
 
 def plain_loop(data, rounds: int, keep_optimizer: bool):

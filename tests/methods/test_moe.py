@@ -235,7 +235,7 @@ def spoiled(how):
     """Data whose opted-out samples are something else."""
     data = toy_data(opt_out=[1], opt_out_samples=0.4, size=90)
     data.setup()
-    for k, (train, shared) in enumerate(zip(data.assignment.train, data.assignment.shared, strict=True)):
+    for k, (train, shared) in enumerate(zip(data.assignment.train, data.assignment.opted_in, strict=True)):
         hidden = train[~shared]
         if how == "values":
             data.images.train_x[hidden] = 1000.0
@@ -244,7 +244,7 @@ def spoiled(how):
         if how == "number":  # each client loses all but one of its opted-out samples
             keep = shared.copy()
             keep[(~shared).argmax()] = True
-            data.assignment.train[k], data.assignment.shared[k] = train[keep], shared[keep]
+            data.assignment.train[k], data.assignment.opted_in[k] = train[keep], shared[keep]
     return data
 
 
