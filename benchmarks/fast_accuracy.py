@@ -26,7 +26,7 @@ def accuracy(name: str, fast: bool, seed: int) -> float:
         options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": seed, "fast": fast}
         federation = quiet_federation(rounds, folder, **options)
         federation.fit(work.method(), work.data(None))
-        return federation.run.last["acc/global_on_pooled"]["mean"]
+        return federation.state.scores.last["acc/global_on_pooled"]["mean"]
 
 
 if __name__ == "__main__":

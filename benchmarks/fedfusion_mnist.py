@@ -41,7 +41,7 @@ class Readings(FederationCallback):
 
     def on_round_end(self, federation: Federation, module: FedAvg | FedFusion, round: int, rows: list[Row]) -> None:
         means = {key: parts["mean"] for key, parts in summary(rows).items() if key.startswith("acc/")}
-        run, kept = federation.run, federation.run.global_state
+        run, kept = federation.state, federation.state.global_state
         own = {n.replace(EXTRACTOR, REFERENCE): t for n, t in kept.items() if n.startswith(EXTRACTOR)}
         run.global_state = {**kept, **{name: t for name, t in own.items() if name in kept}}
         again = summary(Scorer(run, module.configure_stages()[0]).evaluate(round))

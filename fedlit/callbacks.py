@@ -36,7 +36,7 @@ class StopAt(FederationCallback):
         self.value, self.metric = value, metric
 
     def on_fit_start(self, federation: "Federation", module: FederatedModule) -> None:
-        self._look(federation, federation.run.last)  # a run that goes on may have been there before
+        self._look(federation, federation.state.scores.last)  # a run that goes on may have been there before
 
     def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
         self._look(federation, summary(rows))

@@ -1,9 +1,8 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -14,25 +13,26 @@ from torchmetrics import Metric
 from fedlit.callbacks import as_callbacks
 from fedlit.data import FederatedData
 from fedlit.engine.adapt import adapt
-from fedlit.engine.checks import check_experiment, check_options, make_fabric
+from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
+from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.options import Options
+from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.precision import check_precision
-from fedlit.engine.processes import any_process, broadcast
-from fedlit.engine.run import Run
+from fedlit.engine.processes import broadcast, make_fabric
 from fedlit.engine.schedule import Schedule
-from fedlit.engine.server import serve
 from fedlit.engine.snapshot import restore
-from fedlit.engine.visit import Interrupted, KeepOptimizer, set_fast
-from fedlit.fast.memory import keep_large_blocks
+from fedlit.engine.state import FederationState
+from fedlit.fast.memory import keep_large_blocks, set_fast
 from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
-from fedlit.records.fit_log import Books
 from fedlit.records.pictures import draw_curves
-from fedlit.records.progress import Progress, report, tell_which
+from fedlit.records.progress import report, tell_which
 from fedlit.records.recorder import Row, write_predictions
-from fedlit.records.run_folder import find_checkpoint, run_folder, stop_signals
+from fedlit.records.run_folder import find_checkpoint, run_folder
 
 Data = FederatedData | None
+OPTIONS = {option.name for option in fields(Options)}
 
 
 class Federation:
@@ -98,19 +98,53 @@ class Federation:
         enable_progress_bar: bool = True,
         seed: int = 0,
     ) -> None:
-        self.options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        check_options(self.options)
-        self.num_rounds, self.fraction_fit, self.min_clients = num_rounds, fraction_fit, min_clients
-        self.monitor, self.lr_schedule, self.batch_norm = monitor, lr_schedule, batch_norm
-        self.eval_every_n_rounds, self.save_every_n_rounds = eval_every_n_rounds, save_every_n_rounds
-        self.metrics, self.seed, self.num_threads, self.fast = metrics, seed, num_threads, fast
-        self.logger, self.default_root_dir = logger, Path(default_root_dir).expanduser()
-        self.fast_dev_run, self.enable_progress_bar = fast_dev_run, enable_progress_bar
-        self.callbacks = as_callbacks(callbacks)
+        self.options = Options(
+            num_rounds=num_rounds,
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            client_epochs=client_epochs or {},
+            fraction_fit=fraction_fit,
+            min_clients=min_clients,
+            eval_every_n_rounds=eval_every_n_rounds,
+            save_every_n_rounds=save_every_n_rounds,
+            monitor=monitor,
+            lr_schedule=lr_schedule,
+            optimizer_state=optimizer_state,
+            batch_norm=batch_norm,
+            gradient_clip_val=gradient_clip_val,
+            metrics=metrics or {},
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            personal_memory=personal_memory,
+            num_threads=num_threads,
+            fast=fast,
+            logger=logger,
+            callbacks=as_callbacks(callbacks),
+            default_root_dir=Path(default_root_dir).expanduser(),
+            fast_dev_run=fast_dev_run,
+            enable_progress_bar=enable_progress_bar,
+            seed=seed,
+        )
         self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
-        self.should_stop, self.running = False, False
-        self.run: Run | None = None
+        self.running = False
+        self._stop = StopRequest()
+        self._state: FederationState | None = None
         self._folder: Path | None = None
+
+    if not TYPE_CHECKING:  # a type checker would take every name for an option
+
+        def __getattr__(self, name: str) -> Any:
+            """An option may be read as an attribute."""
+            if name in OPTIONS and "options" in vars(self):
+                return getattr(self.options, name)
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OPTIONS:
+            raise AttributeError(f"`{name}` is an option and fixed: make another Federation({name}={value!r}).")
+        super().__setattr__(name, value)
 
     @property
     def is_global_zero(self) -> bool:
@@ -125,14 +159,36 @@ class Federation:
         return self.fabric.strategy
 
     @property
+    def should_stop(self) -> bool:
+        """Whether the fit ends after this round; a callback may set it."""
+        return self._stop.asked
+
+    @should_stop.setter
+    def should_stop(self, asked: bool) -> None:
+        self._stop.asked = asked
+
+    @property
+    def stopped_by(self) -> int | None:
+        """The signal that ended the last fit early, if one did."""
+        return self._stop.signal
+
+    @property
+    def state(self) -> FederationState:
+        """The states of server and clients, from the first `fit`, `validate` ... on."""
+        if self._state is None:
+            raise RuntimeError("A federation has no state before its first `fit`, `validate`, `test` or `predict`.")
+        return self._state
+
+    @property
     def global_state(self) -> dict[str, torch.Tensor]:
         """What the server holds."""
-        return self.run.global_state
+        return self.state.global_state
 
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
         """What stays with each client."""
-        return {k: self.run.personal(k) for k in sorted({*self.run.memories, *self.run.collected})}
+        clients = sorted({*self.state.memories, *self.state.collected})
+        return {k: self.state.personal(k) for k in clients}
 
     def fit(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
         """Train a method over its rounds.
@@ -143,27 +199,13 @@ class Federation:
             ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
-        self.progress = Progress(len(schedule), self.run.round, self.enable_progress_bar and self.is_global_zero)
-        books = Books(self._folder if self.is_global_zero else None, self.logger, self.run, schedule, self.progress)
-        if self.run.round >= len(schedule):
-            self.progress.say(f"All {len(schedule)} rounds are done; `trainer.num_rounds` says how many there are.")
+        fit = Fit(self.state, schedule, self._folder if self.is_global_zero else None, self._stop, self._call)
         self.running = True
         self._call("on_fit_start")
-        try:
-            with stop_signals(self._stop):
-                for number in range(self.run.round + 1, len(schedule) + 1):
-                    if any_process(self.fabric, self.should_stop):
-                        break
-                    self._one_round(number, schedule, books)
-        except Interrupted:
-            pass  # the round that was begun is forgotten; its clients' states were not touched
-        except BaseException:
-            books.abandon()
-            raise
-        self.run.load_global()
+        fit.run()
         model.client = None
         self._call("on_fit_end")
-        books.close(self.options, self.stopped_by)
+        fit.close()
         self._call("teardown", "fit")
         self.running = False
 
@@ -176,7 +218,7 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("validate.csv", Scorer(self.run).evaluate(self.run.round))
+        return self._report("validate.csv", Scorer(self.state).evaluate(self.state.round))
 
     def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
@@ -187,7 +229,7 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("test.csv", Scorer(self.run).test())
+        return self._report("test.csv", Scorer(self.state).test())
 
     def predict(
         self,
@@ -205,9 +247,9 @@ class Federation:
             client: Whose model; the global one by default.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        probabilities, target = Scorer(self.run).predict(client)
+        probabilities, target = Scorer(self.state).predict(client)
         if self.is_global_zero:
-            tell_which(self.run.round, self._folder)
+            tell_which(self.state.round, self._folder)
             print(write_predictions(self._folder or Path(), client, probabilities, target))
         return probabilities
 
@@ -223,39 +265,33 @@ class Federation:
             epochs: Passes over a new client's samples.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        rows = self._report("adapt.csv", adapt(self.run, epochs))
+        rows = self._report("adapt.csv", adapt(self.state, epochs))
         if self.is_global_zero and self._folder is not None:
             draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
         return rows
 
-    def _one_round(self, number: int, schedule: Schedule, books: Books) -> None:
-        start = perf_counter()
-        run, stage, last = self.run, schedule.stage(number), schedule.is_last(number)
-        clients = run.sample(stage, number, self.fraction_fit, self.min_clients)
-        clients = clients[:2] if self.fast_dev_run else clients
-        self._call("on_round_start", number, clients)
-        due = last or number % self.eval_every_n_rounds == 0
-        # Several processes agree to stop between rounds; one may stop in the middle of a visit.
-        should_stop = (lambda: self.stopped_by is not None) if self.fabric.world_size == 1 else bool
-        plan_for = partial(schedule.plan, number, self.options, should_stop)
-        if stage.side == "clients":
-            trained = run.train_round(clients, number, plan_for, due, self.progress.client)
-        else:
-            trained = serve(run, number, plan_for, self.progress.client)
-        scorer = Scorer(run, stage)
-        rows = [*trained.rows, *(scorer.evaluate(number) if due else ())]
-        trained.failures = {**scorer.failures, **trained.failures}
-        improved = run.end_round(number, stage, rows, self.monitor)
-        books.round(number, stage, trained, rows, perf_counter() - start)
-        if last or improved or number % self.save_every_n_rounds == 0:
-            books.save(improved)
-        self._call("on_round_end", number, rows)
-
     def _set_up(self, model: FederatedModule, datamodule: Data, ckpt_path: str | None, training: bool) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
-        self.running, self.should_stop, self.stopped_by = False, False, None
-        torch.set_num_threads(self.num_threads)
+        self.running = False
+        self._stop = StopRequest()
+        torch.set_num_threads(self.options.num_threads)
         keep_large_blocks()
+        data = self._ready_data(datamodule)
+        schedule = Schedule(check_experiment(model, data, self.options), self.options)
+        path = find_checkpoint(ckpt_path, self.options.default_root_dir)
+        if training or path is not None or self._state is None or self._state.module is not model:
+            self._begin(model, data)
+        self.state.use(data)
+        if path is not None:
+            restore(self.state, checkpoint.load(path), str(path), schedule, training)
+        if training or path is not None:
+            self._folder = self._run_folder(path, training)
+        for callback in self.options.callbacks:
+            callback.setup(self, model, "fit" if training else "validate")
+        return schedule
+
+    def _ready_data(self, datamodule: Data) -> FederatedData:
+        """The data, set up on every process, and fetched by the first."""
         data = FederatedData() if datamodule is None else datamodule
         if not self.fabric._launched:
             self.fabric.launch()
@@ -264,36 +300,28 @@ class Federation:
             data.prepare_data()
         self.fabric.barrier()
         data.setup()
-        stages = check_experiment(model, data, self.options)
-        schedule = Schedule(stages, self.num_rounds, self.lr_schedule, self.fast_dev_run)
-        path = find_checkpoint(ckpt_path, self.default_root_dir)
-        if self.run is not None:
-            self.run.data = data
-        if training or path is not None or self.run is None or self.run.module is not model:
-            self.fabric.setup_module(model)
-            set_fast(model, self.fast)
-            given = (self.seed, self.batch_norm, self.metrics, self.fast_dev_run, self.options["personal_memory"])
-            self.run = Run(self.fabric, model, data, *given)
-            self.run.synchronise()
-        if path is not None:
-            restore(self.run, checkpoint.load(path), str(path), schedule, training)
-        if training or path is not None:
-            new = training and not self.fast_dev_run and self.is_global_zero
-            folder = broadcast(self.fabric, run_folder(path, self.default_root_dir if new else None))
-            self._folder = Path(folder) if folder and not self.fast_dev_run else None
-        for callback in self.callbacks:
-            callback.setup(self, model, "fit" if training else "validate")
-        return schedule
+        return data
+
+    def _begin(self, model: FederatedModule, data: FederatedData) -> None:
+        self.fabric.setup_module(model)
+        set_fast(model, self.options.fast)
+        self._state = FederationState(self.fabric, model, data, self.options)
+        self._state.synchronise()
+
+    def _run_folder(self, path: Path | None, training: bool) -> Path | None:
+        """The folder of the checkpoint's run, or a new one to train in; none in a development run."""
+        if self.options.fast_dev_run:
+            return None
+        is_new = training and self.is_global_zero
+        folder = broadcast(self.fabric, run_folder(path, self.options.default_root_dir if is_new else None))
+        return Path(folder) if folder else None
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         if self.is_global_zero:
-            report(rows, name, self.run.round, self._folder)
+            report(rows, name, self.state.round, self._folder)
         return rows
 
-    def _stop(self, signal: int) -> None:
-        self.should_stop, self.stopped_by = True, signal
-
     def _call(self, hook: str, *details: Any) -> None:
-        for callback in self.callbacks:
+        for callback in self.options.callbacks:
             if hasattr(callback, hook):
-                getattr(callback, hook)(self, self.run.module, *details)
+                getattr(callback, hook)(self, self.state.module, *details)

@@ -71,7 +71,7 @@ def test_a_room_asks_only_whom_it_may(name):
 
 @pytest.mark.parametrize(
     "line",
-    ["from fedlit.federation import Federation", "    from fedlit import federation", "import fedlit.engine.run"],
+    ["from fedlit.federation import Federation", "    from fedlit import federation", "import fedlit.engine.round"],
 )
 def test_a_way_back_would_be_noticed(line, tmp_path):
     path = tmp_path / "assignment.py"

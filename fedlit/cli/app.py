@@ -77,8 +77,8 @@ class SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: Federation, pl_module: FederatedModule, stage: str) -> None:
         if stage == "fit" and trainer.log_dir is not None:
-            if trainer.run.round:  # the config of the rounds before stays as it is
-                self.config_filename = f"config_from_round_{trainer.run.round + 1}.yaml"
+            if trainer.state.round:  # the config of the rounds before stays as it is
+                self.config_filename = f"config_from_round_{trainer.state.round + 1}.yaml"
             super().setup(trainer, pl_module, stage)
 
 

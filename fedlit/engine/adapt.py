@@ -12,9 +12,10 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedlit.engine.evaluation import Scorer
-from fedlit.engine.run import Run
+from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.scores import Scores, evaluate
-from fedlit.engine.visit import Memory, Plan, visit
+from fedlit.engine.state import FederationState
+from fedlit.engine.visit import visit
 from fedlit.methods.base import FederatedModule, twin
 from fedlit.methods.stage import Stage
 from fedlit.records.recorder import Row
@@ -31,48 +32,49 @@ class Alone(FederatedModule):
         self.network = network
 
 
-def adapt(run: Run, epochs: int) -> list[Row]:
+def adapt(state: FederationState, epochs: int) -> list[Row]:
     """Let every unseen client join, on its own; neither the server nor another client notices.
 
     Args:
-        run: Restored from where the federation ended.
+        state: Restored from where the federation ended.
         epochs: Passes over the client's samples.
     """
-    unseen = run.data.unseen_clients
+    unseen = state.data.unseen_clients
     if epochs < 1 or not unseen:
         raise ValueError(f"`--epochs` and `data.unseen_clients` must be at least 1, got {epochs} and {unseen}.")
     rows = []
-    for k in range(run.data.num_clients - unseen, run.data.num_clients):
-        for name, learner in _learners(run, k):
-            for epoch, scores in enumerate(_followed(run, learner, k, epochs)):
+    for k in range(state.data.num_clients - unseen, state.data.num_clients):
+        for name, learner in _learners(state, k):
+            for epoch, scores in enumerate(_followed(state, learner, k, epochs)):
                 rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
     return rows
 
 
-def _learners(run: Run, k: int) -> Iterator[tuple[str, FederatedModule]]:
+def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:
     """The method itself, and the two it is compared with, each as client k would start it."""
-    run.enter(k, "server")
-    complete = Scorer(run, STAGE).has_complete_global_model
-    yield "personal", twin(run.module)
+    state.enter(k, "server")
+    complete = Scorer(state, STAGE).has_complete_global_model
+    yield "personal", twin(state.module)
     if complete:
-        yield "finetuned", Alone(copy.deepcopy(run.module.global_model()), run.module.optimizer).to(run.fabric.device)
-    new = twin(run.pristine)
+        network = copy.deepcopy(state.module.global_model())
+        yield "finetuned", Alone(network, state.module.optimizer).to(state.fabric.device)
+    new = twin(state.live.pristine)
     new.on_client_start(None)  # its own frozen copies, if it has any
-    yield "scratch", Alone(new.global_model(), run.module.optimizer).to(run.fabric.device)
+    yield "scratch", Alone(new.global_model(), state.module.optimizer).to(state.fabric.device)
 
 
-def _followed(run: Run, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
+def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
     """Scores on the client's validation samples before training and after each epoch."""
-    client = run.data.client(k, 1)
+    client = state.data.client(k, 1)
     found: list[Scores] = []
 
     def score() -> None:
-        with isolated(derive(run.seed, "adapt", k)):
-            found.append(evaluate(run.fabric, learner, client.val_batches(), run.metrics))
+        with isolated(derive(state.options.seed, "adapt", k)):
+            found.append(evaluate(state.fabric, learner, client.val_batches(), state.options.metrics))
 
     learner.stage = STAGE
     learner.on_client_start(replace(client, samples=STAGE.samples))  # it may start from what the server holds
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
-    visit(run.fabric, learner, client, Plan(STAGE, run.seed, epochs, after_epoch=score), (), Memory())
+    visit(state.fabric, learner, client, Plan(STAGE, state.options.seed, epochs, after_epoch=score), (), Memory())
     return found

@@ -1,20 +1,17 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
-import re
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
-from fedlit.engine.processes import ClientParallelStrategy
+from fedlit.engine.options import Options
 from fedlit.engine.visit import as_list
 from fedlit.methods.base import FederatedModule, for_client, kind, twin
 from fedlit.methods.stage import Stage
@@ -23,70 +20,16 @@ from fedlit.rng import isolated
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """The numbers of a federation."""
-    at_least_one = (
-        "num_rounds",
-        "min_clients",
-        "eval_every_n_rounds",
-        "save_every_n_rounds",
-        "num_threads",
-        "num_nodes",
-    )
-    at_least_one += ("local_epochs", "local_steps")
-    for name in at_least_one:
-        if options[name] is not None and options[name] < 1:
-            raise ValueError(f"`trainer.{name}` must be at least 1, got {options[name]}.")
-    if options["local_epochs"] is not None and options["local_steps"] is not None:
-        raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
-    if not 0 < options["fraction_fit"] <= 1:
-        raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {options['fraction_fit']}.")
-    if not options["personal_memory"] >= 0:
-        raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {options['personal_memory']}.")
-    clip = options["gradient_clip_val"]
-    if clip is not None and not (isfinite(clip) and clip > 0):
-        raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")
-    _check_monitor(options["monitor"], ["acc", "loss", *(options["metrics"] or {})])
-    for client, epochs in (options["client_epochs"] or {}).items():
-        if epochs < 1:
-            raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
-
-
-def _check_monitor(monitor: str | None, metrics: list[str]) -> None:
-    """What is never measured would never be best."""
-    metric, _, where = (monitor or "acc/global_on_own").partition("/")
-    known = metric in metrics or where == "trained_on_train"
-    if not known or not re.fullmatch(r"\w+_on_(pooled|own|unseen|train)", where):
-        raise ValueError(
-            "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
-            f"with a metric of {', '.join(metrics)}, got {monitor}."
-        )
-
-
-def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision: str) -> Fabric:
-    """Fabric as the user's options have it; several processes share clients, not gradients."""
-    several = num_nodes > 1 or str(devices) not in ("1", "auto")
-    try:
-        strategy = ClientParallelStrategy() if several else "auto"
-        return Fabric(
-            accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
-        )
-    except Exception as error:  # Fabric raises many kinds
-        given = f"`trainer.accelerator` {accelerator}, `trainer.devices` {devices}, `trainer.num_nodes` {num_nodes}"
-        told = f"{given} with `trainer.precision` {precision} cannot be had here: {_first_line(error)}"
-        raise ValueError(told) from error
-
-
-def check_experiment(model: FederatedModule, data: FederatedData, options: Mapping[str, Any]) -> list[Stage]:
+def check_experiment(model: FederatedModule, data: FederatedData, options: Options) -> list[Stage]:
     """Method, data and federation together; the method's stages."""
     for name, value, wanted in (("model", model, FederatedModule), ("data", data, FederatedData)):
         if not isinstance(value, wanted):
             raise ValueError(f"`{name}` must be a {wanted.__name__}, got a {type(value).__name__}.")
-    if options["min_clients"] > data.num_clients:
+    if options.min_clients > data.num_clients:
         raise ValueError(
-            f"`trainer.min_clients` is {options['min_clients']}, but `data.num_clients` is {data.num_clients}."
+            f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
         )
-    own = {"trainer.client_epochs": options["client_epochs"]}
+    own = {"trainer.client_epochs": options.client_epochs}
     choices = ("client_networks", "client_optimizers", "client_memes", "client_classes")
     own |= {f"model.{name}": getattr(model, name, None) for name in choices}
     for name, choices in own.items():
@@ -95,7 +38,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
     measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
-    if options["monitor"] and (which := options["monitor"].rpartition("/")[2].partition("_on_")[0]) not in measured:
+    if options.monitor and (which := options.monitor.rpartition("/")[2].partition("_on_")[0]) not in measured:
         raise ValueError(f"`trainer.monitor` names the model {which!r}, but there are {', '.join(sorted(measured))}.")
     _check_trainable([stage for stage in stages if stage.side == "clients"], data)
     _check_opt_out(stages, data)
@@ -108,7 +51,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
         )
-    _check_metrics(options["metrics"] or {}, data.images.num_classes)
+    _check_metrics(options.metrics, data.images.num_classes)
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
     earlier, known = model.earlier_uploads(), set()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedlit.engine.visit import Memory
+from fedlit.engine.plan import Memory
 
 
 class Store:

@@ -28,6 +28,20 @@ class ClientParallelStrategy(DDPStrategy):
         return module
 
 
+def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision: str) -> Fabric:
+    """Fabric as the user's options have it; several processes share clients, not gradients."""
+    several = num_nodes > 1 or str(devices) not in ("1", "auto")
+    try:
+        strategy = ClientParallelStrategy() if several else "auto"
+        return Fabric(
+            accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
+        )
+    except Exception as error:  # Fabric raises many kinds
+        given = f"`trainer.accelerator` {accelerator}, `trainer.devices` {devices}, `trainer.num_nodes` {num_nodes}"
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{given} with `trainer.precision` {precision} cannot be had here: {why}") from error
+
+
 def in_order(
     fabric: Fabric, tasks: Sequence[int], work: Callable[[int], Result], pack: Callable, unpack: Callable
 ) -> Iterator[tuple[int, Result]]:

@@ -1,14 +1,30 @@
 """Rounds laid out over the stages of a method, and how a client trains in each."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from fedlit.engine.visit import Plan
+from fedlit.engine.options import Options
+from fedlit.engine.plan import Plan
 from fedlit.methods.stage import Stage
+
+
+@dataclass(frozen=True)
+class ScheduledRound:
+    """A round in the programme.
+
+    Attributes:
+        stage: What it belongs to.
+        lr_factor: What the learning-rate schedule multiplies by in it.
+        is_last: Whether it is the last of its stage.
+    """
+
+    stage: Stage
+    lr_factor: float
+    is_last: bool
 
 
 class Schedule:
@@ -16,47 +32,51 @@ class Schedule:
 
     Args:
         stages: The programme of the method.
-        num_rounds: Rounds of a stage that does not say how many.
-        lr_schedule: A torch schedule, begun anew with every stage.
-        fast_dev_run: One round of every stage.
+        options: Of the federation; `num_rounds` is for stages that do not say how many, and the learning-rate
+            schedule begins anew with every stage.
     """
 
-    def __init__(
-        self, stages: list[Stage], num_rounds: int, lr_schedule: LRSchedulerCallable | None, fast_dev_run: bool = False
-    ) -> None:
+    def __init__(self, stages: list[Stage], options: Options) -> None:
         self.stages = stages
-        lengths = [num_rounds if stage.rounds is None else stage.rounds for stage in stages]
-        lengths = [min(length, 1) for length in lengths] if fast_dev_run else lengths
-        self.rounds = [(s, i, i + 1 == n) for s, n in zip(stages, lengths, strict=True) for i in range(n)]
-        self._factors = {s.name: lr_factors(lr_schedule, n) for s, n in zip(stages, lengths, strict=True)}
+        self.options = options
+        self.rounds: list[ScheduledRound] = []
+        for stage in stages:
+            length = options.num_rounds if stage.rounds is None else stage.rounds
+            if options.fast_dev_run:
+                length = min(length, 1)
+            for index, factor in enumerate(lr_factors(options.lr_schedule, length), start=1):
+                self.rounds.append(ScheduledRound(stage, factor, is_last=index == length))
 
     def __len__(self) -> int:
         return len(self.rounds)
 
     def stage(self, number: int) -> Stage:
         """The stage of a round; before the first round, the first stage."""
-        return self.rounds[min(max(number, 1), len(self)) - 1][0]
+        return self.rounds[min(max(number, 1), len(self)) - 1].stage
 
     def is_last(self, number: int) -> bool:
         """Whether the round is the last of its stage."""
-        return self.rounds[number - 1][2]
+        return self.rounds[number - 1].is_last
 
-    def plan(self, number: int, options: Mapping[str, Any], should_stop: Callable[[], bool], client: int) -> Plan:
-        """How a client trains in a round, by the options of the federation."""
-        stage, index, last = self.rounds[number - 1]
-        over = last and stage is not self.stages[-1]  # the last stage may be made longer some day
-        common = options["local_epochs"] or 1
-        epochs = (options["client_epochs"] or {}).get(client, common) if stage.epochs is None else stage.epochs
-        steps = options["local_steps"] if stage.epochs is None else None
-        dev = options["fast_dev_run"]
+    def plan(self, number: int, should_stop: Callable[[], bool], client: int) -> Plan:
+        """How a client trains in a round."""
+        options = self.options
+        scheduled = self.rounds[number - 1]
+        stage = scheduled.stage
+        epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
+        steps = options.local_steps if stage.epochs is None else None
+        if options.fast_dev_run:
+            steps = 1 if epochs else steps
+            epochs = 1
+        is_over = scheduled.is_last and stage is not self.stages[-1]  # the last stage may be made longer some day
         return Plan(
             stage=stage,
-            seed=options["seed"],
-            epochs=1 if dev else epochs,
-            steps=1 if dev and epochs else steps,
-            lr_factor=self._factors[stage.name][index],
-            optimizer_state="reset" if over else options["optimizer_state"],
-            gradient_clip_val=options["gradient_clip_val"],
+            seed=options.seed,
+            epochs=epochs,
+            steps=steps,
+            lr_factor=scheduled.lr_factor,
+            optimizer_state="reset" if is_over else options.optimizer_state,
+            gradient_clip_val=options.gradient_clip_val,
             should_stop=should_stop,
         )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from fedlit.engine.run import Run
+from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
-from fedlit.engine.visit import Memory
+from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
 from fedlit.records.checkpoint import FORMAT
 from fedlit.rng import isolated
@@ -17,44 +17,44 @@ from fedlit.rng import isolated
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
 
-def fingerprint(run: Run, schedule: Schedule) -> dict[str, Any]:
+def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
     """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
-    digest = sha256(run.data.images.train_y.numpy().tobytes())
-    digest.update(run.data.images.train_x[:: max(1, len(run.data.images.train_x) // 100)].numpy().tobytes())
-    for part in (*run.data.assignment.train, *run.data.assignment.val, *run.data.assignment.opted_in):
+    digest = sha256(state.data.images.train_y.numpy().tobytes())
+    digest.update(state.data.images.train_x[:: max(1, len(state.data.images.train_x) // 100)].numpy().tobytes())
+    for part in (*state.data.assignment.train, *state.data.assignment.val, *state.data.assignment.opted_in):
         digest.update(part.tobytes())
     return {
-        "method": type(run.module).__name__,
+        "method": type(state.module).__name__,
         "stages": [stage.name for stage in schedule.stages],
-        "seed": run.seed,
-        "num_clients": run.data.num_clients,
-        "shared state": _shapes(run.global_state),
+        "seed": state.options.seed,
+        "num_clients": state.data.num_clients,
+        "shared state": _shapes(state.global_state),
         "partition": digest.hexdigest(),
     }
 
 
-def take(run: Run, schedule: Schedule) -> dict[str, Any]:
+def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
     """The content of a checkpoint after a round."""
-    memories = {k: run.memories.peek(k) for k in run.memories}
+    memories = {k: state.memories.peek(k) for k in state.memories}
     return {
         "format": FORMAT,
-        "round": run.round,
-        "stages": [schedule.stage(number).name for number in range(1, run.round + 1)],
-        "global_state": _on_cpu(run.global_state),
+        "round": state.round,
+        "stages": [schedule.stage(number).name for number in range(1, state.round + 1)],
+        "global_state": _on_cpu(state.global_state),
         "personal_states": {k: _on_cpu(memory.state) for k, memory in memories.items()},
         "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in memories.items()},
-        "collected": {k: _on_cpu(state) for k, state in run.collected.items()},
-        "server_optimizer": _on_cpu(run.server_memory.optimizer),
-        "initial_state": _on_cpu({n: t for n, t in run.initial.items() if n not in run.global_state}),
-        "last": run.last,
-        "best": run.best,
-        "fingerprint": fingerprint(run, schedule),
+        "collected": {k: _on_cpu(uploaded) for k, uploaded in state.collected.items()},
+        "server_optimizer": _on_cpu(state.server_memory.optimizer),
+        "initial_state": _on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
+        "last": state.scores.last,
+        "best": state.scores.best,
+        "fingerprint": fingerprint(state, schedule),
     }
 
 
-def restore(run: Run, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
+def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
     """Go on from a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
-    theirs, ours = content.get("fingerprint", {}), fingerprint(run, schedule)
+    theirs, ours = content.get("fingerprint", {}), fingerprint(state, schedule)
     for key in ours if training else ("method", "num_clients", "shared state"):
         if theirs.get(key) != ours[key]:
             detail = "" if key in ("partition", "shared state") else f" ({theirs.get(key)} there, {ours[key]} here)"
@@ -67,31 +67,35 @@ def restore(run: Run, content: dict[str, Any], path: str, schedule: Schedule, tr
         )
     if not training and theirs.get("partition") != ours["partition"]:
         warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", stacklevel=2)
-    own = {name: tensor for name, tensor in run.initial.items() if name not in run.global_state}
+    own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
     if _shapes(content["initial_state"]) != _shapes(own):
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
-    device = run.fabric.device
-    run.round, run.last, run.best = content["round"], content["last"], content["best"]
-    run.stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
-    run.global_state = {name: tensor.to(device, copy=True) for name, tensor in content["global_state"].items()}
-    run.initial |= {name: tensor.to(device, copy=True) for name, tensor in content["initial_state"].items()}
-    _check_personal(run, content["personal_states"], path)
-    _check_personal(run, content["collected"], path)
-    run.collected = {
-        k: {n: t.to(device, copy=True) for n, t in state.items()} for k, state in content["collected"].items()
-    }
-    run.server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
-    for k, state in content["personal_states"].items():
-        on_device = {name: tensor.to(device, copy=True) for name, tensor in state.items()}
-        run.memories[k] = Memory(on_device, _copied(content["optimizer_states"][k]))
+    _check_personal(state, content["personal_states"], path)
+    _check_personal(state, content["collected"], path)
+    device = state.fabric.device
+    stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
+    state.resume(
+        content["round"],
+        stage,
+        global_state=_on_device(content["global_state"], device),
+        initial=_on_device(content["initial_state"], device),
+    )
+    state.scores.resume(content["last"], content["best"])
+    momenta = content["optimizer_states"]
+    memories = (
+        (k, Memory(_on_device(personal, device), _copied(momenta[k])))
+        for k, personal in content["personal_states"].items()
+    )
+    collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
+    state.resume_clients(memories, collected, Memory(optimizer=_copied(content["server_optimizer"])))
 
 
-def _check_personal(run: Run, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
+def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
     """The networks of the first clients, as they are built here, take the states they had there."""
-    trial = twin(run.module)
+    trial = twin(state.module)
     for k in sorted(states)[:CHECKED_CLIENTS]:
         with isolated(0):
-            trial.configure_client(run.data.client(k))
+            trial.configure_client(state.data.client(k))
         shapes = _shapes(trial.state_dict())
         if any(shapes.get(name) != shape for name, shape in _shapes(states[k]).items()):
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: the network of client {k} differs.")
@@ -99,6 +103,10 @@ def _check_personal(run: Run, states: dict[int, dict[str, torch.Tensor]], path: 
 
 def _counted(names: list[str]) -> str:
     return ", ".join(f"{len(list(same))} rounds of {name!r}" for name, same in groupby(names)) or "no rounds"
+
+
+def _on_device(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
 
 
 def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:

@@ -4,9 +4,9 @@ The core knows no engine: a simulation, many processes or a real deployment need
 one live module; client states are swapped in and out of it.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -18,148 +18,61 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.engine.early_stopping import Best
 from fedlit.engine.means import Means
+from fedlit.engine.plan import Interrupted, Memory, OptimizerState, Outcome, Plan
 from fedlit.engine.precision import autocast, has_scaler, renew_scaler
 from fedlit.fast.step import Descent, prepare
-from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.rng import derive, generator, isolated
 
-OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
 Uploads = Mapping[int, State]  # what the server has collected, by client id
-KeepOptimizer = Literal["personal", "reset", "keep"]
-
-
-class Interrupted(Exception):
-    """The run was asked to stop in the middle of a visit."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a visit trains.
-
-    Attributes:
-        stage: The stage that it belongs to.
-        seed: Of the run; the visit derives its own streams.
-        epochs: Passes over the client's samples, unless `steps` is given.
-        steps: Batches, however many passes they take.
-        lr_factor: What the learning-rate schedule multiplies by in this round.
-        optimizer_state: Kept between visits for `personal` parameters, for all (`keep`) or for none (`reset`).
-        gradient_clip_val: Largest norm of the gradient; None does not clip.
-        should_stop: Asked before every batch.
-        after_epoch: Called after every epoch.
-    """
-
-    stage: Stage
-    seed: int
-    epochs: int = 1
-    steps: int | None = None
-    lr_factor: float = 1.0
-    optimizer_state: KeepOptimizer = "personal"
-    gradient_clip_val: float | None = None
-    should_stop: Callable[[], bool] = bool
-    after_epoch: Callable[[], object] = bool
-
-
-@dataclass
-class Memory:
-    """What stays with a client between visits: its personal state, and of each stage's optimiser what goes with it."""
-
-    state: State = field(default_factory=dict)
-    optimizer: dict[str, OptimizerState] = field(default_factory=dict)
-
-
-@dataclass
-class Outcome:
-    """What a visit brings: an upload if the stage exchanges, what stays with the client, means of what it logged."""
-
-    upload: Upload | None
-    memory: Memory
-    logs: dict[str, float]
-
-
-def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
-    """The entries of the state that travel; with `batch_norm: local`, BatchNorm layers stay at home."""
-    norms = [(p, m) for p, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    home = {f"{prefix}.{name}" for prefix, norm in norms for name in norm.state_dict()} if batch_norm == "local" else ()
-    return [name for name in module.state_dict() if module.is_shared(name) and name not in home]
-
-
-def set_fast(module: FederatedModule, fast: bool) -> None:
-    """Let a method and its parts round otherwise where that is faster, or no longer."""
-    was_fast = module.fast
-    for part in module.modules():
-        if isinstance(part, FederatedModule):
-            part.fast = fast
-    if fast or was_fast:
-        lay_out(module, torch.channels_last if fast else torch.contiguous_format)
-
-
-def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
-    """Hold kernels of images in a layout: on a CPU, channels last is faster for small convolutions."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.dim() == 4 and tensor.is_cpu:
-            # Not `contiguous`: a kernel of one channel is so in both layouts, but its strides tell what comes out.
-            tensor.data = tensor.data.to(memory_format=layout)
-
-
-def enter(
-    module: FederatedModule,
-    client: Client,
-    initial: State,
-    server: State,
-    personal: State,
-    seed: int,
-    prefer: Literal["server", "personal"],
-) -> State:
-    """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins.
-
-    Returns:
-        The live tensors, by name.
-    """
-    before = live = module.state_dict(keep_vars=True)
-    module.client = client
-    if is_overridden("configure_client", module, FederatedModule):
-        with isolated(derive(seed, "client", client.id)):
-            module.configure_client(client)
-        module.to(device=module.device, dtype=module.dtype)
-        if module.fast:
-            lay_out(module, torch.channels_last)
-        live = module.state_dict(keep_vars=True)
-    top = {**server, **personal} if prefer == "personal" else {**personal, **server}
-    # What configure_client did not rebuild still holds the last client's values.
-    stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
-    copy_into(live, {**stale, **top})
-    for tensor in live.values():
-        tensor.grad = None
-    return live
 
 
 def visit(
     fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, shared: Collection[str], memory: Memory
 ) -> Outcome:
     """Train the client whose state is loaded; its upload holds the shared (or collected) names and nothing else."""
-    stage, structure = plan.stage, _structure(module.state_dict(keep_vars=True))
+    stage = plan.stage
+    structure = _structure(module.state_dict(keep_vars=True))
     optimizers, logs = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
     if _structure(live) != structure:
         raise ValueError("the visit changed names, shapes or dtypes of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items()}
-    part = live if stage.module is None else stage.module.state_dict(keep_vars=True)
-    mine, travels = {id(tensor) for tensor in part.values()}, set(shared) if stage.upload == "aggregate" else set()
-    candidates = {name for name, tensor in live.items() if id(tensor) in mine and name not in travels}
-    stays = {name for name in candidates if not name.startswith(module.server_only)}
-    kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
+    stays = _staying(module, live, stage, shared)
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
     upload = None
     if stage.upload == "aggregate":
         upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
-    if stage.upload == "collect":  # the client has it, too, but one copy is enough
-        collected = {n: t for n, t in state.items() if n.startswith(module.collected)}
-        same = {n for n, t in collected.items() if n in memory.state and torch.equal(memory.state[n], t)}
-        upload = Upload(client.id, {n: memory.state[n] if n in same else t for n, t in collected.items()})
-        own = {name: tensor for name, tensor in own.items() if name not in upload.state}
+    elif stage.upload == "collect":
+        upload = Upload(client.id, _collected(module, state, memory))
+        own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
+    kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     momenta = optimizer_state(module, optimizers, kept)
     return Outcome(upload, Memory(own, {stage.name: momenta} if momenta else {}), logs)
+
+
+def _structure(state: State) -> dict[str, tuple]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+
+
+def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:
+    """Names of what this stage trains that neither travels nor is the server's own."""
+    part = live if stage.module is None else stage.module.state_dict(keep_vars=True)
+    trained = {id(tensor) for tensor in part.values()}
+    travels = set(shared) if stage.upload == "aggregate" else set()
+    names = {name for name, tensor in live.items() if id(tensor) in trained and name not in travels}
+    return {name for name in names if not name.startswith(module.server_only)}
+
+
+def _collected(module: FederatedModule, state: State, memory: Memory) -> State:
+    """What the server is to keep; the very tensors of an earlier stage where nothing has changed since."""
+    upload: State = {}
+    for name, tensor in state.items():
+        if name.startswith(module.collected):
+            before = memory.state.get(name)
+            upload[name] = tensor if before is None or not torch.equal(before, tensor) else before
+    return upload
 
 
 def train(
@@ -193,10 +106,6 @@ def train(
     finally:
         learner._log_sink, learner._fabric_optimizers = None, []
     return optimizers, means.result()
-
-
-def _structure(state: State) -> dict[str, tuple]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
 
 
 def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, optimizers: list[Optimizer]) -> None:

@@ -1,7 +1,12 @@
-"""glibc's allocator, told to keep large blocks for the next batch instead of asking the kernel for fresh pages."""
+"""Memory on a CPU: blocks that the allocator keeps, and kernels in the layout that small convolutions like."""
 
 import ctypes
 import sys
+
+import torch
+from torch import nn
+
+from fedlit.methods.base import FederatedModule
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 KEPT, HALF_A_HEAP = 2**30, 2**25
@@ -17,3 +22,21 @@ def keep_large_blocks() -> None:
     # Before 2.35, glibc took no more than half a heap.
     if mallopt and (mallopt(M_MMAP_THRESHOLD, KEPT) or mallopt(M_MMAP_THRESHOLD, HALF_A_HEAP)):
         mallopt(M_TRIM_THRESHOLD, KEPT)
+
+
+def set_fast(module: FederatedModule, fast: bool) -> None:
+    """Let a method and its parts round otherwise where that is faster, or no longer."""
+    was_fast = module.fast
+    for part in module.modules():
+        if isinstance(part, FederatedModule):
+            part.fast = fast
+    if fast or was_fast:
+        lay_out(module, torch.channels_last if fast else torch.contiguous_format)
+
+
+def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
+    """Hold kernels of images in a layout: on a CPU, channels last is faster for small convolutions."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dim() == 4 and tensor.is_cpu:
+            # Not `contiguous`: a kernel of one channel is so in both layouts, but its strides tell what comes out.
+            tensor.data = tensor.data.to(memory_format=layout)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
-from fedlit.engine.visit import Interrupted
+from fedlit.engine.plan import Interrupted
 from fedlit.fast.perceptron import relu_backward
 
 ROOM = 2**25  # bytes of a stack, or little more

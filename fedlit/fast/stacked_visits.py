@@ -16,8 +16,9 @@ from torch import nn
 from fedlit.aggregation import State, Upload
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
+from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.precision import autocast
-from fedlit.engine.visit import Interrupted, Memory, Outcome, Plan, as_list
+from fedlit.engine.visit import as_list
 from fedlit.fast.perceptron import STEP, ClosedForm, is_changed, linear_layers
 from fedlit.fast.stack import ROOM, Kind, Member, Stack
 from fedlit.fast.step import is_plain

@@ -176,7 +176,7 @@ def test_one_failing_client_alone_in_its_round_does_not_end_the_run():
                 raise RuntimeError("a bad day")
 
     federation = fitted(FailsLater(linear, SGD), fraction_fit=0.1, num_rounds=3)
-    assert federation.run.round == 3
+    assert federation.state.round == 3
 
 
 def test_clients_that_change_hands_are_scored_on_what_they_hold_now():
@@ -189,7 +189,7 @@ def test_clients_that_change_hands_are_scored_on_what_they_hold_now():
 
 
 def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch):
-    import fedlit.engine.run
+    import fedlit.engine.round
 
     class BiasOnly(FedAvg):
         def parameters_of(self, client):
@@ -202,7 +202,7 @@ def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch)
     states = []
     for order in (None, backwards):
         if order is not None:
-            monkeypatch.setattr(fedlit.engine.run, "in_order", order)
+            monkeypatch.setattr(fedlit.engine.round, "in_order", order)
         torch.manual_seed(0)
         states.append(fitted(BiasOnly(SmallCNN, SGD), gradient_clip_val=0.1).global_state)
     assert equal(*states)

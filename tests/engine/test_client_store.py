@@ -8,7 +8,7 @@ from conftest import SmallCNN, equal, fitted, toy_data
 
 from fedlit import LocalOnly
 from fedlit.engine.client_store import Memories, Store
-from fedlit.engine.visit import Memory
+from fedlit.engine.plan import Memory
 from fedlit.methods import FML
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -84,8 +84,8 @@ def test_a_run_ends_in_the_same_bits_with_its_clients_on_disk(method, tmp_path):
         )
 
     held, spilled = run(1.0, "held", num_rounds=3), run(0.0, "spilled", num_rounds=3)
-    assert spilled.run.memories.store._folder is not None
-    assert held.run.memories.store._folder is None
+    assert spilled.state.memories.store._folder is not None
+    assert held.state.memories.store._folder is None
     assert all(equal(held.personal_states[k], spilled.personal_states[k]) for k in range(4))
     checkpoints = [f"{f.log_dir}/checkpoints/last.ckpt" for f in (held, spilled)]
     ends = [torch.load(path, weights_only=True) for path in checkpoints]

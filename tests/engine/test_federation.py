@@ -182,8 +182,8 @@ def test_any_torchmetrics_metric_can_be_named():
 
 def test_a_fit_ends_when_a_callback_says_so():
     federation = fitted(FedAvg(linear, SGD), num_rounds=50, callbacks=[StopAt(0.5, "acc/global_on_own")])
-    assert federation.run.round < 50
-    assert federation.run.last["acc/global_on_own"]["mean"] >= 0.5
+    assert federation.state.round < 50
+    assert federation.state.scores.last["acc/global_on_own"]["mean"] >= 0.5
 
 
 def test_callbacks_are_told_of_rounds_in_order():

@@ -29,7 +29,7 @@ def dlad(augmentation=(), **options):
 
 
 def all_states(federation):
-    run = federation.run
+    run = federation.state
     return [run.global_state, *federation.personal_states.values(), *(run.collected[k] for k in sorted(run.collected))]
 
 

@@ -60,15 +60,15 @@ def test_a_stages_optimiser_is_forgotten_when_the_stage_is_over():
             return torch.optim.Adam(self.parameters()) if last else SGD(self.parameters())
 
     federation = fitted(TwoOptimisers(linear, SGD), num_rounds=2, optimizer_state="keep")
-    kept = federation.run.memories[0].optimizer
+    kept = federation.state.memories[0].optimizer
     assert set(kept) == {"finetune"}
     assert "exp_avg" in kept["finetune"]["network.1.weight"]
 
 
 def test_a_target_that_was_reached_is_not_trained_past_after_a_resume(tmp_path):
     options = {"default_root_dir": str(tmp_path), "callbacks": StopAt(0.0, "acc/global_on_own"), "num_rounds": 5}
-    assert fitted(seeded(FedAvg, linear, SGD), **options).run.round == 1
-    assert fitted(seeded(FedAvg, linear, SGD), ckpt_path="last", **options).run.round == 1
+    assert fitted(seeded(FedAvg, linear, SGD), **options).state.round == 1
+    assert fitted(seeded(FedAvg, linear, SGD), ckpt_path="last", **options).state.round == 1
 
 
 def test_best_means_lowest_where_lower_is_better():

@@ -17,8 +17,9 @@ from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
 from fedlit.engine.means import Means
-from fedlit.engine.visit import set_fast
+from fedlit.engine.sampling import ClientSampler
 from fedlit.fast.max_pool import Halved, MaxPool
+from fedlit.fast.memory import set_fast
 from fedlit.fast.perceptron import ClosedForm, linear_layers
 from fedlit.fast.stack import Stack
 from fedlit.fast.step import Descent, is_plain, plain_clear_and_step, prepare
@@ -41,7 +42,7 @@ def after_three_rounds(work, fast: bool, folder) -> Federation:
 
 def by_hand(work, federation: Federation) -> bare.FedAvg:
     """The same three rounds in a hand-written loop, with the same first weights, clients and order of batches."""
-    run, initial = federation.run, work.network()
+    run, initial = federation.state, work.network()
     first = run.initial if not work.pair else {n: t for n, t in run.initial.items() if n.startswith("meme.")}
     copy_into(initial, first.values())
     shuffle = lambda round, k: generator(7, "batches", "federate", round, k)  # noqa: E731
@@ -56,8 +57,8 @@ def by_hand(work, federation: Federation) -> bare.FedAvg:
     else:
         loop = bare.FedAvg(initial, shards, work.batch_size, work.epochs, **options)
     for number in range(1, 4):
-        stage = federation.run.stage
-        clients = run.sample(stage, number, work.per_round / work.num_clients, 1)
+        stage = federation.state.stage
+        clients = ClientSampler(run).sample(stage, number)
         loop.round(number, clients)
     return loop
 
@@ -108,7 +109,7 @@ def test_the_switch_does_what_it_says(fast, tmp_path, monkeypatch):
     monkeypatch.setattr(Stack, "train", lambda stack, *_: stacks.append(stack) or stack._step(stack.starts.flatten()))
     after_three_rounds(WORK["W2"], fast, tmp_path)
     assert bool(stacks) is fast
-    module = after_three_rounds(WORK["W1"], fast, tmp_path).run.module
+    module = after_three_rounds(WORK["W1"], fast, tmp_path).state.module
     kernels = [part.weight for part in module.modules() if isinstance(part, nn.Conv2d)]
     assert kernels[1].is_contiguous(memory_format=torch.channels_last) is fast  # one of one channel is so in any layout
 

@@ -17,7 +17,7 @@ from fedlit import FedAvg, LocalOnly
 from fedlit.augment import Flip
 from fedlit.callbacks import FederationCallback
 from fedlit.data.batches import Batches
-from fedlit.engine.visit import Interrupted, Plan
+from fedlit.engine.plan import Interrupted, Plan
 from fedlit.fast.stack import Kind, Member, Stack
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.methods import FML, FedProx
@@ -49,7 +49,7 @@ def run(method=None, data=None, **options):
 
 
 def alone(monkeypatch):
-    monkeypatch.setattr("fedlit.engine.run.perceptron_names", lambda *_: None)
+    monkeypatch.setattr("fedlit.engine.round.perceptron_names", lambda *_: None)
 
 
 def near(a, b) -> bool:
@@ -89,7 +89,7 @@ def test_a_stack_trains_as_visits_do(options, stacks, monkeypatch, tmp_path):
     visited = run(**options, default_root_dir=str(tmp_path / "visited"))
     assert len(stacks) == before
     assert near(stacked.global_state, visited.global_state)
-    assert not near(stacked.global_state, stacked.run.initial)
+    assert not near(stacked.global_state, stacked.state.initial)
     ours, theirs = rows(stacked), rows(visited)
     assert [(r["client"], r["metric"]) for r in ours] == [(r["client"], r["metric"]) for r in theirs]
     for a, b in zip(ours, theirs, strict=True):
@@ -449,7 +449,7 @@ def test_a_frozen_layer_stays_frozen(stacks):
 
     federation = run(method, callbacks=Thaw())
     name = "network.extractor.1.weight"
-    assert torch.equal(federation.global_state[name], federation.run.initial[name])
+    assert torch.equal(federation.global_state[name], federation.state.initial[name])
     assert stacks == []
 
 

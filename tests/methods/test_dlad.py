@@ -11,7 +11,8 @@ from lightning.fabric import Fabric
 from torch import nn, tensor
 
 from fedlit import FederatedData
-from fedlit.engine.visit import Memory, Plan, visit
+from fedlit.engine.plan import Memory, Plan
+from fedlit.engine.visit import visit
 from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD
@@ -105,7 +106,7 @@ def test_every_client_uploads_exactly_once_and_never_its_optimiser_or_the_studen
         (str(k), "model") for k in range(3)
     ]
     assert {line["kind"] for line in lines if line["direction"] == "down"} == {"public pool"}
-    for upload in federation.run.collected.values():
+    for upload in federation.state.collected.values():
         assert {name.split(".")[0] for name in upload} == {"classifier", "density"}
     assert {name.split(".")[0] for name in federation.global_state} == {"student"}
 
@@ -113,7 +114,7 @@ def test_every_client_uploads_exactly_once_and_never_its_optimiser_or_the_studen
 @pytest.mark.parametrize("aggregator", ["average", "labeled"])
 def test_density_classifiers_are_trained_only_where_they_are_used(aggregator):
     federation = fitted(seeded(aggregator=aggregator), pooled_data())
-    assert {name.split(".")[0] for upload in federation.run.collected.values() for name in upload} == {"classifier"}
+    assert {name.split(".")[0] for upload in federation.state.collected.values() for name in upload} == {"classifier"}
 
 
 def test_the_density_classifier_starts_from_the_trained_classifier_but_for_its_head():
@@ -134,7 +135,7 @@ def test_the_global_model_learns_from_clients_that_know_two_classes_each():
     data = pooled_data(partition=ClassSets([[0, 1], [1, 2], [2, 0]], 60), validation="test")
     long = {"client_epochs": 15, "density_epochs": 15, "distil_epochs": 15}
     federation = fitted(seeded(linear, **long), data)
-    last = {key: parts["mean"] for key, parts in federation.run.last.items()}
+    last = {key: parts["mean"] for key, parts in federation.state.scores.last.items()}
     assert last["acc/global_on_pooled"] > last["acc/personal_on_pooled"] + 0.1
 
 
@@ -199,7 +200,7 @@ def test_opted_out_samples_shape_neither_classifier_nor_density():
         data.setup()
         for train, shared in zip(data.assignment.train, data.assignment.opted_in, strict=True):
             data.images.train_x[train[~shared]] += 100 * spoil
-        return fitted(seeded(), data).run.collected
+        return fitted(seeded(), data).state.collected
 
     plain, spoiled = collected(0), collected(1)
     assert all(equal(plain[k], spoiled[k]) for k in range(3))
@@ -212,8 +213,8 @@ def test_clients_and_server_may_have_different_networks():
     wide = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.ReLU(), nn.Linear(9, 3))  # noqa: E731
     method = seeded(SmallCNN, student=wide, client_networks={1: wide})
     federation = fitted(method, pooled_data())
-    assert federation.run.collected[1]["classifier.network.1.weight"].shape == (9, 64)
-    assert federation.run.collected[1]["density.network.3.weight"].shape == (1, 9)
+    assert federation.state.collected[1]["classifier.network.1.weight"].shape == (9, 64)
+    assert federation.state.collected[1]["density.network.3.weight"].shape == (1, 9)
     assert federation.global_state["student.network.3.weight"].shape == (3, 9)
 
 
@@ -223,14 +224,14 @@ def test_clients_with_heads_for_their_own_classes():
     data = pooled_data(partition=ClassSets(sets, 60), validation="test")
     method = seeded(linear, client_networks=[small] * 3, client_classes=dict(enumerate(sets)), distil_epochs=6)
     federation = fitted(method, data)
-    assert federation.run.collected[2]["classifier.network.classes"].tolist() == [2, 0]
-    assert federation.run.last["acc/global_on_pooled"]["mean"] > 0.5
+    assert federation.state.collected[2]["classifier.network.classes"].tolist() == [2, 0]
+    assert federation.state.scores.last["acc/global_on_pooled"]["mean"] > 0.5
 
 
 def test_a_client_with_a_sample_of_an_undeclared_class_is_left_out():
     small = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2))  # noqa: E731
     federation = fitted(seeded(linear, client_networks={0: small}, client_classes={0: [0, 1]}), pooled_data())
-    assert sorted(federation.run.collected) == [1, 2]
+    assert sorted(federation.state.collected) == [1, 2]
 
 
 def test_a_client_whose_classifier_failed_uploads_nothing():
@@ -242,7 +243,7 @@ def test_a_client_whose_classifier_failed_uploads_nothing():
 
     torch.manual_seed(7)
     federation = fitted(Breaks(linear, ADAM, **SHORT), pooled_data())
-    assert sorted(federation.run.collected) == [0, 2]
+    assert sorted(federation.state.collected) == [0, 2]
 
 
 def test_new_clients_join_without_training_the_others_again(tmp_path):
@@ -250,8 +251,8 @@ def test_new_clients_join_without_training_the_others_again(tmp_path):
     earlier = f"{first.log_dir}/checkpoints/last.ckpt"
     both = fitted(seeded(earlier=earlier), pooled_data(num_clients=3), default_root_dir=str(tmp_path / "second"))
     assert {line["client"] for line in rows(both, "ledger.csv")} == {"2"}
-    assert all(equal(both.run.collected[k], first.run.collected[k]) for k in range(2))
-    assert 2 in both.run.collected
+    assert all(equal(both.state.collected[k], first.state.collected[k]) for k in range(2))
+    assert 2 in both.state.collected
     assert not equal(both.global_state, first.global_state)
 
 
@@ -285,7 +286,7 @@ def test_what_an_earlier_stage_has_trained_is_uploaded_without_a_copy():
 
 
 def test_what_was_uploaded_is_not_kept_at_home_as_well():
-    run = fitted(seeded(linear), pooled_data()).run
+    run = fitted(seeded(linear), pooled_data()).state
     for k, upload in run.collected.items():
         assert {name.split(".")[0] for name in upload} == {"classifier", "density"}  # of two stages
         assert run.memories.names(k) == ()
@@ -314,7 +315,7 @@ def test_equal_factories_of_a_configuration_share_a_live_network():
     federation = fitted(method, pooled_data())
     networks = {id(network) for network, _ in method.student.teachers.classifiers.members}
     assert len(networks) == 1
-    assert len(federation.run.collected) == 3
+    assert len(federation.state.collected) == 3
 
 
 # --- each option reaches what it is for
@@ -331,7 +332,7 @@ def test_adaptive_is_not_average_where_clients_differ():
 
 @pytest.mark.parametrize(("temperature", "is_mean"), [(1e6, True), (0.05, False)])
 def test_at_a_high_temperature_and_only_then_the_teachers_are_averaged(temperature, is_mean):
-    teachers, x = apart(temperature=temperature).run.module.student.teachers, torch.randn(9, 1, 8, 8)
+    teachers, x = apart(temperature=temperature).state.module.student.teachers, torch.randn(9, 1, 8, 8)
     mean = teachers.classifiers(x).softmax(dim=2).mean(dim=0)
     assert torch.allclose(teachers(x, None), mean, atol=1e-5) is is_mean
 
@@ -339,20 +340,20 @@ def test_at_a_high_temperature_and_only_then_the_teachers_are_averaged(temperatu
 def test_the_confidence_is_the_sigmoid_of_the_density_network():
     federation = apart()
     x = torch.randn(5, 1, 8, 8)
-    confidence = federation.run.module.student.teachers.confidence(x, None)
-    for k, upload in federation.run.collected.items():
+    confidence = federation.state.module.student.teachers.confidence(x, None)
+    for k, upload in federation.state.collected.items():
         network = with_outputs(SmallCNN(), 1)
         network.load_state_dict({n.removeprefix("density.network."): t for n, t in upload.items() if "density" in n})
         torch.testing.assert_close(confidence[k], network.eval()(x).squeeze(1).sigmoid())
 
 
 def test_teachers_neither_drop_out_nor_learn():
-    teachers, x = apart().run.module.student.teachers, torch.randn(5, 1, 8, 8)
+    teachers, x = apart().state.module.student.teachers, torch.randn(5, 1, 8, 8)
     assert torch.equal(teachers(x, None), teachers(x, None))
 
 
 def test_the_weight_of_own_samples_reaches_the_density_classifier():
-    states = [apart(sample_weight=weight).run.collected[0] for weight in (1.0, 9.0)]
+    states = [apart(sample_weight=weight).state.collected[0] for weight in (1.0, 9.0)]
     assert not equal(*states)
 
 
@@ -383,7 +384,7 @@ def test_it_runs_in_double_precision(record):
 
 def test_clients_with_and_without_declared_classes_may_share_a_network():
     method = seeded(linear, client_classes={0: [0, 1, 2]})
-    assert sorted(fitted(method, pooled_data()).run.collected) == [0, 1, 2]
+    assert sorted(fitted(method, pooled_data()).state.collected) == [0, 1, 2]
 
 
 def test_a_client_that_opted_out_is_not_counted_among_the_clients():
@@ -399,9 +400,9 @@ def test_what_was_reached_decides_what_is_tested_whatever_the_options(tmp_path):
 
     torch.manual_seed(7)
     federation = fitted(Cut(linear, ADAM, **SHORT), pooled_data(), default_root_dir=str(tmp_path))
-    models = {row.key for row in federation.test(federation.run.module, federation.run.data)}
+    models = {row.key for row in federation.test(federation.state.module, federation.state.data)}
     assert "acc/personal_on_pooled" in models  # the classifier, though the last stage trained density classifiers
-    assert federation.predict(federation.run.module, federation.run.data, client=1).shape == (30, 3)
+    assert federation.predict(federation.state.module, federation.state.data, client=1).shape == (30, 3)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from conftest import SGD, SmallCNN, equal, fitted, toy_data
 
-import fedlit.engine.run
+import fedlit.engine.round
 import fedlit.engine.visit
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
@@ -53,7 +53,7 @@ def test_fedprox_pulls_towards_the_global_model_of_the_round_by_hand():
     federation = fitted(method, num_rounds=2)
     assert torch.equal(anchored[0], anchored[1])
     assert not torch.equal(anchored[0], anchored[3])
-    assert federation.run.round == 2
+    assert federation.state.round == 2
 
 
 def test_a_client_counts_by_the_samples_it_shares_and_not_by_those_it_has():
@@ -185,7 +185,7 @@ def backwards(fabric, tasks, work, pack, unpack):
 
 
 def test_the_order_of_visits_does_not_matter(undisturbed, monkeypatch):
-    monkeypatch.setattr(fedlit.engine.run, "in_order", backwards)
+    monkeypatch.setattr(fedlit.engine.round, "in_order", backwards)
     assert same(states(experiment()), undisturbed)
 
 
@@ -195,7 +195,7 @@ def test_the_order_of_visits_would_matter_if_clients_shared_their_random_numbers
     monkeypatch.setattr(fedlit.engine.visit, "isolated", lambda seed: nullcontext())
     torch.manual_seed(3)
     forwards = states(experiment())
-    monkeypatch.setattr(fedlit.engine.run, "in_order", backwards)
+    monkeypatch.setattr(fedlit.engine.round, "in_order", backwards)
     torch.manual_seed(3)
     assert not same(states(experiment()), forwards)
 

@@ -126,7 +126,7 @@ def test_what_a_client_starts_its_mixture_from():
 
     torch.manual_seed(7)
     federation = fitted(Watched(linear, ADAM, epochs=3), toy_data(num_clients=1), num_rounds=2)
-    local, shared = federation.run.module.seen
+    local, shared = federation.state.module.seen
     kept = federation.personal_states[0]
     assert equal(local, {n.removeprefix("local.network."): t for n, t in kept.items() if n.startswith("local.")})
     assert equal(shared, {n.removeprefix("federated.network."): t for n, t in federation.global_state.items()})
@@ -358,7 +358,7 @@ def test_an_unknown_mixture_is_refused():
 
 def test_it_runs_in_double_precision_and_tells_of_its_gate():
     federation = fitted(seeded(), num_rounds=1, precision="64-true")
-    assert "gate/personal_on_own" in federation.run.last
+    assert "gate/personal_on_own" in federation.state.scores.last
 
 
 def test_other_options_do_not_change_what_is_tested(tmp_path):

@@ -65,7 +65,7 @@ def test_a_runs_checkpoints_are_plain_torch_files():
     for name in ("last", "previous", "best"):
         content = torch.load(f"{federation.log_dir}/checkpoints/{name}.ckpt", weights_only=True)
         assert content["global_state"].keys() == federation.global_state.keys()
-    assert content["round"] == federation.run.best["acc/personal_on_own"]["round"]
+    assert content["round"] == federation.state.scores.best["acc/personal_on_own"]["round"]
     last = torch.load(f"{federation.log_dir}/checkpoints/last.ckpt", weights_only=True)
     assert (last["round"], sorted(last["personal_states"])) == (4, [0, 1, 2])
 

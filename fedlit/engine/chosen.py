@@ -1,0 +1,33 @@
+"""What was chosen for a run, as plain values by name: for TensorBoard's hparams."""
+
+from collections.abc import Mapping
+from inspect import signature
+from typing import Any
+
+from fedlit.engine.state import FederationState
+
+
+def chosen_values(state: FederationState) -> dict[str, Any]:
+    """The options of trainer, data, partition, method and optimiser that are plain values."""
+    parts: dict[str, Mapping[str, Any]] = {
+        "trainer": vars(state.options),
+        "data": _arguments(state.data),
+        "data.partition": _arguments(state.data.partition),
+        "model": _arguments(state.module),
+        "model.optimizer": getattr(state.module.optimizer, "keywords", {}),  # a partial, from the command line
+    }
+    values: dict[str, Any] = {
+        "method": type(state.module).__name__,
+        "partition": type(state.data.partition).__name__,
+    }
+    for part, arguments in parts.items():
+        for name, value in arguments.items():
+            if isinstance(value, bool | int | float | str):
+                values[f"{part}.{name}"] = value
+    return values
+
+
+def _arguments(made: object) -> dict[str, Any]:
+    """The attributes that bear the name of a constructor's argument: Lightning's own switches are left out."""
+    names = {name for kind in type(made).__mro__ for name in signature(kind.__init__).parameters}
+    return {name: value for name, value in vars(made).items() if name in names}

@@ -1,0 +1,146 @@
+"""The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from fedlit.data.client import SERVER
+from fedlit.engine.chosen import chosen_values
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.plan import Interrupted
+from fedlit.engine.processes import any_process
+from fedlit.engine.round import ClientRound
+from fedlit.engine.sampling import ClientSampler
+from fedlit.engine.schedule import Schedule
+from fedlit.engine.server import serve
+from fedlit.engine.snapshot import take
+from fedlit.engine.state import FederationState
+from fedlit.records.fit_log import FitLog
+from fedlit.records.progress import Progress
+from fedlit.records.recorder import Row
+from fedlit.records.round_record import RoundRecord
+from fedlit.records.run_folder import stop_signals
+
+
+@dataclass
+class StopRequest:
+    """Whether a fit was asked to end early, and by which signal, if it was one."""
+
+    asked: bool = False
+    signal: int | None = None
+
+    def by_signal(self, signal: int) -> None:
+        self.asked = True
+        self.signal = signal
+
+
+class Fit:
+    """One fit, from the round that its state has come to.
+
+    Args:
+        state: Of the federation.
+        schedule: The programme of its rounds.
+        folder: Where the first process records; None records nothing.
+        stop: Looked at between rounds and, on one process, between batches.
+        call: Calls a hook of every callback, with details.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        schedule: Schedule,
+        folder: Path | None,
+        stop: StopRequest,
+        call: Callable[..., None],
+    ) -> None:
+        self.state = state
+        self.schedule = schedule
+        self.stop = stop
+        self.call = call
+        self.options = state.options
+        self.sampler = ClientSampler(state)
+        shown = self.options.enable_progress_bar and state.fabric.is_global_zero
+        self.progress = Progress(len(schedule), state.round, shown)
+        self.log = FitLog(folder, self.options.logger, state.round, self.progress)
+        self._begin_log()
+
+    def _begin_log(self) -> None:
+        state = self.state
+        processes = state.fabric.world_size
+        self.log.recorder.event("fit", round=state.round, processes=processes, fast=state.module.fast)
+        if state.round == 0:
+            self.log.partition(state.data)
+            self._save(improved=False)  # killed in its first round, a run can still be resumed
+        if state.round >= len(self.schedule):
+            self.progress.say(
+                f"All {len(self.schedule)} rounds are done; `trainer.num_rounds` says how many there are."
+            )
+
+    def run(self) -> None:
+        """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
+        try:
+            with stop_signals(self.stop.by_signal):
+                for number in range(self.state.round + 1, len(self.schedule) + 1):
+                    if any_process(self.state.fabric, self.stop.asked):
+                        break
+                    self._one_round(number)
+        except Interrupted:
+            pass  # the round that was begun is forgotten; its clients' states were not touched
+        except BaseException:
+            self.log.abandon()
+            raise
+        self.state.load_global()
+
+    def close(self) -> None:
+        """The last checkpoint, the curves and a table."""
+        state = self.state
+        if self.log.saved_round != state.round:
+            self._save(improved=False)
+        scores = state.scores
+        self.log.close(state.round, chosen_values(state), scores.last, scores.best, self.stop.signal)
+        monitor = self.options.monitor
+        if monitor and scores.last and monitor not in scores.best:
+            self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
+
+    def _one_round(self, number: int) -> None:
+        start = perf_counter()
+        stage = self.schedule.stage(number)
+        clients = self.sampler.sample(stage, number)
+        self.call("on_round_start", number, clients)
+        is_last = self.schedule.is_last(number)
+        is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
+        record = self._trained(number, clients, is_evaluated)
+        rows = [*record.rows, *(self._evaluated(number, record) if is_evaluated else ())]
+        improved = self.state.count_round(number, stage, rows)
+        self.log.round(number, stage.name, record, rows, perf_counter() - start)
+        self.log.partition_picture(self.state.data)  # training comes first
+        if is_last or improved or number % self.options.save_every_n_rounds == 0:
+            self._save(improved)
+        self.call("on_round_end", number, rows)
+
+    def _trained(self, number: int, clients: list[int], score: bool) -> RoundRecord:
+        """Train the clients of a round, or the server, by the stage that it belongs to."""
+        plan_for = partial(self.schedule.plan, number, self._should_stop_visit())
+        if self.schedule.stage(number).side == "server":
+            return serve(self.state, number, plan_for(SERVER), self.progress.client)
+        if not clients:
+            return RoundRecord()
+        return ClientRound(self.state, number, clients, plan_for, score, self.progress.client).train()
+
+    def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
+        scorer = Scorer(self.state, self.schedule.stage(number))
+        rows = scorer.evaluate(number)
+        record.failures = {**scorer.failures, **record.failures}
+        return rows
+
+    def _should_stop_visit(self) -> Callable[[], bool]:
+        """Several processes agree to stop between rounds; one may stop in the middle of a visit."""
+        if self.state.fabric.world_size > 1:
+            return bool
+        return lambda: self.stop.signal is not None
+
+    def _save(self, improved: bool) -> None:
+        if self.log.folder is not None:
+            self.log.save(take(self.state, self.schedule), improved)

@@ -1,0 +1,75 @@
+"""The one live module of a process: clients' states are put into it in turn."""
+
+from typing import Literal
+
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fedlit.aggregation import State
+from fedlit.data.client import Client
+from fedlit.fast.memory import lay_out
+from fedlit.methods.base import FederatedModule, copy_into, twin
+from fedlit.rng import derive, isolated
+
+
+class LiveModule:
+    """The module that trains, and what is needed to put any client's state into it.
+
+    Args:
+        module: The method, as its user made it.
+        seed: Of the run; a client's own networks are drawn from it.
+    """
+
+    def __init__(self, module: FederatedModule, seed: int) -> None:
+        self.module = module
+        self.seed = seed
+        # To mend the module after a client has broken it; stages may hold its parts, so these must stay the same.
+        self.pristine = twin(module)
+        self._parts = dict(module.named_modules())
+        self._builds_clients = is_overridden("configure_client", module, FederatedModule)
+        self._trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
+
+    def tensors(self) -> State:
+        """The live tensors, by name."""
+        return self.module.state_dict(keep_vars=True)
+
+    def put(self, state: State) -> None:
+        """Copy values into the live tensors of the same names."""
+        copy_into(self.tensors(), state)
+
+    def enter(
+        self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]
+    ) -> None:
+        """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
+        before = self.tensors()
+        live = before
+        self.module.client = client
+        if self._builds_clients:
+            self._build(client)
+            live = self.tensors()
+        top = {**server, **personal} if prefer == "personal" else {**personal, **server}
+        # What configure_client did not rebuild still holds the last client's values.
+        stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
+        copy_into(live, {**stale, **top})
+        for tensor in live.values():
+            tensor.grad = None
+        if not self._builds_clients:
+            for name, is_trained in self._trained.items():  # a visit may have frozen some
+                live[name].requires_grad_(is_trained)
+
+    def _build(self, client: Client) -> None:
+        module = self.module
+        with isolated(derive(self.seed, "client", client.id)):
+            module.configure_client(client)
+        module.to(device=module.device, dtype=module.dtype)
+        if module.fast:
+            lay_out(module, torch.channels_last)
+
+    def mend(self) -> None:
+        """Give the module its first structure back, part by part; values are loaded with the next state."""
+        for path, fresh in twin(self.pristine).named_modules():
+            part = self._parts[path]
+            part._parameters = fresh._parameters
+            part._buffers = fresh._buffers
+            part._modules = {name: self._parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
+        self.module.to(self.module.device)

@@ -1,0 +1,94 @@
+"""The options of a federation, checked and fixed: the only place where they live."""
+
+import re
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+from lightning.pytorch import Callback
+from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.loggers import Logger
+from torchmetrics import Metric
+
+from fedlit.engine.plan import KeepOptimizer
+
+AT_LEAST_ONE = (
+    "num_rounds",
+    "local_epochs",
+    "local_steps",
+    "min_clients",
+    "eval_every_n_rounds",
+    "save_every_n_rounds",
+    "num_threads",
+    "num_nodes",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `Federation` was given; it says what each means. Defaults stand there, and only there."""
+
+    num_rounds: int
+    local_epochs: int | None
+    local_steps: int | None
+    client_epochs: dict[int, int]
+    fraction_fit: float
+    min_clients: int
+    eval_every_n_rounds: int
+    save_every_n_rounds: int
+    monitor: str | None
+    lr_schedule: LRSchedulerCallable | None
+    optimizer_state: KeepOptimizer
+    batch_norm: Literal["average", "local"]
+    gradient_clip_val: float | None
+    metrics: dict[str, Metric]
+    accelerator: str
+    devices: int | str
+    num_nodes: int
+    precision: str
+    personal_memory: float
+    num_threads: int
+    fast: bool
+    logger: Logger | list[Logger] | bool = field(repr=False)
+    callbacks: list[Callback] = field(repr=False)
+    default_root_dir: Path
+    fast_dev_run: bool
+    enable_progress_bar: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"`trainer.{name}` must be at least 1, got {value}.")
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
+        if not 0 < self.fraction_fit <= 1:
+            raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
+        if not self.personal_memory >= 0:
+            raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
+        clip = self.gradient_clip_val
+        if clip is not None and not (isfinite(clip) and clip > 0):
+            raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")
+        for client, epochs in self.client_epochs.items():
+            if epochs < 1:
+                raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
+        self._check_monitor()
+
+    def _check_monitor(self) -> None:
+        """What is never measured would never be best."""
+        if self.monitor is None:
+            return
+        metrics = ["acc", "loss", *self.metrics]
+        metric, _, where = self.monitor.partition("/")
+        is_known = metric in metrics or where == "trained_on_train"
+        if not is_known or not re.fullmatch(r"\w+_on_(pooled|own|unseen|train)", where):
+            raise ValueError(
+                "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
+                f"with a metric of {', '.join(metrics)}, got {self.monitor}."
+            )
+
+    def epochs_of(self, client: int) -> int:
+        """Passes over a client's samples in a visit, where its stage does not say."""
+        return self.client_epochs.get(client, self.local_epochs or 1)

@@ -1,0 +1,66 @@
+"""Who takes part in a round."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from fedlit.data.assignment import Assignment
+from fedlit.engine.state import FederationState
+from fedlit.methods.stage import Stage
+from fedlit.rng import generator
+
+
+class ClientSampler:
+    """Draws the clients of a round.
+
+    Args:
+        state: Of the federation: its data, and who has done what.
+    """
+
+    def __init__(self, state: FederationState) -> None:
+        self.state = state
+        self._eligible: dict[str, tuple[Assignment, list[int]]] = {}  # by what a stage trains on
+
+    def sample(self, stage: Stage, round: int) -> list[int]:
+        """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
+
+        Nobody uploads twice what the server collects, so who has done that has no more to do.
+        """
+        if stage.side == "server":
+            return []
+        may = self.eligible(stage, round)
+        if not may:
+            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
+        collected = self.state.collected
+        candidates = [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
+        if stage.upload == "aggregate":
+            candidates = self._drawn(candidates, stage, round)
+        return candidates[:2] if self.state.options.fast_dev_run else candidates
+
+    def _drawn(self, candidates: Sequence[int], stage: Stage, round: int) -> list[int]:
+        options = self.state.options
+        wanted = max(options.min_clients, int(options.fraction_fit * len(candidates) + 0.5), 1)
+        size = min(wanted, len(candidates))
+        stream = generator(options.seed, "sample", stage.name, round)
+        drawn = torch.randperm(len(candidates), generator=stream)[:size]
+        return sorted(candidates[i] for i in drawn.tolist())
+
+    def eligible(self, stage: Stage, round: int) -> list[int]:
+        """The clients that may take part: those with samples to train on, and none of the unseen ones."""
+        data = self.state.data
+        assignment = data.at_round(round)
+        known = self._eligible.get(stage.samples)
+        if known is None or known[0] is not assignment:
+            seen = range(data.num_clients - data.unseen_clients)
+            found = [k for k in seen if num_samples(assignment, k, stage)]
+            known = (assignment, found)
+            self._eligible[stage.samples] = known
+        return known[1]
+
+
+def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
+    """How many samples a client may train on in a stage."""
+    if stage.samples == "opted_in":
+        return int(np.count_nonzero(assignment.opted_in[k]))
+    return len(assignment.train[k])
