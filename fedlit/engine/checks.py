@@ -12,11 +12,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from fedlit.aggregation import State
 from fedlit.data import FederatedData
 from fedlit.engine.processes import ClientParallelStrategy
 from fedlit.engine.visit import as_list
 from fedlit.methods.base import FederatedModule, for_client, kind, twin
+from fedlit.methods.factories import check_choices
 from fedlit.methods.stage import Stage
 from fedlit.rng import isolated
 
@@ -82,15 +82,12 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     for name, value, wanted in (("model", model, FederatedModule), ("data", data, FederatedData)):
         if not isinstance(value, wanted):
             raise ValueError(f"`{name}` must be a {wanted.__name__}, got a {type(value).__name__}.")
+    model.check(data)
     if options["min_clients"] > data.num_clients:
         raise ValueError(
             f"`trainer.min_clients` is {options['min_clients']}, but `data.num_clients` is {data.num_clients}."
         )
-    own = {"trainer.client_epochs": options["client_epochs"]}
-    choices = ("client_networks", "client_optimizers", "client_memes", "client_classes")
-    own |= {f"model.{name}": getattr(model, name, None) for name in choices}
-    for name, choices in own.items():
-        _check_choices(name, choices, data.num_clients)
+    check_choices("trainer.client_epochs", options["client_epochs"], data.num_clients)
     stages = model.configure_stages()
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
@@ -111,15 +108,12 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     _check_metrics(options["metrics"] or {}, data.images.num_classes)
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
-    earlier, known = model.earlier_uploads(), set()
-    for k in earlier:
-        if k >= data.num_clients - data.unseen_clients or not data.assignment.opted_in[k].any():
-            raise ValueError(f"`model.earlier` holds an upload of client {k}, who takes no part here or has opted out.")
+    known: set[str] = set()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
-            if (chosen := _chosen(model, data, k)) not in known or k in earlier:
+            chosen = _chosen(model, data, k)
+            if chosen not in known:
                 _check_client(trial, data, k, x)
-                _check_earlier(trial, k, earlier.get(k, {}))
             known.add(chosen)
     return stages
 
@@ -161,16 +155,6 @@ def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
             ) from error
 
 
-def _check_choices(name: str, choices: Any, num_clients: int) -> None:
-    """Choices per client name every client (a list) or existing ones (a mapping)."""
-    if isinstance(choices, list) and len(choices) != num_clients:
-        raise ValueError(f"`{name}` must have one entry per client, {num_clients}, got {len(choices)}.")
-    if isinstance(choices, dict):
-        for k in choices:
-            if not 0 <= k < num_clients:
-                raise ValueError(f"`{name}` names client {k}, but the clients are 0 to {num_clients - 1}.")
-
-
 def _chosen(model: FederatedModule, data: FederatedData, k: int) -> str:
     """What was chosen for a client; two for whom it is equal need not both be tried."""
     client = data.client(k)
@@ -205,16 +189,6 @@ def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor
         as_list(model.configure_optimizers())
     except (ValueError, TypeError) as error:
         raise ValueError(f"`model.optimizer` of client {k}: {_first_line(error)}") from error
-
-
-def _check_earlier(model: FederatedModule, k: int, upload: State) -> None:
-    """What a client uploaded in an earlier run is of the network that it has now."""
-    live = model.state_dict()
-    if upload and (missing := [name for name in live if name.startswith(model.collected) and name not in upload]):
-        raise ValueError(f"`model.earlier`: client {k} uploaded no {missing[0]!r}; was its aggregator another?")
-    for name, tensor in upload.items():
-        if name not in live or live[name].shape != tensor.shape:
-            raise ValueError(f"`model.earlier` holds an upload of client {k} that its network cannot take: {name!r}.")
 
 
 def _first_line(error: Exception) -> str:
