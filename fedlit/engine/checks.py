@@ -1,20 +1,21 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedlit.aggregation import State
 from fedlit.data import FederatedData
+from fedlit.data.client import Client
 from fedlit.engine.options import Options
 from fedlit.engine.visit import as_list
-from fedlit.methods.base import FederatedModule, for_client, kind, twin
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import check_choices, for_client, kind
 from fedlit.methods.stage import Stage
+from fedlit.methods.states import twin
 from fedlit.rng import isolated
 
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
@@ -29,53 +30,51 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
         )
-    own = {"trainer.client_epochs": options.client_epochs}
-    choices = ("client_networks", "client_optimizers", "client_memes", "client_classes")
-    own |= {f"model.{name}": getattr(model, name, None) for name in choices}
-    for name, choices in own.items():
-        _check_choices(name, choices, data.num_clients)
+    check_choices("trainer.client_epochs", options.client_epochs, data.num_clients)
+    model.check(data)
+    _check_state(model)
     stages = model.configure_stages()
-    if not stages or len({stage.name for stage in stages}) < len(stages):
-        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
-    measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
-    if options.monitor and (which := options.monitor.rpartition("/")[2].partition("_on_")[0]) not in measured:
-        raise ValueError(f"`trainer.monitor` names the model {which!r}, but there are {', '.join(sorted(measured))}.")
-    _check_trainable([stage for stage in stages if stage.side == "clients"], data)
+    _check_stages(stages, model, options)
+    _check_trainable(stages, data)
     _check_opt_out(stages, data)
-    for stage in stages:
-        if stage.public != "no" and not data.public_pool:
-            raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
-        if stage.side == "server" and data.drop_last and len(data.public_pool) < data.batch_size:
-            raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
+    _check_public(stages, data)
+    _check_metrics(options.metrics, data.images.num_classes)
+    _check_clients(model, data)
+    return stages
+
+
+def _check_state(model: FederatedModule) -> None:
+    """What is shared and saved is tensors."""
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
         )
-    _check_metrics(options.metrics, data.images.num_classes)
-    trial = twin(model)  # building the clients' networks must not change the one that is about to train
-    x = next(iter(data.test_batches()))[0][:2].to(device=model.device, dtype=model.dtype)
-    earlier, known = model.earlier_uploads(), set()
-    for k in earlier:
-        if k >= data.num_clients - data.unseen_clients or not data.assignment.opted_in[k].any():
-            raise ValueError(f"`model.earlier` holds an upload of client {k}, who takes no part here or has opted out.")
-    with isolated(0):
-        for k in range(min(data.num_clients, CHECKED_CLIENTS)):
-            if (chosen := _chosen(model, data, k)) not in known or k in earlier:
-                _check_client(trial, data, k, x)
-                _check_earlier(trial, k, earlier.get(k, {}))
-            known.add(chosen)
-    return stages
+
+
+def _check_stages(stages: list[Stage], model: FederatedModule, options: Options) -> None:
+    """Stages can be told apart, and one of them measures what is monitored."""
+    names = {stage.name for stage in stages}
+    if not stages or len(names) < len(stages):
+        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    if options.monitor is None:
+        return
+    measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
+    monitored = options.monitor.rpartition("/")[2].partition("_on_")[0]
+    if monitored not in measured:
+        known = ", ".join(sorted(measured))
+        raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
 
 
 def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
     """Somebody has a batch to train on, in every stage."""
-    least = [data.batch_size_of(k) if data.drop_last else 1 for k in range(data.num_clients)]
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
     for stage in stages:
-        parts = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
-        sizes = [np.count_nonzero(part) if stage.samples == "opted_in" else len(part) for part in parts]
+        if stage.side == "server":
+            continue
+        sizes = [int(np.count_nonzero(mask)) if stage.samples == "opted_in" else len(mask) for mask in masks]
         if not any(sizes):
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
-        if not any(size >= batch for size, batch in zip(sizes, least, strict=False)):
+        if data.drop_last and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes)):
             raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
 
 
@@ -93,6 +92,17 @@ def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
         seen_all |= stage.samples == "all"
 
 
+def _check_public(stages: list[Stage], data: FederatedData) -> None:
+    """Who needs the public pool has one."""
+    for stage in stages:
+        if stage.public == "no":
+            continue
+        if not data.public_pool:
+            raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
+        if stage.side == "server" and data.drop_last and len(data.public_pool) < data.batch_size:
+            raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
+
+
 def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
     """Every metric takes logits ``[N, C]`` and classes ``[N]`` and gives a number."""
     for name, metric in metrics.items():
@@ -104,60 +114,58 @@ def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
             ) from error
 
 
-def _check_choices(name: str, choices: Any, num_clients: int) -> None:
-    """Choices per client name every client (a list) or existing ones (a mapping)."""
-    if isinstance(choices, list) and len(choices) != num_clients:
-        raise ValueError(f"`{name}` must have one entry per client, {num_clients}, got {len(choices)}.")
-    if isinstance(choices, dict):
-        for k in choices:
-            if not 0 <= k < num_clients:
-                raise ValueError(f"`{name}` names client {k}, but the clients are 0 to {num_clients - 1}.")
+def _check_clients(model: FederatedModule, data: FederatedData) -> None:
+    """The networks of the first clients, one of each kind, are tried on two samples."""
+    trial = twin(model)  # building the clients' networks must not change the one that is about to train
+    trial.eval()
+    first_batch = next(iter(data.test_batches()))
+    x = first_batch[0][:2].to(model.device, torch.empty(0, dtype=model.dtype).dtype)
+    tried: set[str] = set()
+    with isolated(0):
+        for k in range(min(data.num_clients, CHECKED_CLIENTS)):
+            client = data.client(k)
+            chosen = _chosen(model, client)
+            if chosen not in tried:
+                _check_client(trial, client, x)
+            tried.add(chosen)
 
 
-def _chosen(model: FederatedModule, data: FederatedData, k: int) -> str:
+def _chosen(model: FederatedModule, client: Client) -> str:
     """What was chosen for a client; two for whom it is equal need not both be tried."""
-    client = data.client(k)
     names = [name for name in vars(model) if name.startswith("client_")]
     if names == ["client_optimizers"] and is_overridden("configure_client", model, FederatedModule):
-        return str(k)  # who knows what it builds
-    return repr([client.num_classes, *(kind(for_client(None, getattr(model, name), client)) for name in names)])
+        return str(client.id)  # who knows what it builds
+    choices = [kind(for_client(None, getattr(model, name), client)) for name in names]
+    return repr([client.num_classes, *choices])
 
 
 @torch.no_grad()
-def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor) -> None:
+def _check_client(model: FederatedModule, client: Client, x: Tensor) -> None:
     """The client's network takes its samples and gives a logit per class, and its optimiser can be built."""
-    client = data.client(k)
     model.client = client
     model.configure_client(client)
     model.to(device=x.device, dtype=x.dtype)
-    model.eval()  # a trial copy: nobody trains it
-    networks = {f"network of client {k}": model, "global model": model.global_model()}
-    for whose, network in networks.items():
-        try:
-            shape = list(network(x).shape)
-        except (RuntimeError, ValueError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"`model`: the {whose} cannot take inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
-            ) from error
-        if shape != [len(x), client.num_classes]:
-            raise ValueError(
-                f"`model`: the {whose} must give {client.num_classes} outputs, one per class of the data, "
-                f"got shape {shape[1:]}; set its `num_classes`."
-            )
+    model.eval()
+    _check_outputs(model, f"network of client {client.id}", client, x)
+    _check_outputs(model.global_model(), "global model", client, x)
     try:
         as_list(model.configure_optimizers())
     except (ValueError, TypeError) as error:
-        raise ValueError(f"`model.optimizer` of client {k}: {_first_line(error)}") from error
+        raise ValueError(f"`model.optimizer` of client {client.id}: {_first_line(error)}") from error
 
 
-def _check_earlier(model: FederatedModule, k: int, upload: State) -> None:
-    """What a client uploaded in an earlier run is of the network that it has now."""
-    live = model.state_dict()
-    if upload and (missing := [name for name in live if name.startswith(model.collected) and name not in upload]):
-        raise ValueError(f"`model.earlier`: client {k} uploaded no {missing[0]!r}; was its aggregator another?")
-    for name, tensor in upload.items():
-        if name not in live or live[name].shape != tensor.shape:
-            raise ValueError(f"`model.earlier` holds an upload of client {k} that its network cannot take: {name!r}.")
+def _check_outputs(network: nn.Module, whose: str, client: Client, x: Tensor) -> None:
+    try:
+        shape = list(network(x).shape)
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise ValueError(
+            f"`model`: the {whose} cannot take inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
+        ) from error
+    if shape != [len(x), client.num_classes]:
+        raise ValueError(
+            f"`model`: the {whose} must give {client.num_classes} outputs, one per class of the data, "
+            f"got shape {shape[1:]}; set its `num_classes`."
+        )
 
 
 def _first_line(error: Exception) -> str:

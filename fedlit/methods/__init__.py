@@ -1,7 +1,20 @@
-"""One paper, one file. A new method is a file here and a line below."""
+"""One paper, one file. A new method is a file here and a line below.
 
-from fedlit.methods.base import FederatedModule
+Beside the methods there is what the author of another one needs: the contract, stages, and what networks are built and
+copied with.
+"""
+
+from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.dlad import DLAD
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    check_choices,
+    check_ids,
+    for_client,
+)
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmmd import FedMMD
@@ -10,11 +23,15 @@ from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
+from fedlit.methods.ramp import Ramp
 from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.methods.states import copy_into, frozen, record
 
 __all__ = [
     "DLAD",
     "FML",
+    "ClientNetworks",
+    "ClientOptimizers",
     "EarlyStopping",
     "FedAvg",
     "FedFusion",
@@ -24,5 +41,15 @@ __all__ = [
     "FineTuned",
     "LocalOnly",
     "MixtureOfExperts",
+    "NetworkFactory",
+    "Ramp",
     "Stage",
+    "Weighting",
+    "build",
+    "check_choices",
+    "check_ids",
+    "copy_into",
+    "for_client",
+    "frozen",
+    "record",
 ]

@@ -3,27 +3,34 @@
 The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in a `Federation`.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torchmetrics import MetricCollection
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fedlit.aggregation import State, Upload, weighted_mean
 from fedlit.data.client import Client, Server
-from fedlit.methods.stage import Stage
+from fedlit.data.federated import FederatedData
 
-NetworkFactory = Callable[[], nn.Module]
-# Containers first and int keys: in another order the CLI saves a config that it cannot read again.
-ClientNetworks = list[NetworkFactory] | dict[int, NetworkFactory] | None
-ClientOptimizers = list[OptimizerCallable] | dict[int, OptimizerCallable] | None
+# All of them, used here or not: methods written for 0.1 import them from this module.
+from fedlit.methods.factories import (  # noqa: F401
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    check_choices,
+    for_client,
+    kind,
+)
+from fedlit.methods.stage import Stage
+from fedlit.methods.states import copy_into, frozen, record, twin  # noqa: F401
+
 Weighting = Literal["examples", "uniform"]
 
 
@@ -34,6 +41,9 @@ class FederatedModule(LightningModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
     """
+
+    network: nn.Module
+    """What all clients agree on; a method that has several networks overrides `global_model` instead."""
 
     shared: tuple[str, ...] = ("",)
     """Name prefixes of the state that travels; `("",)` is everything, `()` nothing."""
@@ -58,7 +68,8 @@ class FederatedModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None) -> None:
         super().__init__()
-        self.optimizer, self.client_optimizers = optimizer, client_optimizers
+        self.optimizer = optimizer
+        self.client_optimizers = client_optimizers
         self.client: Client | None = None
         self.stage: Stage | None = None
         self._log_sink: Callable[[str, Any], None] | None = None
@@ -67,6 +78,10 @@ class FederatedModule(LightningModule):
         """Whether this entry of the state dict travels."""
         return name.startswith(self.shared) and not name.startswith(self.server_only)
 
+    def check(self, data: FederatedData) -> None:
+        """Refuse data that this method cannot use, before the first round, in the user's words."""
+        check_choices("model.client_optimizers", self.client_optimizers, data.num_clients)
+
     def configure_stages(self) -> list[Stage]:
         """The programme of the method: one federated stage, unless it is overridden."""
         return [Stage("federate")]
@@ -74,8 +89,11 @@ class FederatedModule(LightningModule):
     def configure_client(self, client: Client) -> None:
         """Build this client's own submodules; runs under the client's own seed at the start of every visit."""
 
-    def on_client_start(self, client: Client) -> None:
-        """The client's state is loaded; take frozen copies here (keep them out of the state dict)."""
+    def on_client_start(self, client: Client | None) -> None:
+        """The client's state is loaded; take frozen copies here (keep them out of the state dict).
+
+        None is whoever owns all data under a plain Trainer.
+        """
 
     def on_client_end(self, client: Client) -> None:
         """Local training is over; the upload is taken next."""
@@ -88,8 +106,10 @@ class FederatedModule(LightningModule):
         """The server is about to train, in every round of a stage on its side; what clients uploaded, by client id."""
 
     def client_weight(self, client: Client) -> float:
-        """How much this client counts: by its shared samples, or as much as any other."""
-        return client.num_opted_in if self.weighting == "examples" else 1.0
+        """How much this client counts: by its opted-in samples, or as much as any other."""
+        if self.weighting == "examples":
+            return client.num_opted_in
+        return 1.0
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         """The new global state from the uploads, which come one by one in client order, and the current one."""
@@ -152,76 +172,6 @@ class FederatedModule(LightningModule):
         elif self._trainer is not None and self._current_fx_name is not None:  # a child's step is none of the Trainer's
             super().log(name, value, *args, **kwargs)
 
-    def log_dict(self, dictionary: Mapping[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
-
-
-def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:
-    """The client's own choice if it has one, else the common one."""
-    if per_client is None or client is None:
-        return common
-    if isinstance(per_client, dict):
-        return per_client.get(client.id, common)
-    if client.id >= len(per_client):
-        raise ValueError(
-            f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
-        )
-    return per_client[client.id]
-
-
-def kind(choice: Any) -> Any:
-    """What a choice amounts to: equal for two factories of the same call, as a configuration makes them.
-
-    Example:
-        >>> kind(partial(nn.Linear, 2)) == kind(partial(nn.Linear, 2)), kind(partial(nn.Linear, 2)) == kind(nn.Linear)
-        (True, False)
-    """
-    return repr((choice.func, choice.args, choice.keywords)) if isinstance(choice, partial) else choice
-
-
-def build(network: NetworkFactory, option: str) -> nn.Module:
-    """A new network from its factory.
-
-    Example:
-        >>> build(lambda: nn.Linear(2, 1), "network")
-        Linear(in_features=2, out_features=1, bias=True)
-    """
-    if isinstance(network, nn.Module) or not callable(network):
-        raise TypeError(
-            f"`{option}` must be a class or function that builds a network, so that each client can have its own; "
-            f"got a ready {type(network).__name__}."
-        )
-    return network()
-
-
-def twin(module: FederatedModule) -> FederatedModule:
-    """A copy with networks of its own, on the same fabric and data."""
-    shared = (module._fabric, module.client)
-    return copy.deepcopy(module, {id(thing): thing for thing in shared if thing is not None})
-
-
-@torch.no_grad()
-def copy_into(live: Mapping[str, Tensor], state: State) -> None:
-    """Copy values into the live tensors of the same names."""
-    names = [name for name in state if name in live]
-    for name in names:
-        if live[name].shape != state[name].shape:  # it would be broadcast
-            raise ValueError(f"{name!r} is {tuple(live[name].shape)}, but its state is {tuple(state[name].shape)}.")
-    if names:
-        torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
-
-
-def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Copies that neither train nor travel."""
-    return [tensor.detach().clone() for tensor in tensors]
-
-
-@torch.no_grad()
-def record(network: Callable[[Tensor], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
-    """What a frozen network says of each sample of a visit, by position; None if inputs vary. `like`: dtype, device."""
-    if client is None or not client.sees_the_same_inputs:
-        return None
-    batches = client.train_batches()
-    batches.drop_last = False
-    return torch.cat([network(x.to(like)) for x, _ in batches])

@@ -19,22 +19,24 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State
-from fedlit.data.client import Client, Server
+from fedlit.data.client import Client, Public, Server
+from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy
-from fedlit.methods.base import (
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
-    FederatedModule,
     NetworkFactory,
     build,
-    copy_into,
+    check_choices,
     for_client,
     kind,
 )
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import Stage
-from fedlit.methods.teachers import Ensemble, Teachers, optimal_confidence
+from fedlit.methods.states import copy_into, twin
+from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_confidence
 from fedlit.records import checkpoint
 from fedlit.rng import isolated
 
@@ -45,7 +47,8 @@ class Density(FedAvg):
     sample_weight = 1.5
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss = density_loss(self.network(batch[0]).squeeze(1), batch[1] >= 0, self.sample_weight)
+        x, y = batch
+        loss = density_loss(self.network(x).squeeze(1), y >= 0, self.sample_weight)
         self.log("density_loss", loss)
         return loss
 
@@ -57,13 +60,19 @@ class Student(FedAvg):
     teachers: Teachers | None = None
     recorded: Tensor | None = None
 
-    def training_step(self, batch: tuple[Tensor, Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, index = batch
-        loss = soft_cross_entropy(
-            self.network(x), self.teachers(x, y) if self.recorded is None else self.recorded[index]
-        )
+        z = self.network(x)
+        loss = soft_cross_entropy(z, self._taught(x, y, index))
         self.log("distillation_loss", loss)
         return loss
+
+    def _taught(self, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
+        """t(x), ``[N, C]``."""
+        if self.recorded is not None:
+            return self.recorded[index]
+        assert self.teachers is not None  # set before the server trains
+        return self.teachers(x, y)
 
 
 class DLAD(FederatedModule):
@@ -89,7 +98,9 @@ class DLAD(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
     """
 
-    shared, server_only, monitor = (), ("student.",), "acc/global_on_own"
+    shared = ()
+    server_only = ("student.",)
+    monitor = "acc/global_on_own"
 
     def __init__(
         self,
@@ -111,27 +122,73 @@ class DLAD(FederatedModule):
         super().__init__(optimizer, client_optimizers)
         if aggregator not in ("adaptive", "average", "labeled"):
             raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
-        self.epochs = {"client_epochs": client_epochs, "density_epochs": density_epochs, "distil_epochs": distil_epochs}
-        for name, value in ({"temperature": temperature, "sample_weight": sample_weight} | self.epochs).items():
+        positive = {
+            "temperature": temperature,
+            "sample_weight": sample_weight,
+            "client_epochs": client_epochs,
+            "density_epochs": density_epochs,
+            "distil_epochs": distil_epochs,
+        }
+        for name, value in positive.items():
             if value <= 0:
                 raise ValueError(f"`model.{name}` must be above 0, got {value}.")
-        self.factory, self.client_networks, self.client_classes = network, client_networks, client_classes or {}
-        self.aggregator, self.temperature, self.record, self.earlier = aggregator, temperature, record, earlier
-        self.collected = ("classifier.", "density.") if aggregator == "adaptive" else ("classifier.",)
+        self.aggregator = aggregator
+        self.temperature = temperature
+        self.classify_epochs = client_epochs
+        self.density_epochs = density_epochs
+        self.distil_epochs = distil_epochs
+        self.factory = network
+        self.client_networks = client_networks
+        self.client_classes = client_classes or {}
+        self.record = record
+        self.earlier = earlier
+        self.collected = ("classifier.",)
+        if aggregator == "adaptive":
+            self.collected = ("classifier.", "density.")
         self.classifier = FedAvg(network, optimizer, client_optimizers=client_optimizers)
         self.density = Density(lambda: with_outputs(network(), 1), optimizer, client_optimizers=client_optimizers)
         self.density.sample_weight = sample_weight
         self.student = Student(student or network, optimizer)
         self._taught_by: Mapping[int, State] | None = None
 
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
+        check_choices("model.client_classes", self.client_classes, data.num_clients)
+        uploads = self.earlier_uploads()
+        taking_part = data.num_clients - data.unseen_clients
+        for k in uploads:
+            if k >= taking_part or not data.assignment.opted_in[k].any():
+                raise ValueError(
+                    f"`model.earlier` holds an upload of client {k}, who takes no part here or has opted out."
+                )
+        with isolated(0):
+            for k, upload in uploads.items():
+                self._check_upload(data.client(k), upload)
+
+    def _check_upload(self, client: Client, upload: State) -> None:
+        """What a client uploaded in an earlier run is of the network that it has now."""
+        trial = twin(self)  # building the client's networks must not change the ones that are about to train
+        trial.configure_client(client)
+        live = trial.state_dict()
+        for name in live:
+            if name.startswith(self.collected) and name not in upload:
+                raise ValueError(
+                    f"`model.earlier`: client {client.id} uploaded no {name!r}; was its aggregator another?"
+                )
+        for name, tensor in upload.items():
+            if name not in live or live[name].shape != tensor.shape:
+                raise ValueError(
+                    f"`model.earlier` holds an upload of client {client.id} that its network cannot take: {name!r}."
+                )
+
     def configure_stages(self) -> list[Stage]:
-        client_epochs, density_epochs, distil_epochs = self.epochs.values()
-        adaptive, public = self.aggregator == "adaptive", "labels" if self.aggregator == "labeled" else "inputs"
+        adaptive = self.aggregator == "adaptive"
         classify = Stage(
             "classify",
             self.classifier,
             rounds=1,
-            epochs=client_epochs,
+            epochs=self.classify_epochs,
             upload="none" if adaptive else "collect",
             reported_on_pooled=True,
         )
@@ -139,77 +196,126 @@ class DLAD(FederatedModule):
             "density",
             self.density,
             rounds=1,
-            epochs=density_epochs,
+            epochs=self.density_epochs,
             upload="collect",
             public="inputs",
             needs="classifier.",
             reported_as=None,
         )
-        distil = Stage("distil", self.student, "server", distil_epochs, epochs=1, upload="none", public=public)
-        return [classify, density, distil] if adaptive else [classify, distil]
+        distil = Stage(
+            "distil",
+            self.student,
+            side="server",
+            rounds=self.distil_epochs,
+            epochs=1,
+            upload="none",
+            public=self._public,
+        )
+        if adaptive:
+            return [classify, density, distil]
+        return [classify, distil]
+
+    @property
+    def _public(self) -> Public:
+        """What the server may see of the public pool."""
+        if self.aggregator == "labeled":
+            return "labels"
+        return "inputs"
 
     def earlier_uploads(self) -> dict[int, State]:
-        try:
-            uploads = {} if self.earlier is None else checkpoint.load(Path(self.earlier))["collected"]
-        except ValueError as error:
-            told = str(error).replace("`--ckpt_path`", "`model.earlier`").replace(" file, `last` or `best`", " file")
-            raise ValueError(told) from error
-        if self.earlier is not None and not uploads:
+        if self.earlier is None:
+            return {}
+        content = checkpoint.load(Path(self.earlier), "model.earlier", allowed="a checkpoint file")
+        if not content["collected"]:
             raise ValueError(f"`model.earlier` {self.earlier} holds no client's uploads.")
-        return {k: {n: t.to(self.device) for n, t in state.items()} for k, state in uploads.items()}
+        uploads = {}
+        for k, state in content["collected"].items():
+            uploads[k] = {name: tensor.to(self.device) for name, tensor in state.items()}
+        return uploads
 
     def configure_client(self, client: Client) -> None:
-        self.classifier.network, self.density.network = self._classifier(client), self._density(client)
+        self.classifier.network = self._classifier(client)
+        self.density.network = self._density(client)
 
     def _classifier(self, client: Client) -> nn.Module:
         network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
         classes = self.client_classes.get(client.id)
-        return network if classes is None else Scattered(network, classes, client.num_classes)
+        if classes is None:
+            return network
+        return Scattered(network, classes, client.num_classes)
 
     def _density(self, client: Client) -> nn.Module:
-        return with_outputs(for_client(self.factory, self.client_networks, client)(), 1)
+        factory = for_client(self.factory, self.client_networks, client)
+        return with_outputs(factory(), 1)
 
-    def on_client_start(self, client: Client) -> None:
-        own = None if client is None else self.client_classes.get(client.id)
-        if own is not None and (others := set(client.train_batches().y.tolist()) - set(own)):
+    def on_client_start(self, client: Client | None) -> None:
+        if client is not None:
+            self._check_classes(client)
+        if self.stage is not None and self.stage.name == "density":
+            self._start_density()
+
+    def _check_classes(self, client: Client) -> None:
+        own = self.client_classes.get(client.id)
+        if own is None:
+            return
+        others = set(client.train_batches().y.tolist()).difference(own)
+        if others:
             raise ValueError(f"it holds samples of class {min(others)}, which `model.client_classes` leaves out")
-        if self.stage and self.stage.name == "density":  # it starts from the trained classifier, but for the new head
-            trained = self.classifier.network if own is None else self.classifier.network.network
-            live = self.density.network.state_dict(keep_vars=True)
-            copy_into(live, {n: t for n, t in trained.state_dict().items() if live[n].shape == t.shape})
+
+    def _start_density(self) -> None:
+        """A density classifier starts from the trained classifier, but for its new head."""
+        trained = self.classifier.network
+        if isinstance(trained, Scattered):
+            trained = trained.network
+        live = self.density.network.state_dict(keep_vars=True)
+        kept = {n: t for n, t in trained.state_dict().items() if live[n].shape == t.shape}
+        copy_into(live, kept)
 
     def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
         if self._taught_by is uploads:
             return
-        self._taught_by, student = uploads, self.student
+        self._taught_by = uploads
         with isolated(0):  # live networks are drawn at random before they are lent their states
-            student.teachers = self._teachers(server, uploads)
-        batches = server.train_batches(None, public=self.stage.public).to(self.device)
-        recordable = self.record and server.sees_the_same_inputs
-        batches.drop_last = False
-        answers = (student.teachers(x.to(self.dtype), y) for x, y in batches)
-        student.recorded = torch.cat([*answers]) if recordable else None
+            teachers = self._teachers(server, uploads)
+        self.student.teachers = teachers
+        self.student.recorded = None
+        if self.record and server.sees_the_same_inputs:
+            batches = server.train_batches(None, public=self._public).to(self.device)
+            batches.drop_last = False
+            self.student.recorded = torch.cat([teachers(x.to(self.dtype), y) for x, y in batches])
 
     def _teachers(self, server: Server, uploads: Mapping[int, State]) -> Teachers:
         clients = {k: server.data.client(k) for k in sorted(uploads)}
-        chosen = {k: for_client(self.factory, self.client_networks, client) for k, client in clients.items()}
-        kinds = {k: (kind(factory), k in self.client_classes) for k, factory in chosen.items()}
 
         def ensemble(part: str, make: Callable[[Client], nn.Module]) -> Ensemble:
-            return Ensemble(uploads, f"{part}.network.", lambda k: make(clients[k]), kinds.get, self.device)
+            return Ensemble(
+                uploads,
+                prefix=f"{part}.network.",
+                build=lambda k: make(clients[k]),
+                architecture=lambda k: self._architecture(clients[k]),
+                device=self.device,
+            )
 
+        confidence: Confidence
         if self.aggregator == "adaptive":
             density = ensemble("density", self._density)
             confidence = lambda x, y: density(x).sigmoid().squeeze(2)  # noqa: E731
         elif self.aggregator == "average":
             confidence = lambda x, y: x.new_zeros(len(clients), len(x))  # noqa: E731
         else:
-            shares = torch.stack([client.class_shares() for client in clients.values()])
-            optimal = optimal_confidence(shares, server.data.public_pool.class_shares(server.num_classes)).to(
-                self.device
-            )
+            optimal = self._optimal_confidence(server, clients.values())
             confidence = lambda x, y: optimal[:, y]  # noqa: E731
         return Teachers(ensemble("classifier", self._classifier), confidence, self.temperature)
+
+    def _architecture(self, client: Client) -> object:
+        """Equal for clients whose networks are made alike."""
+        factory = for_client(self.factory, self.client_networks, client)
+        return kind(factory), client.id in self.client_classes
+
+    def _optimal_confidence(self, server: Server, clients: Iterable[Client]) -> Tensor:
+        shares = torch.stack([client.class_shares() for client in clients])
+        public_shares = server.data.public_pool.class_shares(server.num_classes)
+        return optimal_confidence(shares, public_shares).to(self.device)
 
     def global_model(self) -> nn.Module:
         return self.student.network

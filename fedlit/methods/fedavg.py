@@ -9,7 +9,8 @@ Laws: one client that holds all data is a plain training loop; with clients of e
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 
 
 class FedAvg(FederatedModule):

@@ -12,7 +12,7 @@ Laws: lam held at 0 is FedAvg; while E_l = E_g the gradient of lam is 0; E_g is 
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from fedlit.aggregation import State, Upload, weighted_mean
 from fedlit.data.client import Client
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, record
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.states import record
+
+LAM = "network.fusion.lam"
+EXTRACTOR = "network.extractor."
+REFERENCE = "network.reference."
 
 
 class Fusion(nn.Module):
@@ -31,8 +37,10 @@ class Fusion(nn.Module):
         super().__init__()
         if operator == "conv":
             self.conv = nn.Conv2d(2 * channels, channels, kernel_size=1)
+        elif operator == "multi":
+            self.lam = nn.Parameter(torch.zeros(1, channels, 1, 1))
         else:
-            self.lam = nn.Parameter(torch.zeros(1, channels if operator == "multi" else 1, 1, 1))
+            self.lam = nn.Parameter(torch.zeros(1, 1, 1, 1))
 
     def forward(self, local: Tensor, frozen: Tensor) -> Tensor:
         if hasattr(self, "conv"):
@@ -43,9 +51,11 @@ class Fusion(nn.Module):
 class FusedNetwork(nn.Module):
     """Extractor, its frozen reference, fusion and head as one network."""
 
-    def __init__(self, network: nn.Module, reference: nn.Module, fusion: Fusion) -> None:
+    def __init__(self, extractor: nn.Module, head: nn.Module, reference: nn.Module, fusion: Fusion) -> None:
         super().__init__()
-        self.extractor, self.head, self.fusion = network.extractor, network.head, fusion
+        self.extractor = extractor
+        self.head = head
+        self.fusion = fusion
         self.reference = reference.requires_grad_(False)
 
     def forward(self, x: Tensor, reference_features: Tensor | None = None) -> Tensor:
@@ -73,7 +83,8 @@ class FedFusion(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
     """
 
-    server_only = ("network.reference.",)
+    network: FusedNetwork
+    server_only = (REFERENCE,)
     wants_index = True
 
     def __init__(
@@ -90,31 +101,43 @@ class FedFusion(FederatedModule):
         super().__init__(optimizer, client_optimizers)
         if not 0 <= ema < 1:
             raise ValueError(f"`model.ema` must lie in [0, 1), got {ema}.")
-        base, copy = build(network, "model.network"), build(network, "model.network")
-        if not hasattr(base, "extractor") or len(getattr(base, "feature_shape", ())) != 3:
+        local: Any = build(network, "model.network")
+        received: Any = build(network, "model.network")
+        if not hasattr(local, "extractor") or len(getattr(local, "feature_shape", ())) != 3:
             raise ValueError("`model.network` must have an `extractor` with a `feature_shape` [c, H, W], and a `head`.")
-        self.network = FusedNetwork(base, copy.extractor, Fusion(operator, base.feature_shape[0]))
-        self.ema, self.eval_reference, self.record, self.weighting = ema, eval_reference, record, weighting
+        fusion = Fusion(operator, channels=local.feature_shape[0])
+        self.network = FusedNetwork(local.extractor, local.head, received.extractor, fusion)
+        self.ema = ema
+        self.eval_reference = eval_reference
+        self.record = record
+        self.weighting = weighting
         self._recorded: Tensor | None = None
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: Client | None) -> None:
         self.network.reference.load_state_dict(self.network.extractor.state_dict())
         self.network.reference.eval()
-        self._recorded = record(self.network.reference, client, next(self.parameters())) if self.record else None
+        self._recorded = None
+        if self.record:
+            self._recorded = record(self.network.reference, client, next(self.parameters()))
 
     def on_client_end(self, client: Client) -> None:
         self._recorded = None
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, *index = batch
-        loss = F.cross_entropy(self.network(x, None if self._recorded is None else self._recorded[index[0]]), y)
+        reference_features = None
+        if self._recorded is not None:
+            reference_features = self._recorded[index[0]]
+        loss = F.cross_entropy(self.network(x, reference_features), y)
         self.log("train_loss", loss)
         return loss
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         agreed = weighted_mean(uploads)
-        if (lam := "network.fusion.lam") in agreed:
-            agreed[lam] = self.ema * current[lam] + (1 - self.ema) * agreed[lam]
-        source = current if self.eval_reference == "previous" else agreed
-        extractor, reference = "network.extractor.", "network.reference."
-        return agreed | {n.replace(extractor, reference): t for n, t in source.items() if n.startswith(extractor)}
+        if LAM in agreed:
+            agreed[LAM] = self.ema * current[LAM] + (1 - self.ema) * agreed[LAM]
+        source: Mapping[str, Tensor] = agreed
+        if self.eval_reference == "previous":
+            source = current
+        reference = {n.replace(EXTRACTOR, REFERENCE): t for n, t in source.items() if n.startswith(EXTRACTOR)}
+        return agreed | reference

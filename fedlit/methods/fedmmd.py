@@ -11,7 +11,7 @@ Law: lam = 0 is FedAvg. At the start of a round L = G: no distance, no gradient 
 """
 
 import copy
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,9 @@ from torch import Tensor, nn
 
 from fedlit.data.client import Client
 from fedlit.losses import half_squared_error, mmd
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, record
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.states import record
 
 FLOOR = 1e-4  # below it the authors' code returns the floor, which has no gradient
 
@@ -60,21 +62,28 @@ class FedMMD(FederatedModule):
         self.network = build(network, "model.network")
         if compare == "features" and not hasattr(self.network, "extractor"):
             raise ValueError("`model.compare: features` needs a network with an `extractor` and a `head`.")
-        self.lam, self.distance, self.kernel, self.compare, self.record = lam, distance, kernel, compare, record
+        self.lam = lam
+        self.distance = distance
+        self.kernel = kernel
+        self.compare = compare
+        self.record = record
         self.weighting = weighting
         self._global: list[nn.Module] = []  # in a list, so that it is no part of the state
         self._recorded: Tensor | None = None
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: Client | None) -> None:
         if self.lam == 0:
             return
         self._global = [copy.deepcopy(self.network).requires_grad_(False).eval()]
-        self._recorded = record(self._global_stream, client, next(self.parameters())) if self.record else None
+        self._recorded = None
+        if self.record:
+            self._recorded = record(self._global_stream, client, next(self.parameters()))
 
     def on_client_end(self, client: Client) -> None:
-        self._global, self._recorded = [], None
+        self._global = []
+        self._recorded = None
 
-    def _streams(self, network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _streams(self, network: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         """What is compared, ``[N, D]``, and the logits."""
         if self.compare == "logits":
             z = network(x)
@@ -83,7 +92,15 @@ class FedMMD(FederatedModule):
         return features.flatten(1), network.head(features)
 
     def _global_stream(self, x: Tensor) -> Tensor:
-        return self._streams(self._global[0], x)[0]
+        compared, _ = self._streams(self._global[0], x)
+        return compared
+
+    def _reference(self, x: Tensor, index: list[Tensor]) -> Tensor:
+        """G's part of the comparison, from the record where there is one."""
+        if self._recorded is not None:
+            return self._recorded[index[0]]
+        with torch.no_grad():
+            return self._global_stream(x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, *index = batch
@@ -92,8 +109,7 @@ class FedMMD(FederatedModule):
         self.log("train_loss", loss)
         if not self._global:  # lam = 0, or a plain Trainer, which has no rounds
             return loss
-        with torch.no_grad():
-            reference = self._global_stream(x) if self._recorded is None else self._recorded[index[0]]
+        reference = self._reference(x, index)
         if self.distance == "l2":
             return loss + self.lam * half_squared_error(local, reference)
         return loss + self.lam * mmd(reference, local, self.kernel).clamp_min(FLOOR)

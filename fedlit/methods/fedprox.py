@@ -12,7 +12,9 @@ from torch import Tensor
 
 from fedlit.data.client import Client
 from fedlit.losses import proximal_penalty
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build, frozen
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.states import frozen
 
 
 class FedProx(FederatedModule):
@@ -38,10 +40,11 @@ class FedProx(FederatedModule):
         if mu < 0:
             raise ValueError(f"`model.mu` pulls towards the global model and must be at least 0, got {mu}.")
         self.network = build(network, "model.network")
-        self.mu, self.weighting = mu, weighting
+        self.mu = mu
+        self.weighting = weighting
         self.anchors: list[Tensor] = []
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: Client | None) -> None:
         self.anchors = frozen(self.network.parameters())
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:

@@ -8,7 +8,8 @@ from typing import Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, Weighting, build
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.stage import EarlyStopping, Stage
 
 
@@ -47,12 +48,15 @@ class FineTuned(FederatedModule):
             self.stop_on = monitor
 
     def configure_stages(self) -> list[Stage]:
+        early_stopping = None
+        if self.stop_on is not None:
+            early_stopping = EarlyStopping(self.stop_on)
         last = Stage(
             "finetune",
             rounds=1,
             epochs=self.finetune_epochs,
             samples="all",
             upload="none",
-            early_stopping=None if self.stop_on is None else EarlyStopping(self.stop_on),
+            early_stopping=early_stopping,
         )
         return [Stage("federate"), last]

@@ -12,15 +12,25 @@ Laws: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.losses import mutual_loss
-from fedlit.methods.base import ClientNetworks, ClientOptimizers, FederatedModule, NetworkFactory, build, for_client
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    check_choices,
+    check_ids,
+    for_client,
+)
 from fedlit.methods.ramp import Ramp
 from fedlit.rng import Stream, derive
 
@@ -61,36 +71,54 @@ class FML(FederatedModule):
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        ramps = {"alpha": (alpha, alpha_ramp, "fall"), "beta": (beta, beta_ramp, "rise")}
-        for name, (start, ramp, way) in ramps.items():
-            until = start if ramp is None else ramp.until
-            if not (0 <= start <= 1 and 0 <= until <= 1 and (until <= start if way == "fall" else until >= start)):
-                raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")
+        _check_weight("alpha", alpha, alpha_ramp, way="fall")
+        _check_weight("beta", beta, beta_ramp, way="rise")
         if client_memes is not None and share == "all":
             raise ValueError("`model.client_memes` differ in their heads, which needs `model.share: extractor`.")
-        self.factory, self.client_networks, self.meme_factory = personal, client_networks, meme
-        self.personal, self.meme = build(personal, "model.personal"), build(meme, "model.meme")
-        self.alpha, self.beta, self.alpha_ramp, self.beta_ramp = alpha, beta, alpha_ramp, beta_ramp
-        self.shared = ("meme.",) if share == "all" else ("meme.extractor.",)
-        self.share, self.client_memes, self.untrained_clients = share, client_memes, untrained_clients or []
-        if share == "extractor" and not hasattr(self.meme, "extractor"):
-            raise ValueError("`model.share: extractor` needs a `model.meme` with an `extractor` and a `head`.")
+        self.alpha = alpha
+        self.beta = beta
+        self.alpha_ramp = alpha_ramp
+        self.beta_ramp = beta_ramp
+        self.share = share
+        self.factory = personal
+        self.meme_factory = meme
+        self.client_networks = client_networks
+        self.client_memes = client_memes
+        self.untrained_clients = untrained_clients or []
+        self.personal = build(personal, "model.personal")
+        self.meme = build(meme, "model.meme")
+        self.shared = ("meme.",)
+        if share == "extractor":
+            self.shared = ("meme.extractor.",)
+            if not hasattr(self.meme, "extractor"):
+                raise ValueError("`model.share: extractor` needs a `model.meme` with an `extractor` and a `head`.")
         self.personal_stream = Stream(0)
 
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
+        check_choices("model.client_memes", self.client_memes, data.num_clients)
+        check_ids("model.untrained_clients", self.untrained_clients, data.num_clients)
+
     def configure_client(self, client: Client) -> None:
-        self.personal = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
+        factory = for_client(self.factory, self.client_networks, client)
+        self.personal = build(factory, "model.client_networks")
         if self.share == "extractor":
-            self.meme = build(for_client(self.meme_factory, self.client_memes, client), "model.client_memes")
+            meme_factory = for_client(self.meme_factory, self.client_memes, client)
+            self.meme = build(meme_factory, "model.client_memes")
 
     def is_untrained(self, client: Client | None) -> bool:
         return client is not None and client.id in self.untrained_clients
 
-    def parameters_of(self, client: Client | None) -> list[dict[str, Iterable[nn.Parameter]]]:
+    def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
         # A group for each, so that clipping one network's gradient does not depend on the other's.
-        groups = [{"params": [p for p in net.parameters() if p.requires_grad]} for net in (self.personal, self.meme)]
-        return groups[1:] if self.is_untrained(client) else groups
+        meme = {"params": [p for p in self.meme.parameters() if p.requires_grad]}
+        if self.is_untrained(client):
+            return [meme]
+        personal = {"params": [p for p in self.personal.parameters() if p.requires_grad]}
+        return [personal, meme]
 
-    def on_client_start(self, client: Client) -> None:
+    def on_client_start(self, client: Client | None) -> None:
         # Dropout of the personal network must not move the meme's random numbers, or beta = 1 were not FedAvg.
         self.personal_stream = Stream(derive(torch.initial_seed(), "personal"))
 
@@ -102,9 +130,16 @@ class FML(FederatedModule):
 
     def weights(self) -> tuple[float, float]:
         """Alpha and beta of this round."""
-        number = 0 if self.client is None else self.client.round
-        alpha = self.alpha if self.alpha_ramp is None else self.alpha_ramp(self.alpha, number)
-        return alpha, self.beta if self.beta_ramp is None else self.beta_ramp(self.beta, number)
+        number = 0
+        if self.client is not None:
+            number = self.client.round
+        alpha = self.alpha
+        if self.alpha_ramp is not None:
+            alpha = self.alpha_ramp(self.alpha, number)
+        beta = self.beta
+        if self.beta_ramp is not None:
+            beta = self.beta_ramp(self.beta, number)
+        return alpha, beta
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
@@ -118,3 +153,13 @@ class FML(FederatedModule):
         self.log_dict({"personal_loss": personal_loss, "meme_loss": meme_loss})
         # Peers are constants in mutual_loss, so the gradient of the sum is each network's own gradient.
         return personal_loss + meme_loss
+
+
+def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall", "rise"]) -> None:
+    until = start
+    if ramp is not None:
+        until = ramp.until
+    in_range = 0 <= start <= 1 and 0 <= until <= 1
+    turns_back = until > start if way == "fall" else until < start
+    if not in_range or turns_back:
+        raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")

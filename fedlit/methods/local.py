@@ -6,12 +6,14 @@ Law: a client's network ends as if it had been trained alone, for as many epochs
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.data.client import Client
-from fedlit.methods.base import (
+from fedlit.data.federated import FederatedData
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
-    FederatedModule,
     NetworkFactory,
     build,
+    check_choices,
     for_client,
 )
 from fedlit.methods.stage import Stage
@@ -37,11 +39,17 @@ class LocalOnly(FederatedModule):
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        self.factory, self.client_networks = network, client_networks
+        self.factory = network
+        self.client_networks = client_networks
         self.network = build(network, "model.network")
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
 
     def configure_stages(self) -> list[Stage]:
         return [Stage("local", samples="all", upload="none")]
 
     def configure_client(self, client: Client) -> None:
-        self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
+        factory = for_client(self.factory, self.client_networks, client)
+        self.network = build(factory, "model.client_networks")

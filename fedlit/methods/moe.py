@@ -11,6 +11,9 @@ FedAvg on shared samples talks to the server.
 Laws: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not shared.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
@@ -18,24 +21,31 @@ from torch import Tensor, nn
 from fedlit.data.client import Client
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
-from fedlit.methods.base import ClientOptimizers, FederatedModule, NetworkFactory, build, copy_into
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.methods.states import copy_into
 
 
 class Mixture(FederatedModule):
     """The two experts and their gate, trained together at one client."""
+
+    network: Gated
 
     def __init__(self, network: Gated, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
         super().__init__(optimizer, client_optimizers)
         self.network = network
 
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        if self.network.mix == "logits":
+            return F.cross_entropy(z, y)
         # Cross-entropy would normalise the mixture of log-probabilities, and the gate's mean of two losses were lost.
-        return F.cross_entropy(z, y) if self.network.mix == "logits" else F.nll_loss(z, y)
+        return F.nll_loss(z, y)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss = self.validation_loss(self(batch[0]), batch[1])
+        x, y = batch
+        loss = self.validation_loss(self(x), y)
         self.log("mixture_loss", loss)
         return loss
 
@@ -76,38 +86,60 @@ class MixtureOfExperts(FederatedModule):
         super().__init__(optimizer, client_optimizers)
         if epochs < 1:
             raise ValueError(f"`model.epochs` must be at least 1, got {epochs}.")
-        self.epochs, self.baselines = epochs, baselines
-        for name in ("federated", "local", *(("longer", "finetuned") if baselines else ())):
-            setattr(self, name, FedAvg(network, optimizer, client_optimizers=client_optimizers))
-        chosen = with_outputs(build(network, "model.network"), 1) if gate is None else build(gate, "model.gate")
-        experts = build(network, "model.network"), build(network, "model.network")
-        gated = Gated(*experts, chosen, mix, freeze_global)
+        self.epochs = epochs
+        # In this order: it is the order of the state and of the initial draws, which checkpoints and seeds rely on.
+        self.federated = FedAvg(network, optimizer, client_optimizers=client_optimizers)
+        self.local = FedAvg(network, optimizer, client_optimizers=client_optimizers)
+        self.longer: FedAvg | None = None
+        self.finetuned: FedAvg | None = None
+        if baselines:
+            self.longer = FedAvg(network, optimizer, client_optimizers=client_optimizers)
+            self.finetuned = FedAvg(network, optimizer, client_optimizers=client_optimizers)
+        h = _gate(gate, network)
+        local_expert = build(network, "model.network")
+        global_expert = build(network, "model.network")
+        gated = Gated(local_expert, global_expert, h, mix, freeze_global)
         self.mixture = Mixture(gated, mixture_optimizer or optimizer, client_optimizers)
 
     def configure_stages(self) -> list[Stage]:
-        home = {
-            "rounds": 1,
-            "epochs": self.epochs,
-            "samples": "all",
-            "upload": "none",
-            "early_stopping": EarlyStopping("loss"),
-        }
-        stages = [Stage("federate", self.federated, reported_as="federated")]
-        stages.append(Stage("local", self.local, reported_as="local", **home))
-        if self.baselines:
-            stages.append(Stage("longer", self.longer, reported_as="longer", needs="local.", **home))
-            stages.append(Stage("finetune", self.finetuned, reported_as="finetuned", **home))
-        return [*stages, Stage("mixture", self.mixture, needs="local.", **home)]
+        stages = [
+            Stage("federate", self.federated, reported_as="federated"),
+            self._at_home("local", self.local, reported_as="local"),
+        ]
+        if self.longer is not None:
+            stages.append(self._at_home("longer", self.longer, reported_as="longer", needs="local."))
+        if self.finetuned is not None:
+            stages.append(self._at_home("finetune", self.finetuned, reported_as="finetuned"))
+        stages.append(self._at_home("mixture", self.mixture, reported_as="personal", needs="local."))
+        return stages
 
-    def on_client_start(self, client: Client) -> None:
-        stage, mixed = getattr(self.stage, "name", None), self.mixture.network
-        if stage in ("longer", "mixture"):
-            _copy(self.local.network, self.longer.network if stage == "longer" else mixed.local_expert)
-        if stage in ("finetune", "mixture", "adapt"):
-            _copy(self.federated.network, self.finetuned.network if stage == "finetune" else mixed.global_expert)
+    def _at_home(self, name: str, module: FederatedModule, reported_as: str, needs: str = "") -> Stage:
+        return Stage(
+            name,
+            module,
+            rounds=1,
+            epochs=self.epochs,
+            samples="all",
+            upload="none",
+            needs=needs,
+            early_stopping=EarlyStopping("loss"),
+            reported_as=reported_as,
+        )
 
-    def parameters_of(self, client: Client | None) -> list[nn.Parameter]:
-        return list(self.mixture.parameters_of(client))
+    def on_client_start(self, client: Client | None) -> None:
+        stage = None if self.stage is None else self.stage.name
+        experts = self.mixture.network
+        if stage == "longer" and self.longer is not None:
+            _copy(self.local.network, self.longer.network)
+        if stage == "finetune" and self.finetuned is not None:
+            _copy(self.federated.network, self.finetuned.network)
+        if stage == "mixture":
+            _copy(self.local.network, experts.local_expert)
+        if stage in ("mixture", "adapt"):
+            _copy(self.federated.network, experts.global_expert)
+
+    def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter] | Iterable[dict[str, Any]]:
+        return self.mixture.parameters_of(client)
 
     def global_model(self) -> nn.Module:
         return self.federated.network
@@ -117,6 +149,12 @@ class MixtureOfExperts(FederatedModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         return self.mixture.training_step(batch, batch_idx)
+
+
+def _gate(gate: NetworkFactory | None, network: NetworkFactory) -> nn.Module:
+    if gate is not None:
+        return build(gate, "model.gate")
+    return with_outputs(build(network, "model.network"), 1)
 
 
 def _copy(source: nn.Module, target: nn.Module) -> None:

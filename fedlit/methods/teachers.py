@@ -9,6 +9,9 @@ from torch.func import functional_call
 from fedlit.aggregation import State
 from fedlit.losses import teacher_weights
 
+Confidence = Callable[[Tensor, Tensor], Tensor]
+"""From inputs and targets (-1 where they are hidden) to ``[K, N]``."""
+
 
 class Ensemble:
     """Networks of many clients: one live network per architecture, to which the clients' states are lent in turn.
@@ -35,27 +38,30 @@ class Ensemble:
             state = {name.removeprefix(prefix): t for name, t in uploads[k].items() if name.startswith(prefix)}
             if not state:
                 raise ValueError(f"client {k} has uploaded no {prefix.rstrip('.')!r}; was its aggregator another?")
-            if (key := architecture(k)) not in live:
+            key = architecture(k)
+            if key not in live:
                 live[key] = build(k).requires_grad_(False).eval().to(device)
             self.members.append((live[key], state))
 
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """What all say of a batch, ``[K, N, C]``, in the order of their ids."""
-        return torch.stack([functional_call(network, state, (x,)) for network, state in self.members])
+        answers = [functional_call(network, state, (x,)) for network, state in self.members]
+        return torch.stack(answers)
 
 
 class Teachers:
     """Class probabilities ``[N, C]`` of a batch, from classifiers that count by their confidence ``[K, N]``."""
 
-    def __init__(
-        self, classifiers: Ensemble, confidence: Callable[[Tensor, Tensor], Tensor], temperature: float
-    ) -> None:
-        self.classifiers, self.confidence, self.temperature = classifiers, confidence, temperature
+    def __init__(self, classifiers: Ensemble, confidence: Confidence, temperature: float) -> None:
+        self.classifiers = classifiers
+        self.confidence = confidence
+        self.temperature = temperature
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         w = teacher_weights(self.confidence(x, y), self.temperature)
-        return (w[:, :, None] * self.classifiers(x).softmax(dim=2)).sum(dim=0)
+        p = self.classifiers(x).softmax(dim=2)
+        return (w[:, :, None] * p).sum(dim=0)
 
 
 def optimal_confidence(shares: Tensor, public_shares: Tensor) -> Tensor:

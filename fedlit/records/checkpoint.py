@@ -101,21 +101,29 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint, or say in one line why it cannot be used."""
+def load(
+    path: Path, option: str = "--ckpt_path", allowed: str = "a checkpoint file, `last` or `best`"
+) -> dict[str, Any]:
+    """Read a checkpoint, or say in one line why it cannot be used.
+
+    Args:
+        path: Where it lies.
+        option: What named it, as the user typed it.
+        allowed: What that option takes.
+    """
     if not path.is_file():
-        raise ValueError(f"`--ckpt_path` must be a checkpoint file, `last` or `best`, got {path}, which is no file.")
+        raise ValueError(f"`{option}` must be {allowed}, got {path}, which is no file.")
     digests = known_digests(path)
     if digests and _digest(path) not in digests:
-        raise ValueError(f"`--ckpt_path` {path} is damaged: it does not match {note(path).name}; try previous.ckpt.")
+        raise ValueError(f"`{option}` {path} is damaged: it does not match {note(path).name}; try previous.ckpt.")
     try:
         # Mapped, not read: what clients keep may be larger than memory.
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
-        raise ValueError(f"`--ckpt_path` {path} is not a checkpoint that can be read safely.") from error
+        raise ValueError(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
     missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
     if missing:
-        raise ValueError(f"`--ckpt_path` {path} is not a checkpoint of fedlit: it lacks {missing[0]}.")
+        raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {missing[0]}.")
     if content["format"] != FORMAT:
-        raise ValueError(f"`--ckpt_path` {path} has format {content['format']}, but this fedlit reads {FORMAT}.")
+        raise ValueError(f"`{option}` {path} has format {content['format']}, but this fedlit reads {FORMAT}.")
     return content

@@ -1,0 +1,78 @@
+"""What a method builds networks and optimisers with, and how some clients come to have others than the rest."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+from fedlit.data.client import Client
+
+NetworkFactory = Callable[[], nn.Module]
+# Containers first and int keys: in another order the CLI saves a config that it cannot read again.
+ClientNetworks = list[NetworkFactory] | dict[int, NetworkFactory] | None
+ClientOptimizers = list[OptimizerCallable] | dict[int, OptimizerCallable] | None
+
+
+def build(network: NetworkFactory, option: str) -> nn.Module:
+    """A new network from its factory.
+
+    Example:
+        >>> build(lambda: nn.Linear(2, 1), "network")
+        Linear(in_features=2, out_features=1, bias=True)
+    """
+    if isinstance(network, nn.Module) or not callable(network):
+        raise TypeError(
+            f"`{option}` must be a class or function that builds a network, so that each client can "
+            f"have its own; got a ready {type(network).__name__}."
+        )
+    return network()
+
+
+def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:
+    """The client's own choice if it has one, else the common one."""
+    if per_client is None or client is None:
+        return common
+    if isinstance(per_client, dict):
+        return per_client.get(client.id, common)
+    if client.id >= len(per_client):
+        raise ValueError(
+            f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
+        )
+    return per_client[client.id]
+
+
+def check_choices(option: str, choices: list | dict | None, num_clients: int) -> None:
+    """Refuse choices that name neither every client (a list) nor existing ones (a mapping).
+
+    Args:
+        option: As the user typed it, such as `model.client_networks`.
+        choices: One for each client, or by client id; None is no choice.
+        num_clients: Clients in the federation.
+    """
+    if isinstance(choices, list) and len(choices) != num_clients:
+        raise ValueError(f"`{option}` must have one entry per client, {num_clients}, got {len(choices)}.")
+    if isinstance(choices, dict):
+        check_ids(option, choices, num_clients)
+
+
+def check_ids(option: str, ids: Iterable[int], num_clients: int) -> None:
+    """Refuse the id of a client that does not exist."""
+    for k in ids:
+        if not 0 <= k < num_clients:
+            raise ValueError(f"`{option}` names client {k}, but the clients are 0 to {num_clients - 1}.")
+
+
+def kind(choice: Any) -> Any:
+    """What a choice amounts to: equal for two factories of the same call, as a configuration makes them.
+
+    Example:
+        >>> kind(partial(nn.Linear, 2)) == kind(partial(nn.Linear, 2))
+        True
+        >>> kind(partial(nn.Linear, 2)) == kind(nn.Linear)
+        False
+    """
+    if isinstance(choice, partial):
+        return repr((choice.func, choice.args, choice.keywords))
+    return choice
