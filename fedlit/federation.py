@@ -28,8 +28,9 @@ from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
 from fedlit.records.fit_log import Books
 from fedlit.records.pictures import draw_curves
-from fedlit.records.progress import Progress, report, tell_which
-from fedlit.records.recorder import Row, write_predictions
+from fedlit.records.progress import Progress
+from fedlit.records.reports import report, tell_which, write_predictions
+from fedlit.records.rows import Row
 from fedlit.records.run_folder import find_checkpoint, run_folder, stop_signals
 
 Data = FederatedData | None

@@ -24,7 +24,7 @@ from fedlit.engine.visit import Interrupted, Memory, Outcome, Plan, enter, share
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.methods.base import FederatedModule, copy_into, twin
 from fedlit.methods.stage import Stage
-from fedlit.records.recorder import LedgerRow, Row, summary
+from fedlit.records.rows import LedgerRow, Row, summary
 from fedlit.rng import derive, generator, isolated
 
 # What best.ckpt is the best of, unless the user says: the model that clients use themselves, on their own samples.

@@ -8,7 +8,7 @@ from fedlit.engine.failure import failure
 from fedlit.engine.processes import in_order
 from fedlit.engine.run import Round, Run
 from fedlit.engine.visit import Memory, Plan, optimizer_state, train
-from fedlit.records.recorder import POOLED, Row
+from fedlit.records.rows import POOLED, Row
 
 DEV_SAMPLES = 64  # a development run trains on so many
 

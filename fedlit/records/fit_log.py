@@ -14,7 +14,8 @@ from fedlit.methods.stage import Stage
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves, draw_partition
 from fedlit.records.progress import Progress, table
-from fedlit.records.recorder import Recorder, Row
+from fedlit.records.recorder import Recorder
+from fedlit.records.rows import Row
 from fedlit.records.run_folder import lock_folder
 
 
