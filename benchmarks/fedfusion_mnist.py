@@ -22,7 +22,7 @@ from fedlit.engine.evaluation import Scorer
 from fedlit.methods import FedFusion
 from fedlit.networks import McMahanCNN
 from fedlit.partition import PermutedPixels
-from fedlit.records.recorder import Row, summary
+from fedlit.records.rows import Row, summary
 
 MILESTONES = (0.3, 0.4, 0.5, 0.55, 0.6, 0.65, 0.7)
 READINGS = {

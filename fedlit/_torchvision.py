@@ -14,7 +14,8 @@ from pathlib import Path
 class BeforeTorchvision(MetaPathFinder):
     """Finds nothing; but when torchvision is looked for, the operators that it will miss are declared."""
 
-    has_declared, library = False, None  # kept: a Library takes its operators with it when it is collected
+    has_declared = False
+    library: object = None  # kept: a Library takes its operators with it when it is collected
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
         if fullname == "torchvision" and not self.has_declared:
@@ -27,7 +28,7 @@ def declare_missing_operators() -> object:
     import torch
 
     found = find_spec("torchvision")
-    if torch.version.cuda is not None or found is None:
+    if torch.version.cuda is not None or found is None or found.origin is None:
         return None
     try:
         for compiled in Path(found.origin).parent.glob("_C*"):

@@ -3,6 +3,7 @@
 import warnings
 
 from fedlit.data.assignment import Saved
+from fedlit.notices import Notice
 
 __all__ = ["Saved"]
-warnings.warn("`fedlit.assignment.Saved` is now `fedlit.data.Saved`.", stacklevel=2)
+warnings.warn("`fedlit.assignment.Saved` is now `fedlit.data.Saved`.", Notice, stacklevel=2)

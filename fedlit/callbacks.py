@@ -6,7 +6,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.methods.base import FederatedModule
-from fedlit.records.recorder import Row, summary
+from fedlit.records.rows import Row, summary
 
 if TYPE_CHECKING:
     from fedlit.federation import Federation

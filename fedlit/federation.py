@@ -27,8 +27,8 @@ from fedlit.fast.memory import keep_large_blocks, set_fast
 from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
-from fedlit.records.progress import report, tell_which
-from fedlit.records.recorder import Row, write_predictions
+from fedlit.records.reports import report, tell_which, write_predictions
+from fedlit.records.rows import Row
 from fedlit.records.run_folder import find_checkpoint, run_folder
 
 Data = FederatedData | None

@@ -3,6 +3,7 @@
 import warnings
 
 from fedlit.data.joint import JointData
+from fedlit.notices import Notice
 
 __all__ = ["JointData"]
-warnings.warn("`fedlit.joint.JointData` is now `fedlit.data.JointData`.", stacklevel=2)
+warnings.warn("`fedlit.joint.JointData` is now `fedlit.data.JointData`.", Notice, stacklevel=2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedlit"
-NOUNS = {"rng", "partition", "augment", "losses", "aggregation"}
+NOUNS = {"rng", "partition", "augment", "losses", "aggregation", "notices"}
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself
     **dict.fromkeys(NOUNS, NOUNS),
@@ -22,8 +22,8 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "__main__": {"cli"},
     "": {"_torchvision"},
     "_torchvision": set(),
-    "joint": {"data"},
-    "assignment": {"data"},
+    "joint": {"data", "notices"},
+    "assignment": {"data", "notices"},
 }
 
 

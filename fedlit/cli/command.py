@@ -1,8 +1,12 @@
-"""The `fedlit` command. Its own help comes at once; what the subcommands need takes seconds to import."""
+"""The `fedlit` command. Its help and version come at once; what the subcommands need takes seconds to import."""
 
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
+from importlib.metadata import version
+from platform import python_version
+
+import fedlit
 
 SUBCOMMANDS = {
     "fit": "Train a method over its rounds.",
@@ -29,15 +33,25 @@ def help_parser() -> ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="store_true", help="Versions of fedlit, torch, lightning and Python.")
     commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(SUBCOMMANDS) + "}")
     for name, description in SUBCOMMANDS.items():
         commands.add_parser(name, help=description)
     return parser
 
 
+def versions() -> str:
+    """What `fedlit --version` prints: of installed packages, not of imported ones."""
+    parts = [f"{name} {version(name)}" for name in ("torch", "lightning")]
+    return f"fedlit {fedlit.__version__} ({', '.join(parts)}, Python {python_version()})"
+
+
 def main() -> None:
     """Entry point."""
-    if sys.argv[1:] in (["-h"], ["--help"]):
+    args = sys.argv[1:]
+    if args in ([], ["-h"], ["--help"]):
         help_parser().print_help()
-        return
-    import_module("fedlit.cli.app").main()
+    elif args == ["--version"]:
+        print(versions())
+    else:
+        import_module("fedlit.cli.app").main()

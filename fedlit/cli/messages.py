@@ -1,20 +1,26 @@
 """What the command line says when it refuses: jsonargparse's messages in the user's words, options by full names."""
 
 import difflib
+import os
 import re
+import sys
 from collections.abc import Iterator
 from inspect import isclass, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torchmetrics.classification
 import yaml
 
 from fedlit import augment, callbacks, methods, networks, partition
+from fedlit.cli.recipes import recipe_files
 from fedlit.data import FederatedData
 
+DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
+
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
+CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
 REWRITTEN = {
     r'expected "subcommand" .*': "give a command: fit, validate, test, predict or adapt.",
     r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "
@@ -34,6 +40,12 @@ REWRITTEN = {
 }
 
 
+def refuse(message: str) -> NoReturn:
+    """One line, exit code 2."""
+    sys.stderr.write(f"fedlit: error: {in_full(plain(message), sys.argv[1:])}\n")
+    raise SystemExit(2)
+
+
 def plain(message: str) -> str:
     """jsonargparse's message without its scaffolding, in one line.
 
@@ -45,20 +57,28 @@ def plain(message: str) -> str:
     """
     message = " ".join(message.split())
     message = re.sub(r"- Expected a path but .*? either not accessible or invalid - ", "", message)
-    if inner := re.match(r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>", message):
-        return inner[1]  # a constructor's own words
-    if required := re.fullmatch(r"the following arguments are required: (.*)", message):
-        return f"{', '.join(map(_required, required[1].split(', ')))} must be given."
+    own_words = re.match(CONSTRUCTOR, message)
+    if own_words is not None:
+        return own_words[1]
+    required = re.fullmatch(r"the following arguments are required: (.*)", message)
+    if required is not None:
+        names = map(_required, required[1].split(", "))
+        return f"{', '.join(names)} must be given."
     for pattern, words in REWRITTEN.items():
-        if match := re.fullmatch(pattern, message):
+        match = re.fullmatch(pattern, message)
+        if match is not None:
             return match.expand(words)
     return _expected(message)
 
 
 def _required(name: str) -> str:
     top = re.fullmatch(r"(?:fit|validate|test|predict|adapt)\.(\w+)", name)
-    full = f"--{top[1]}" if top else _full_name(name, [])  # a recipe may have the same name elsewhere
-    return f"`{full}`" if full != name else repr(name)
+    if top is not None:
+        return f"`--{top[1]}`"
+    full = _full_name(name, [])  # not by the arguments: a recipe may have the same name elsewhere
+    if full == name:
+        return repr(name)
+    return f"`{full}`"
 
 
 def _expected(message: str) -> str:
@@ -83,9 +103,13 @@ def suggestion(message: str, known: set[str]) -> str:
     refused = re.search(r"^`-*([\w.]+)` is not an option|there is no (?:class )?'([\w.]+)'", message)
     if refused is None:
         return ""
-    word = refused[1] or refused[2]
+    option, kind = refused.groups()
+    word = option or kind
+    cutoff = 0.65
+    if option:
+        cutoff = 0.75
     for name in (word, word.rpartition(".")[2]):
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75 if refused[1] else 0.65)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
         if near and name not in known:
             return f" Did you mean `{near[0]}`?"
     return ""
@@ -94,8 +118,10 @@ def suggestion(message: str, known: set[str]) -> str:
 def known_classes() -> set[str]:
     """Names that a user may give for a method, a network, a partition ..."""
     own = (methods, networks, partition, augment, callbacks)
-    modules = (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification)
-    return {name for module in modules for name, kind in vars(module).items() if isclass(kind) and name[0] != "_"}
+    names: set[str] = set()
+    for module in (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification):
+        names |= {name for name, kind in vars(module).items() if isclass(kind)}
+    return {name for name in names if not name.startswith("_")}
 
 
 def in_full(message: str, args: list[str]) -> str:
@@ -112,27 +138,34 @@ def in_full(message: str, args: list[str]) -> str:
 
 def _full_name(name: str, args: list[str]) -> str:
     typed = {arg.removeprefix("--").split("=")[0] for arg in args if arg.startswith("--")}
-    for recipe in recipes_in(args):
+    for recipe in recipe_files(args):
         typed |= set(_paths(yaml.safe_load(Path(recipe).read_text())))
     found = {path for path in typed if path.rpartition(".")[2] == name}
     if len(found) == 1:
         return found.pop()
-    for prefix, classes in (("data", [FederatedData]), ("model", [getattr(methods, n) for n in methods.__all__])):
-        if any(name in signature(kind).parameters for kind in classes if kind is not methods.Stage):
-            return f"{prefix}.{name}"
+    if name in signature(FederatedData).parameters:
+        return f"data.{name}"
+    if name in _method_options():
+        return f"model.{name}"
     return name
 
 
-def recipes_in(args: list[str]) -> list[str]:
-    """The files given by `--config`."""
-    following = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg in ("-c", "--config")]
-    files = following + [arg.removeprefix("--config=") for arg in args if arg.startswith("--config=")]
-    return [file for file in files if Path(file).is_file()]
+def _method_options() -> set[str]:
+    """Arguments of any method of fedlit's own."""
+    options: set[str] = set()
+    for method in methods.__all__:
+        if method != "Stage":
+            options |= set(signature(getattr(methods, method)).parameters)
+    return options
 
 
 def _paths(content: Any, prefix: str = "") -> Iterator[str]:
     """Every option of a recipe, as it would be typed: without `init_args`."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        path = prefix if key == "init_args" else f"{prefix}.{key}".lstrip(".")
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        path = f"{prefix}.{key}".lstrip(".")
+        if key == "init_args":
+            path = prefix
         yield path
         yield from _paths(value, path)

@@ -21,6 +21,7 @@ from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_off, s
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Samples
 from fedlit.data.public_pool import PublicPool, set_apart
+from fedlit.notices import Notice
 from fedlit.partition import IID, Partition
 from fedlit.rng import derive
 
@@ -86,7 +87,7 @@ class FederatedData(LightningDataModule):
         self.validation: Literal["train", "test", "reserve"]
         self.val_size = val_size
         if validation == "pool":
-            warnings.warn("`data.validation: pool` is now `data.validation: reserve`.", stacklevel=2)
+            warnings.warn("`data.validation: pool` is now `data.validation: reserve`.", Notice, stacklevel=2)
             self.validation = "reserve"
         else:
             self.validation = validation

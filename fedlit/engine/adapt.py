@@ -18,7 +18,7 @@ from fedlit.engine.state import FederationState
 from fedlit.engine.visit import visit
 from fedlit.methods.base import FederatedModule, twin
 from fedlit.methods.stage import Stage
-from fedlit.records.recorder import Row
+from fedlit.records.rows import Row
 from fedlit.rng import derive, isolated
 
 STAGE = Stage("adapt", samples="all", upload="none")

@@ -13,8 +13,8 @@ from fedlit.engine.processes import in_order
 from fedlit.engine.scores import evaluate, outputs, scores_by_group
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
-from fedlit.records.recorder import POOLED, Row
 from fedlit.records.round_record import Failure, failure
+from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive, isolated
 
 DEV_SAMPLES = 64  # a development run evaluates on so many

@@ -19,8 +19,8 @@ from fedlit.engine.snapshot import take
 from fedlit.engine.state import FederationState
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
-from fedlit.records.recorder import Row
 from fedlit.records.round_record import RoundRecord
+from fedlit.records.rows import Row
 from fedlit.records.run_folder import stop_signals
 
 

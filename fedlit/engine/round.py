@@ -13,8 +13,8 @@ from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
 from fedlit.engine.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
-from fedlit.records.recorder import LedgerRow, Row
 from fedlit.records.round_record import Failure, RoundRecord, all_failed, failure
+from fedlit.records.rows import LedgerRow, Row
 from fedlit.rng import derive, isolated
 
 

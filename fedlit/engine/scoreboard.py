@@ -5,7 +5,7 @@ from math import isfinite
 
 from torchmetrics import Metric
 
-from fedlit.records.recorder import Row, summary
+from fedlit.records.rows import Row, summary
 
 # Unless the user says: the model that clients use themselves, on their own samples.
 MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")

@@ -9,8 +9,8 @@ from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.processes import in_order
 from fedlit.engine.state import FederationState
 from fedlit.engine.visit import optimizer_state, train
-from fedlit.records.recorder import POOLED, Row
 from fedlit.records.round_record import RoundRecord, failure
+from fedlit.records.rows import POOLED, Row
 
 DEV_SAMPLES = 64  # a development run trains on so many
 

@@ -20,7 +20,7 @@ from fedlit.engine.processes import broadcast
 from fedlit.engine.scoreboard import Scoreboard
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
-from fedlit.records.recorder import Row
+from fedlit.records.rows import Row
 
 GIGABYTE = 1e9
 

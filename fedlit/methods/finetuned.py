@@ -11,6 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.notices import Notice
 
 
 class FineTuned(FederatedModule):
@@ -44,7 +45,7 @@ class FineTuned(FederatedModule):
         self.weighting = weighting
         self.stop_on = stop_on
         if monitor is not None:
-            warnings.warn("`model.monitor` of FineTuned is now `model.stop_on`.", stacklevel=2)
+            warnings.warn("`model.monitor` of FineTuned is now `model.stop_on`.", Notice, stacklevel=2)
             self.stop_on = monitor
 
     def configure_stages(self) -> list[Stage]:

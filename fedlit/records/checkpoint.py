@@ -9,7 +9,7 @@ import io
 import os
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
@@ -24,8 +24,10 @@ KEYS = (
     "initial_state",
     "last",
     "best",
+    "collected",
+    "server_optimizer",
+    "fingerprint",
 )
-KEYS += ("collected", "server_optimizer", "fingerprint")
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -33,25 +35,23 @@ def save(content: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
     temporary.unlink(missing_ok=True)  # left by a kill in `keep`, it would be another checkpoint's own file
-    with temporary.open("wb") as file:
-        torch.save(content, hashed := _Hashed(file))
+    with _Hashed(io.FileIO(temporary, "w")) as file:
+        torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
-    _move(temporary, path, [hashed.digest.hexdigest()])
+    _move(temporary, path, [file.digest.hexdigest()])
 
 
-class _Hashed(io.RawIOBase):
+class _Hashed(io.BufferedWriter):
     """A file that is hashed as it is written: a checkpoint may be too large to hold in memory once more."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.digest = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
+    def __init__(self, file: io.FileIO) -> None:
+        super().__init__(file)
+        self.digest = hashlib.sha256()
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self.file.write(data)
+        return super().write(data)
 
 
 def keep(path: Path, target: Path) -> None:
@@ -88,15 +88,17 @@ def note(path: Path) -> Path:
 
 
 def known_digests(path: Path) -> list[str]:
-    return (
-        [line.split()[0] for line in note(path).read_text().splitlines() if line.strip()] if note(path).exists() else []
-    )
+    """What the note beside a checkpoint says: one digest, two while it is replaced, none without a note."""
+    if not note(path).exists():
+        return []
+    lines = note(path).read_text().splitlines()
+    return [line.split()[0] for line in lines if line.strip()]
 
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while part := file.read(2**20):
+        for part in iter(lambda: file.read(2**20), b""):
             digest.update(part)
     return digest.hexdigest()
 
@@ -121,9 +123,9 @@ def load(
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
         raise ValueError(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
-    missing = [key for key in KEYS if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {missing[0]}.")
+    for key in KEYS:
+        if not isinstance(content, dict) or key not in content:
+            raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
     if content["format"] != FORMAT:
         raise ValueError(f"`{option}` {path} has format {content['format']}, but this fedlit reads {FORMAT}.")
     return content

@@ -10,8 +10,9 @@ from fedlit.data import FederatedData
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves, draw_partition
 from fedlit.records.progress import Progress, table
-from fedlit.records.recorder import Recorder, Row
+from fedlit.records.recorder import Recorder
 from fedlit.records.round_record import RoundRecord
+from fedlit.records.rows import Row
 from fedlit.records.run_folder import lock_folder
 
 Means = Mapping[str, Mapping[str, float]]

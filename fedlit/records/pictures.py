@@ -3,11 +3,20 @@
 import csv
 from collections import defaultdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-def _new_figure(width: float, height: float):
+Points = list[tuple[int, float]]  # round and accuracy
+Lines = dict[str, Points]  # of every client
+MOST_LINES = 100  # in one panel; more would hide each other
+
+
+def _new_figure(width: float, height: float) -> "Figure":
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -46,39 +55,61 @@ def draw_curves(metrics: Path, path: Path) -> None:
 
     Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
     """
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
-    with metrics.open() as file:
-        for row in csv.DictReader(file):
-            if row["metric"] == "acc":
-                panels[f"{row['model']} on {row['data']}"][row["client"]].append(
-                    (int(row["round"]), float(row["value"]))
-                )
+    panels = _read_panels(metrics)
     if not panels:
         return
-    once = {title for title, lines in panels.items() if len({r for points in lines.values() for r, _ in points}) == 1}
-    compared = panels if 0 < len(once) < len(panels) else {}
-    curves = {title: lines for title, lines in panels.items() if not compared or title not in once}
-    figure = _new_figure(4.2 * len(curves) + (1.2 * len(panels) + 1 if compared else 0), 3.6)
-    widths = [4.2] * len(curves) + ([1.2 * len(panels) + 1] if compared else [])
+    once = {title for title, lines in panels.items() if _is_one_round(lines)}
+    compares = 0 < len(once) < len(panels)
+    curves = panels
+    if compares:
+        curves = {title: lines for title, lines in panels.items() if title not in once}
+    widths = [4.2] * len(curves)
+    width = 4.2 * len(curves)
+    if compares:
+        widths.append(1.2 * len(panels) + 1)
+        width += 1.2 * len(panels) + 1
+    figure = _new_figure(width, 3.6)
     all_axes = np.atleast_1d(figure.subplots(1, len(widths), sharey=True, width_ratios=widths))
     for axes, (title, lines) in zip(all_axes, curves.items(), strict=False):
         _draw_panel(axes, title, lines)
-    if compared:
-        _draw_comparison(all_axes[-1], compared)
+    if compares:
+        _draw_comparison(all_axes[-1], panels)
     all_axes[0].set_ylabel("accuracy")
     figure.savefig(path, dpi=110)
 
 
-def _draw_comparison(axes, panels: dict[str, dict[str, list[tuple[int, float]]]]) -> None:
+def _read_panels(metrics: Path) -> dict[str, Lines]:
+    """Every accuracy of a metrics.csv: by model and data, then by client."""
+    panels: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
+    with metrics.open() as file:
+        for row in csv.DictReader(file):
+            if row["metric"] == "acc":
+                title = f"{row['model']} on {row['data']}"
+                point = (int(row["round"]), float(row["value"]))
+                panels[title][row["client"]].append(point)
+    return panels
+
+
+def _is_one_round(lines: Lines) -> bool:
+    return len({round for points in lines.values() for round, _ in points}) == 1
+
+
+def _draw_comparison(axes: "Axes", panels: dict[str, Lines]) -> None:
     """The last accuracy of every model, side by side: clients thin, their mean thick."""
     for x, lines in enumerate(panels.values()):
         last = [points[-1][1] for points in lines.values()]
         mean = float(np.mean(last))
         if len(last) > 1:
-            axes.plot([x] * len(last[:100]), last[:100], "o", color="tab:blue", alpha=0.35, markersize=4)
+            shown = last[:MOST_LINES]
+            axes.plot([x] * len(shown), shown, "o", color="tab:blue", alpha=0.35, markersize=4)
         axes.plot([x], [mean], "o", color="tab:red")
         axes.annotate(
-            f"{mean:.3f}", (x, mean), xytext=(6, 0), textcoords="offset points", va="center", fontsize="small"
+            f"{mean:.3f}",
+            (x, mean),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize="small",
         )
     axes.set_xticks(range(len(panels)), [title.replace(" on ", "\non ") for title in panels])
     axes.set_xlim(-0.5, len(panels) - 0.3)
@@ -86,25 +117,34 @@ def _draw_comparison(axes, panels: dict[str, dict[str, list[tuple[int, float]]]]
     axes.grid(color="0.92", axis="y")
 
 
-def _draw_panel(axes, title: str, lines: dict[str, list[tuple[int, float]]]) -> None:
+def _draw_panel(axes: "Axes", title: str, lines: Lines) -> None:
     by_round: dict[int, list[float]] = defaultdict(list)
     for points in lines.values():
         for round, value in points:
             by_round[round].append(value)
     rounds = sorted(by_round)
-    marker = "o" if len(rounds) < 3 else None
+    marker = ""
+    if len(rounds) < 3:
+        marker = "o"
+    mean = [float(np.mean(by_round[round])) for round in rounds]
+    label = f"last {mean[-1]:.3f}"
     if len(lines) > 1:
-        for points in list(lines.values())[:100]:
-            axes.plot(
-                *zip(*points, strict=True), color="tab:blue", alpha=0.25, linewidth=0.8, marker=marker, markersize=3
-            )
-        low, high = [min(by_round[r]) for r in rounds], [max(by_round[r]) for r in rounds]
+        label = f"mean of {len(lines)} clients, {label}"
+        for points in list(lines.values())[:MOST_LINES]:
+            (line,) = axes.plot(*zip(*points, strict=True), color="tab:blue", alpha=0.25)
+            line.set(linewidth=0.8, marker=marker, markersize=3)
+        low = [min(by_round[round]) for round in rounds]
+        high = [max(by_round[round]) for round in rounds]
         axes.fill_between(rounds, low, high, color="tab:blue", alpha=0.12, label="range")
-    mean = [float(np.mean(by_round[r])) for r in rounds]
-    label = f"mean of {len(lines)} clients, last {mean[-1]:.3f}" if len(lines) > 1 else f"last {mean[-1]:.3f}"
     axes.plot(rounds, mean, color="tab:red", marker=marker, label=label)
     axes.set_title(title)
     axes.set_xlabel("round")
     axes.grid(color="0.92")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18), ncols=2, fontsize="small", frameon=False)
+    axes.locator_params(axis="x", integer=True)
+    axes.legend(
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.18),
+        ncols=2,
+        fontsize="small",
+        frameon=False,
+    )

@@ -1,12 +1,11 @@
 """What a person sees of a run: a bar on a terminal, one line a round elsewhere, a table at the end."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
-from tqdm.auto import tqdm
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
 
-from fedlit.records.recorder import Row, summary
+from fedlit.records.rows import Row, summary
 
 
 class Progress:
@@ -19,8 +18,9 @@ class Progress:
     """
 
     def __init__(self, total: int, done: int = 0, enabled: bool = True) -> None:
-        self.total, self.enabled = total, enabled
-        self.bar = None
+        self.total = total
+        self.enabled = enabled
+        self.bar: tqdm | None = None
         if enabled and sys.stderr.isatty():
             self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True)
 
@@ -35,7 +35,8 @@ class Progress:
             return
         found = summary(rows)
         told = {_spoken(key): parts for key, parts in found.items() if key.startswith("acc/")}
-        told = told or {key.rpartition("/")[0]: parts for key, parts in found.items()}  # what the method itself logs
+        if not told:  # not evaluated in this round: what the method itself logs
+            told = {key.rpartition("/")[0]: parts for key, parts in found.items()}
         words = ", ".join(f"{name} {parts['mean']:.4f}" for name, parts in told.items())
         if self.bar is not None:
             self.bar.set_postfix_str(f"{stage}: {words}", refresh=False)
@@ -58,20 +59,6 @@ class Progress:
             self.bar.close()
 
 
-def tell_which(round: int, folder: Path | None) -> None:
-    """Say what is evaluated: `last` and `best` may mean another run than one thinks."""
-    what = f"round {round}" + (f" of {folder}" if folder else "") if round else "an untrained model"
-    print(f"Evaluating {what}.", file=sys.stderr)
-
-
-def report(rows: Sequence[Row], name: str, round: int, folder: Path | None) -> None:
-    """Print a table, and leave the rows in the folder of the run that was evaluated."""
-    tell_which(round, folder)
-    print(table(summary(rows)))
-    if folder is not None:
-        (folder / name).write_text(",".join(Row._fields) + "\n" + "".join(map(str, rows)))
-
-
 def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:
     """Every metric but losses: mean and range over clients; with `best`, also the best mean and its round.
 
@@ -80,18 +67,34 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
         metric  model     on   mean    min     max
         acc     personal  own  0.5000  0.2500  0.7500
     """
-    rows = [["metric", "model", "on", "mean", "min", "max", *(("best", "at round") if best else ())]]
+    header = ["metric", "model", "on", "mean", "min", "max"]
+    if best:
+        header += ["best", "at round"]
+    rows = [header]
     for key, parts in last.items():
         metric, _, what = key.rpartition("/")  # a method may log a name with a slash
         if "loss" in metric:
             continue
-        spread = ["", ""] if what == "global_on_pooled" else [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
-        rows.append([metric, *what.split("_on_"), f"{parts['mean']:.4f}", *spread])
-        if best:
-            found = best.get(key)  # none if it was never finite
-            rows[-1] += ["", ""] if found is None else [f"{found['value']:.4f}", str(found["round"])]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        row = [metric, *what.split("_on_"), f"{parts['mean']:.4f}"]
+        if what == "global_on_pooled":  # one number has no range
+            row += ["", ""]
+        else:
+            row += [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
+        if best and key in best:
+            row += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
+        elif best:  # it was never finite
+            row += ["", ""]
+        rows.append(row)
+    return _aligned(rows)
+
+
+def _aligned(rows: list[list[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def _spoken(key: str) -> str:

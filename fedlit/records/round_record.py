@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedlit.records.recorder import LedgerRow, Row
+from fedlit.records.rows import LedgerRow, Row
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 RUNS = "lightning_logs"
 
@@ -44,25 +44,34 @@ def run_folder(path: Path | None, root: Path | None) -> str | None:
     """The folder of the run that a checkpoint belongs to, else a new one in `root`, else none."""
     if path is not None and path.parent.name == "checkpoints":
         return str(path.parent.parent)
-    return str(claim_folder(root)) if root is not None else None
+    if root is not None:
+        return str(claim_folder(root))
+    return None
 
 
 def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
     """The file that `--ckpt_path` names: a path, or `last` or `best` of the newest run."""
+    if not ckpt_path:
+        return None
     if ckpt_path not in ("last", "best"):
-        return Path(ckpt_path) if ckpt_path else None
+        return Path(ckpt_path)
     runs = root / RUNS
-    if versions := _versions(runs):
-        found = runs / f"version_{max(versions)}" / "checkpoints" / f"{ckpt_path}.ckpt"
-        if found.exists():
-            return found
+    versions = _versions(runs)
+    if not versions:
+        raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {runs}.")
+    found = runs / f"version_{max(versions)}" / "checkpoints" / f"{ckpt_path}.ckpt"
+    if not found.exists():
         raise ValueError(f"`--ckpt_path {ckpt_path}` means the newest run, but there is no {found}.")
-    raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {runs}.")
+    return found
 
 
 def _versions(runs: Path) -> list[int]:
-    names = (re.fullmatch(r"version_(\d+)", path.name) for path in runs.glob("version_*"))
-    return [int(name[1]) for name in names if name]
+    numbers = []
+    for path in runs.glob("version_*"):
+        name = re.fullmatch(r"version_(\d+)", path.name)
+        if name is not None:
+            numbers.append(int(name[1]))
+    return numbers
 
 
 @contextmanager
@@ -76,7 +85,10 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
         stop(number)
         signal.signal(number, before[number])
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before: dict[int, Any] = {
+        signal.SIGINT: signal.signal(signal.SIGINT, handle),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, handle),
+    }
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,22 @@ def test_a_run_goes_on_in_its_own_folder_and_its_config_starts_it_anew():
     assert yaml.safe_load(Path("lightning_logs/version_0/config.yaml").read_text())["ckpt_path"] is None
 
 
+@pytest.mark.parametrize("typed", [["--config", "{}", "--ckpt_path", "last"], ["-c={}", "--ckpt_path=last"]])
+def test_last_means_the_own_run_of_a_saved_config_however_it_is_typed(typed):
+    main([*FIT, "--trainer.num_rounds=1"])
+    main(FIT)
+    own = "lightning_logs/version_0/config.yaml"
+    main(["fit", *(arg.format(own) for arg in typed), "--trainer.num_rounds=3"])
+    assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [3, 2]
+
+
+def test_last_means_the_newest_run_where_the_config_is_of_none():
+    main([*FIT, "--trainer.num_rounds=1"])
+    main([*FIT, "--trainer.num_rounds=1"])
+    main([*FIT, "--ckpt_path", "last"])
+    assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [1, 2]
+
+
 def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
     main(FIT)
     for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions_global.csv")):
@@ -180,13 +197,42 @@ def test_functions_build_the_networks_of_single_clients_too():
     assert [len(personal[k]["network.1.bias"]) for k in (0, 2)] == [4, 6]
 
 
+def said_without_torch(*args: str) -> str:
+    """What the `fedlit` command prints, in a process that has not imported torch by then."""
+    script = f"""if True:
+        import sys
+        from fedlit.cli.command import main
+        sys.argv = {["fedlit", *args]}
+        main()
+        assert "torch" not in sys.modules
+    """
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+
 def test_the_help_comes_without_torch_and_says_what_the_subcommands_do():
     told = {name: getattr(Federation, name).__doc__.strip().splitlines()[0] for name in FederatedCLI.subcommands()}
     assert told == SUBCOMMANDS
-    load = "import sys; from fedlit.cli.command import main"
-    script = f"{load}; sys.argv = ['fedlit', '--help']; main(); assert 'torch' not in sys.modules"
-    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    shown = said_without_torch("--help")
     assert all(name in shown for name in SUBCOMMANDS)
+    assert said_without_torch() == said_without_torch("-h") == shown
+
+
+def test_the_version_comes_without_torch_and_names_what_results_depend_on():
+    python = ".".join(map(str, sys.version_info[:3]))
+    used = f"torch {version('torch')}, lightning {version('lightning')}, Python {python}"
+    assert said_without_torch("--version") == f"fedlit {fedlit.__version__} ({used})\n"
+
+
+def test_python_m_fedlit_is_the_command():
+    shown = subprocess.run([sys.executable, "-m", "fedlit"], capture_output=True, text=True, check=True).stdout
+    assert shown == said_without_torch()
+
+
+def test_the_version_stands_in_one_place():
+    project = (Path(fedlit.__file__).parents[1] / "pyproject.toml").read_text()
+    assert 'dynamic = ["version"]' in project
+    assert 'version = { attr = "fedlit.__version__" }' in project
+    assert fedlit.__version__ not in project
 
 
 def test_names_of_the_package_come_when_they_are_asked_for():

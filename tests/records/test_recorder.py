@@ -8,7 +8,8 @@ from conftest import SGD, SmallCNN, fitted, rows, toy_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fedlit import FedAvg, FineTuned
-from fedlit.records.recorder import Recorder, Row
+from fedlit.records.recorder import Recorder
+from fedlit.records.rows import Row
 
 
 def test_a_folder_holds_all_that_was_promised():

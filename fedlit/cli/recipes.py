@@ -1,0 +1,125 @@
+"""Recipes on the command line: looked up where the user stands, then among fedlit's own, and checked at once."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+import fedlit
+
+CONFIG = ("-c", "--config")
+CKPT_PATH = ("--ckpt_path",)
+
+
+def with_recipes_found(args: list[str]) -> list[str]:
+    """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run."""
+    found = _with_values(args, CONFIG, lambda name: checked_recipe(find_recipe(name)))
+    files = recipe_files(found)
+    if not files:
+        return found
+    checkpoints = Path(files[-1]).parent / "checkpoints"
+    if not checkpoints.is_dir():  # not the config of a run
+        return found
+
+    def of_own_run(ckpt_path: str) -> str:
+        if ckpt_path in ("last", "best"):
+            return str(checkpoints / f"{ckpt_path}.ckpt")
+        return ckpt_path
+
+    return _with_values(found, CKPT_PATH, of_own_run)
+
+
+def recipe_files(args: list[str]) -> list[str]:
+    """The files given by `--config`, in order."""
+    given: list[str] = []
+
+    def note(name: str) -> str:
+        given.append(name)
+        return name
+
+    _with_values(args, CONFIG, note)
+    return [name for name in given if Path(name).is_file()]
+
+
+def _with_values(args: list[str], options: tuple[str, ...], change: Callable[[str], str]) -> list[str]:
+    """The arguments with the values of some options changed, whether typed after a space or after `=`.
+
+    Example:
+        >>> _with_values(["fit", "-c", "a", "--config=b", "c"], CONFIG, str.upper)
+        ['fit', '-c', 'A', '--config=B', 'c']
+    """
+    changed = []
+    before = ""
+    for arg in args:
+        option, equals, value = arg.partition("=")
+        if before in options:
+            changed.append(change(arg))
+        elif option in options and equals:
+            changed.append(f"{option}={change(value)}")
+        else:
+            changed.append(arg)
+        before = arg
+    return changed
+
+
+def find_recipe(name: str) -> str:
+    """A file where the user stands, or the recipe of that name that comes with fedlit."""
+    if Path(name).is_file():
+        return name
+    for folder in _folders():
+        if (folder / name).is_file():
+            return str(folder / name)
+    recipes: list[str] = []
+    for folder in _folders():
+        recipes += [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.yaml"))]
+    own = ", ".join(recipe for recipe in recipes if "/" not in recipe)
+    hint = f"fedlit's own are {own}, and those of papers/."
+    near = difflib.get_close_matches(name, recipes, n=1)
+    if near:
+        hint = f"did you mean {near[0]}?"
+    raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
+
+
+def _folders() -> list[Path]:
+    """Where fedlit's recipes lie: in an installed package, or beside it where it is developed."""
+    package = Path(fedlit.__file__).parent
+    places = (package / "configs", package.parent / "configs")
+    return [place for place in places if place.is_dir()]
+
+
+class OnceLoader(yaml.SafeLoader):
+    """YAML in which no key stands twice: the first one would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                problem = f"{key.value!r} stands twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def checked_recipe(path: str) -> str:
+    """The path, if the file is YAML that holds options by name."""
+    try:
+        content = yaml.load(Path(path).read_text(encoding="utf-8"), OnceLoader)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"`--config {path}` must be YAML, but: not a text file.") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"`--config {path}` must be YAML, but{_where(error)}.") from error
+    if isinstance(content, dict) and content:
+        return path
+    kind = "nothing"
+    if content:
+        kind = f"a {type(content).__name__}"
+    raise ValueError(f"`--config {path}` must hold options by name, such as `trainer:`, got {kind}.")
+
+
+def _where(error: yaml.YAMLError) -> str:
+    problem = getattr(error, "problem", None) or "not a text file"  # a character that no text has
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f": {problem}"
+    return f" in line {mark.line + 1}: {problem}"

@@ -1,0 +1,59 @@
+"""How a round is shown in TensorBoard: scalars by name, and charts that gather them.
+
+A few clients have a line each; of many, charts show mean, range and a histogram.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from fedlit.records.rows import POOLED, Row, summary
+
+MANY_CLIENTS = 20
+
+
+def is_crowded(clients: int) -> bool:
+    """Whether so many lines in one chart could not be told apart."""
+    return clients > MANY_CLIENTS
+
+
+def scalars(rows: list[Row]) -> dict[str, float]:
+    """What loggers are given of a round, by name.
+
+    Example:
+        >>> scalars([Row(1, "s", "all", "global", "pooled", "acc", 0.5)])
+        {'acc/global_on_pooled': 0.5}
+        >>> list(scalars([Row(1, "s", 7, "global", "own", "acc", 0.5)]))[:2]
+        ['acc/global_on_own/client_07', 'acc/global_on_own/mean']
+    """
+    found = {}
+    counts = Counter(row.key for row in rows)
+    for row in rows:
+        if row.client == POOLED:
+            found[row.key] = row.value
+        elif not is_crowded(counts[row.key]):
+            found[f"{row.key}/client_{row.client:02d}"] = row.value
+    for key, parts in summary(row for row in rows if row.client != POOLED).items():
+        for part, value in parts.items():
+            found[f"{key}/{part}"] = value
+    return found
+
+
+def layout(lines: Mapping[str, bool]) -> dict[str, dict[str, list[Any]]]:
+    """TensorBoard charts per metric: all clients in one, where each has a line of its own, and their mean with range.
+
+    Example:
+        >>> list(layout({"acc/global_on_own": True})["acc"])
+        ['global on own: every client', 'global on own: mean and range']
+        >>> layout({"acc/global_on_own": False})["acc"]["global on own: mean and range"]
+        ['Margin', ['acc/global_on_own/mean', 'acc/global_on_own/min', 'acc/global_on_own/max']]
+    """
+    charts: dict[str, dict[str, list[Any]]] = defaultdict(dict)
+    for key, every_client in sorted(lines.items()):
+        metric, _, what = key.rpartition("/")  # a method may log a name with a slash, such as train/loss
+        title = what.replace("_", " ")
+        if every_client:
+            charts[metric][f"{title}: every client"] = ["Multiline", [f"{key}/client_.*"]]
+        mean_and_range = [f"{key}/mean", f"{key}/min", f"{key}/max"]
+        charts[metric][f"{title}: mean and range"] = ["Margin", mean_and_range]
+    return dict(charts)

@@ -1,0 +1,68 @@
+"""The lines of a run's records: what was measured, what crossed a client's border, and a summary over clients.
+
+Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
+training) on ``own`` (the client's validation samples), ``pooled`` (the test set), ``unseen`` (clients that never train)
+or ``train`` (what a method logs in its training step).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+POOLED = "all"
+
+
+class Row(NamedTuple):
+    """One line of metrics.csv."""
+
+    round: int
+    stage: str
+    client: int | str
+    model: str
+    data: str
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self[:-1]))},{self.value:.9g}\n"
+
+    @property
+    def key(self) -> str:
+        """Such as ``acc/global_on_own``."""
+        return f"{self.metric}/{self.model}_on_{self.data}"
+
+
+class LedgerRow(NamedTuple):
+    """One line of ledger.csv: what crossed the border of a client."""
+
+    round: int
+    client: int
+    direction: str
+    kind: str
+    bytes: int
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self)) + "\n"
+
+
+def values_by_key(rows: Iterable[Row]) -> dict[str, list[float]]:
+    """The clients' values of every metric, in order."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        values[row.key].append(row.value)
+    return values
+
+
+def summary(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """Mean, minimum and maximum over clients of every metric: ``{"acc/global_on_own": {"mean": ...}}``.
+
+    Example:
+        >>> summary([Row(1, "s", 0, "global", "own", "acc", 0.5), Row(1, "s", 1, "global", "own", "acc", 1.0)])
+        {'acc/global_on_own': {'mean': 0.75, 'min': 0.5, 'max': 1.0}}
+    """
+    found = {}
+    for key, values in values_by_key(rows).items():
+        found[key] = {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
+    return found

@@ -1,0 +1,53 @@
+"""The lines of the records, and what an evaluation leaves."""
+
+import torch
+
+from fedlit.records.charts import MANY_CLIENTS, scalars
+from fedlit.records.reports import report, write_predictions
+from fedlit.records.rows import POOLED, LedgerRow, Row, summary
+
+
+def own(client: int, value: float) -> Row:
+    return Row(1, "federate", client, "global", "own", "acc", value)
+
+
+def test_a_row_is_a_line_of_metrics_and_a_ledger_row_one_of_the_ledger():
+    assert str(own(2, 1 / 3)) == "1,federate,2,global,own,acc,0.333333333\n"
+    assert str(LedgerRow(1, 2, "up", "shared", 400)) == "1,2,up,shared,400\n"
+
+
+def test_a_summary_has_every_metric_of_its_own():
+    pooled = Row(1, "federate", POOLED, "global", "pooled", "acc", 0.25)
+    found = summary([own(0, 0.5), pooled, own(1, 1.0)])
+    assert found["acc/global_on_own"] == {"mean": 0.75, "min": 0.5, "max": 1.0}
+    assert found["acc/global_on_pooled"]["mean"] == 0.25
+
+
+def test_clients_have_a_line_each_until_they_are_too_many():
+    few = scalars([own(k, 0.5) for k in range(MANY_CLIENTS)])
+    many = scalars([own(k, 0.5) for k in range(MANY_CLIENTS + 1)])
+    assert "acc/global_on_own/client_07" in few
+    assert sorted(many) == [f"acc/global_on_own/{part}" for part in ("max", "mean", "min")]
+
+
+def test_predictions_name_the_class_its_probability_and_the_label(tmp_path):
+    probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
+    path = write_predictions(tmp_path, None, probabilities, torch.tensor([1, 1]))
+    assert path.name == "predictions_global.csv"
+    assert path.read_text() == "index,predicted,probability,label\n0,1,0.750000,1\n1,0,1.000000,1\n"
+    assert write_predictions(tmp_path, 3, probabilities, torch.tensor([1, 1])).name == "predictions_client_3.csv"
+
+
+def test_a_report_says_which_round_of_which_run_and_leaves_its_rows_there(tmp_path, capsys):
+    report([own(0, 0.5)], "test.csv", 4, tmp_path)
+    printed = capsys.readouterr()
+    assert printed.err == f"Evaluating round 4 of {tmp_path}.\n"
+    assert printed.out.splitlines()[1].split() == ["acc", "global", "own", "0.5000", "0.5000", "0.5000"]
+    assert (tmp_path / "test.csv").read_text() == f"{','.join(Row._fields)}\n{own(0, 0.5)}"
+
+
+def test_without_a_round_or_a_folder_a_report_says_less_and_writes_nothing(tmp_path, capsys):
+    report([own(0, 0.5)], "test.csv", 0, None)
+    report([own(0, 0.5)], "test.csv", 4, None)
+    assert capsys.readouterr().err == "Evaluating an untrained model.\nEvaluating round 4.\n"
+    assert list(tmp_path.iterdir()) == []
