@@ -1,4 +1,4 @@
-"""One side of a comparison, a turn at a time: `python -m benchmarks.worker W1 bare|exact|fast [DATA_FOLDER]`.
+"""One side of a comparison, a turn at a time: `python -m benchmarks.worker W1 tight [DATA_FOLDER]`.
 
 Sets up, works a turn to warm up, says so, and then works a turn for every line it reads; answers in JSON. A turn is a
 round, or several where one is so short that waking up would count.
@@ -12,7 +12,8 @@ import time
 
 import torch
 
-from benchmarks.workloads import WORKLOADS, Workload, quiet_federation
+from benchmarks import bare, tight
+from benchmarks.workloads import MODES, WORKLOADS, Mode, Workload, default_federation, quiet_federation
 
 
 def answer(cpu: float = 0.0, wall: float = 0.0) -> None:
@@ -25,8 +26,8 @@ def wait() -> bool:
     return bool(sys.stdin.readline())
 
 
-def work_bare(work: Workload, root: str | None) -> None:
-    loop, number = work.loop(root), 0
+def work_by_hand(work: Workload, loop: bare.FedAvg | tight.FedAvg) -> None:
+    number = 0
     draw = torch.Generator().manual_seed(0)
     while number == 0 or wait():
         cpu, wall = time.process_time(), time.perf_counter()
@@ -36,7 +37,7 @@ def work_bare(work: Workload, root: str | None) -> None:
         answer(time.process_time() - cpu, time.perf_counter() - wall)
 
 
-def work_fedlit(work: Workload, root: str | None, fast: bool) -> None:
+def work_fedlit(work: Workload, mode: Mode, root: str | None) -> None:
     from fedlit.callbacks import FederationCallback
 
     class Clock(FederationCallback):
@@ -55,11 +56,26 @@ def work_fedlit(work: Workload, root: str | None, fast: bool) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         share = work.per_round / work.num_clients
-        options = {"local_epochs": work.epochs, "fraction_fit": share, "callbacks": Clock(), "fast": fast}
-        quiet_federation(10**4, folder, **options).fit(work.method(), work.data(root))
+        options = {"local_epochs": work.epochs, "fraction_fit": share, "callbacks": Clock(), "fast": mode.fast}
+        if mode.records:
+            federation = default_federation(10**4, folder, **options)
+            data = work.data(None)  # the embedded sample has as many test images as the tight loop looks at
+        else:
+            federation = quiet_federation(10**4, folder, **options)
+            data = work.data(root)
+        federation.fit(work.method(mode.own), data)
+
+
+def main(name: str, side: str, root: str | None = None) -> None:
+    torch.set_num_threads(1)
+    work = WORKLOADS[name]
+    if side == "bare":
+        work_by_hand(work, work.loop(root))
+    elif side == "tight":
+        work_by_hand(work, work.tight_loop(root))
+    else:
+        work_fedlit(work, MODES[side], root)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    work, mode, root = WORKLOADS[sys.argv[1]], sys.argv[2], (sys.argv[3:] or [None])[0]
-    work_bare(work, root) if mode == "bare" else work_fedlit(work, root, mode == "fast")
+    main(*sys.argv[1:])
