@@ -86,4 +86,5 @@ def test_files_and_functions_fit_on_a_screen_or_a_few(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node, clean=False) or ""
-            assert node.end_lineno - node.lineno + 1 - len(docstring.splitlines()) <= 50, node.name
+            body = node.end_lineno - node.body[0].lineno + 1 - len(docstring.splitlines())
+            assert body <= 50, node.name  # a signature is a list of options
