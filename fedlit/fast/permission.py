@@ -15,7 +15,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from fedlit.data.batches import Batches
 from fedlit.fast.forward_code import is_data
-from fedlit.fast.recognition import Perceptron, hooks_of, names_beside, perceptron
+from fedlit.fast.recognition import Perceptron, perceptron
+from fedlit.fast.transparency import hooks_of, names_beside
 from fedlit.methods.base import FederatedModule
 
 if TYPE_CHECKING:
