@@ -108,7 +108,8 @@ def initialise(network: nn.Module, init: Init) -> None:
             nn.init.xavier_uniform_(layer.weight)
         else:
             nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
-        nn.init.constant_(layer.bias, 0.0 if init == "xavier" else 0.1)
+        if layer.bias is not None:
+            nn.init.constant_(layer.bias, 0.0 if init == "xavier" else 0.1)
 
 
 class MLP(Network):
@@ -130,7 +131,7 @@ class MLP(Network):
         features = in_channels * image_size**2 if in_features is None else in_features
         require_at_least(1, in_channels=in_channels, image_size=image_size, in_features=features)
         layers = fc_head(features, num_classes, hidden)
-        super().__init__(layers[:-1], layers[-1], (layers[-1].in_features,))
+        super().__init__(layers[:-1], layers[-1], (hidden[-1] if hidden else features,))
 
 
 class LeNet5(Network):
@@ -275,7 +276,7 @@ class ResNet18(Network):
     """
 
     def __init__(self, in_channels: int = 3, image_size: int = 32, num_classes: int = 10, norm: Norm = "batch") -> None:
-        from torchvision.models import resnet18  # slow to import
+        from torchvision.models import resnet18  # type: ignore[import-untyped]  # slow to import
 
         require_at_least(1, image_size=image_size)
         if norm not in get_args(Norm):
@@ -290,7 +291,7 @@ class DenseNet(Network):
     """DenseNet121 for DLAD with a CIFAR stem: 3x3 of stride 1, no max-pool (6,956,426 parameters)."""
 
     def __init__(self, in_channels: int = 3, image_size: int = 32, num_classes: int = 10) -> None:
-        from torchvision.models import densenet121  # slow to import
+        from torchvision.models import densenet121  # type: ignore[import-untyped]  # slow to import
 
         require_at_least(8, image_size=image_size)
         extractor = densenet121().features

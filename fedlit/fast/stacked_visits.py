@@ -6,57 +6,35 @@ fails, is left to a visit of its own.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 
-import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from fedlit.aggregation import State, Upload
-from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.engine.precision import autocast
-from fedlit.engine.visit import as_list
-from fedlit.fast.perceptron import STEP, ClosedForm, is_changed, linear_layers
+from fedlit.fast.permission import for_stack, is_plain_data, is_same, trains_all
+from fedlit.fast.recognition import Perceptron
 from fedlit.fast.stack import ROOM, Kind, Member, Stack
-from fedlit.fast.step import is_plain
 from fedlit.methods.base import FederatedModule
 from fedlit.rng import derive, generator, isolated
 
-# What runs in a visit beside its steps, or sees the trained network live.
-VISIT = (
-    "configure_client",
-    "configure_optimizers",
-    "parameters_of",
-    "global_model",
-    "client_weight",
-    "on_client_start",
-    "on_train_epoch_start",
-    "log",
-)
 AT_ONCE = 16  # clients in a stack: more gain little
-MANY, SHARE = 4, 0.25  # clients of a kind in a round, for stacks of one to be rare
+# Clients of a kind in a round, and their share of it, for stacks of one to be rare.
+MANY = 4
+SHARE = 0.25
 
 
 def perceptron_names(fabric: Fabric, module: FederatedModule, plan: Plan, server: State) -> list[str] | None:
     """Names of the weight and the bias of each layer, where a method averages one perceptron in fast mode and adds
     nothing of its own to a visit; None for any other.
     """
-    if not module.fast or autocast(fabric) is not nullcontext or is_changed(module, (*STEP, *VISIT)):
-        return None
-    if any(type(part).train is not nn.Module.train for part in module.modules()):
-        return None
-    layers, stage = linear_layers(module.global_model()), plan.stage
-    is_plain_stage = (
-        stage.upload == "aggregate" and not stage.module and not stage.early_stopping and stage.public == "no"
-    )
-    if layers is None or not is_plain_stage or plan.gradient_clip_val is not None:
+    found = for_stack(fabric, module, plan)
+    if found is None:
         return None
     known = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
-    names = [known.pop(id(tensor), "") for layer in layers for tensor in (layer.weight, layer.bias)]
-    return names if not known and server.keys() == set(names) else None
+    names = [known[id(parameter)] for parameter in found.parameters]
+    return names if server.keys() == set(names) else None
 
 
 class Cohort:
@@ -84,44 +62,59 @@ class Cohort:
         server: State,
         names: list[str],
     ) -> None:
-        self.module, self.plan_for, self.client_of, self.enter = module, plan_for, client_of, enter
-        self.names, self.order = names, list(server)
-        self.weights, self.biases = ([server[name] for name in names[start::2]] for start in (0, 1))
-        self.kinds = {k: self._kind(k) for k in clients}
-        # Counted over all processes, so that the same clients are stacked on one and on many.
-        counts = Counter(kind for kind in self.kinds.values() if kind is not None)
-        often = {kind for kind, count in counts.items() if count >= max(MANY, SHARE * len(clients))}
-        chosen = {kind for kind in often if kind.fits(*self.weights[0].shape[::-1])}
-        self.mine = [k for k in clients[fabric.global_rank :: fabric.world_size] if self.kinds[k] in chosen]
+        self.fabric = fabric
+        self.module = module
+        self.plan_for = plan_for
+        self.client_of = client_of
+        self.enter = enter
+        self.names = names
+        self.order = list(server)
+        self.weights = [server[name] for name in names[::2]]
+        self.biases = [server[name] for name in names[1::2]]
+        self.kinds = self._frequent({k: self._kind(k) for k in clients})
+        self.mine = [k for k in clients[fabric.global_rank :: fabric.world_size] if k in self.kinds]
         self.ahead: dict[int, tuple[Stack, int] | None] = {}  # None: must be visited by itself after all
 
     def outcome(self, k: int, memory: Memory) -> Outcome | None:
         """What a client's visit brings, who keeps the state that it has; None if it must be visited by itself."""
+        if memory.optimizer:  # what an optimiser of another kind left behind is the visit's to pass on
+            return None
+        # Somebody may have hung a hook somewhere since the last client.
+        found = for_stack(self.fabric, self.module, self.plan_for(k))
+        if found is None:
+            return None
         if k not in self.ahead and k in self.mine:
-            self._work_ahead(k)
+            self._work_ahead(k, found)
         place = self.ahead.pop(k, None)
         if place is None:
             return None
         stack, i = place
-        client = self.module.client = stack.members[i].client
+        client = stack.members[i].client
+        self.module.client = client
         layers, loss = stack.trained(i)
         state = dict(zip(self.names, layers, strict=True))
         upload = Upload(k, {name: state[name] for name in self.order}, float(self.module.client_weight(client)))
         return Outcome(upload, Memory(memory.state), {"train_loss": loss})
 
-    def _work_ahead(self, k: int) -> None:
+    def _work_ahead(self, k: int, found: Perceptron) -> None:
         self.enter(k)
-        start, room, found = self.mine.index(k), ROOM, defaultdict(list)
+        room = ROOM
+        start = self.mine.index(k)
+        members = defaultdict(list)
         deeper = sum(tensor.nbytes for tensor in (*self.weights[1:], *self.biases[1:]))
         for k in self.mine[start : start + AT_ONCE]:
             if room <= 0:
                 break
             self.ahead[k] = None
-            if (member := self._member(k)) is not None:
-                found[self.kinds[k]].append(member)
-                room -= self.kinds[k].num_bytes(*self.weights[0].shape[::-1]) + deeper
-        for kind, members in found.items():
-            self._train(kind, members)
+            kind = self.kinds[k]
+            member = self._member(k, kind, found)
+            if member is not None:
+                members[kind].append(member)
+                room -= kind.num_bytes(*self.sizes) + deeper
+        # What builds an optimiser or batches may have touched the network.
+        if is_same(found, for_stack(self.fabric, self.module, self.plan_for(k))):
+            for kind, alike in members.items():
+                self._train(kind, alike)
 
     def _train(self, kind: Kind, members: list[Member]) -> None:
         try:
@@ -133,39 +126,51 @@ class Cohort:
             return
         self.ahead |= {member.client.id: (stack, i) for i, member in enumerate(members)}
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Features and width of the first layer."""
+        width, features = self.weights[0].shape
+        return features, width
+
     def _kind(self, k: int) -> Kind | None:
         try:
-            plan, client = self.plan_for(k), self.client_of(k)
+            plan = self.plan_for(k)
+            client = self.client_of(k)
+            if client.data is None or not client.sees_the_same_inputs:
+                return None
             samples = client.num_opted_in if plan.stage.samples == "opted_in" else client.num_samples
-            is_fixed = client.sees_the_same_inputs
-            return Kind(samples, client.data.batch_size_of(k), plan.epochs, plan.steps) if is_fixed else None
+            return Kind(samples, client.data.batch_size_of(k), plan.epochs, plan.steps)
         except Exception:  # its own visit will tell
             return None
 
-    def _member(self, k: int) -> Member | None:
+    def _frequent(self, kinds: dict[int, Kind | None]) -> dict[int, Kind]:
+        """The clients of kinds that are worth a stack.
+
+        Counted over all processes, so that the same clients are stacked on one and on many.
+        """
+        enough = max(MANY, SHARE * len(kinds))
+        counts = Counter(kinds.values())
+        return {
+            k: kind
+            for k, kind in kinds.items()
+            if kind is not None and counts[kind] >= enough and kind.fits(*self.sizes)
+        }
+
+    def _member(self, k: int, kind: Kind, found: Perceptron) -> Member | None:
         """The client, if its steps are plain; one that fails already here is left to its own visit, which will tell."""
         try:
             plan = self.plan_for(k)
-            client = self.module.client = replace(self.client_of(k), samples=plan.stage.samples)
+            client = replace(self.client_of(k), samples=plan.stage.samples)
+            self.module.client = client
             self.module.stage = plan.stage
             with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, k)):
-                optimizers = as_list(self.module.configure_optimizers())
+                optimizer = self.module.configure_optimizers()
                 order = generator(plan.seed, "batches", plan.stage.name, client.round, k)
                 batches = client.train_batches(order)
-            if len(optimizers) != 1 or not is_plain(optimizers[0]) or not ClosedForm.of(self.module, optimizers[0]):
+            if not trains_all(optimizer, found):
                 return None
-            rate = optimizers[0].param_groups[0]["lr"] * plan.lr_factor
-            return Member(client, batches, rate) if self._is_plain(batches, self.kinds[k]) else None
+            if not is_plain_data(found, batches, kind.samples, kind.batch_size):
+                return None
+            return Member(client, batches, optimizer.param_groups[0]["lr"] * plan.lr_factor)
         except Exception:
             return None
-
-    def _is_plain(self, batches: Batches, kind: Kind) -> bool:
-        """Whether batches are views of tensors as the stack wants them."""
-        if type(batches) is not Batches or batches.transform is not None or batches.batch_size != kind.batch_size:
-            return False
-        x, y = batches.x, batches.y
-        if x.dtype != torch.float32 or y.dtype != torch.int64 or not (x.is_cpu and y.is_cpu) or len(batches) == 0:
-            return False
-        if y.shape != (kind.samples,) or x.flatten(1).shape != (kind.samples, self.weights[0].shape[1]):
-            return False
-        return int(y.min()) >= 0 and int(y.max()) < len(self.biases[-1])

@@ -12,10 +12,10 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import SGD, Optimizer
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from fedlit.engine.precision import autocast, convert_input, has_scaler
 from fedlit.fast.perceptron import ClosedForm
+from fedlit.fast.permission import is_plain_sgd
 from fedlit.methods.base import FederatedModule
 
 KNOWN = (SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -30,26 +30,7 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
             group["fused" if fast else "foreach"] = True
 
 
-def is_plain(optimizer: Optimizer) -> bool:
-    """Whether it is SGD that only adds the gradient times the learning rate, and nobody watches."""
-    if type(optimizer) is not SGD or "step" in vars(optimizer):
-        return False
-    watched = (
-        optimizer._optimizer_step_pre_hooks,
-        optimizer._optimizer_step_post_hooks,
-        _global_optimizer_pre_hooks,
-        _global_optimizer_post_hooks,
-    )
-    if any(watched):
-        return False
-    return all(
-        isinstance(group["lr"], float | int)
-        and not any(group[name] for name in ("momentum", "weight_decay", "maximize", "differentiable"))
-        for group in optimizer.param_groups
-    )
-
-
-def plain_clear_and_step(optimizer: SGD) -> tuple[Callable[[], None], Callable[[], None]]:
+def plain_clear_and_step(optimizer: Optimizer) -> tuple[Callable[[], None], Callable[[], None]]:
     """`optimizer.zero_grad` and `optimizer.step` of plain SGD, for less."""
     parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
@@ -84,14 +65,14 @@ class Descent:
         self.context, self.is_scaled = autocast(fabric), has_scaler(fabric)
         self.clear, self.step = self.optimizer.zero_grad, self.optimizer.step
         self.closed_form = None
-        if is_plain(self.optimizer):
+        if is_plain_sgd(self.optimizer):
             self.clear, self.step = plain_clear_and_step(self.optimizer)
             direct = clip is None and self.context is nullcontext
             self.closed_form = ClosedForm.of(learner, self.optimizer) if direct else None
 
     def __call__(self, batch: tuple[Tensor, ...], index: int) -> None:
         """One batch."""
-        if self.closed_form is not None and not batch[1].is_floating_point():  # as targets may be
+        if self.closed_form is not None and self.closed_form.takes(batch):
             self.learner.log("train_loss", self.closed_form(*batch))
             return
         if self.context is not nullcontext:

@@ -20,9 +20,11 @@ from fedlit.engine.means import Means
 from fedlit.engine.sampling import ClientSampler
 from fedlit.fast.max_pool import Halved, MaxPool
 from fedlit.fast.memory import set_fast
-from fedlit.fast.perceptron import ClosedForm, linear_layers
+from fedlit.fast.perceptron import ClosedForm
+from fedlit.fast.permission import is_plain_sgd
+from fedlit.fast.recognition import perceptron
 from fedlit.fast.stack import Stack
-from fedlit.fast.step import Descent, is_plain, plain_clear_and_step, prepare
+from fedlit.fast.step import Descent, plain_clear_and_step, prepare
 from fedlit.methods import FML, FedProx, MixtureOfExperts
 from fedlit.networks import MLP, LeNet5, McMahanCNN
 from fedlit.records import checkpoint
@@ -128,8 +130,8 @@ def test_closed_form_is_autograd_to_the_bit(batch, hidden):
     quick.load_state_dict(slow.state_dict())
     rough.load_state_dict(slow.state_dict())
     optimizers = [SGD(network.parameters()) for network in (slow, quick, rough)]
-    exact = ClosedForm(linear_layers(quick), optimizers[1], fused=False)
-    fused = ClosedForm(linear_layers(rough), optimizers[2], fused=True)
+    exact = ClosedForm(perceptron(quick), optimizers[1], fused=False)
+    fused = ClosedForm(perceptron(rough), optimizers[2], fused=True)
     for _ in range(5):
         x, y = torch.randn(batch, 1, 8, 8), torch.randint(0, 3, (batch,))
         optimizers[0].zero_grad()
@@ -148,7 +150,7 @@ def test_closed_form_by_hand():
     nn.init.zeros_(network[1].weight)
     nn.init.zeros_(network[1].bias)
     for fused in (False, True):
-        step = ClosedForm(linear_layers(network), torch.optim.SGD(network.parameters(), lr=1.0), fused)
+        step = ClosedForm(perceptron(network), torch.optim.SGD(network.parameters(), lr=1.0), fused)
         step(torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
         assert network[1].weight.tolist() == [[0.5, 1.0], [-0.5, -1.0]]
         assert network[1].bias.tolist() == [0.5, -0.5]
@@ -226,8 +228,8 @@ class Skip(nn.Sequential):
 
 @pytest.mark.parametrize("build", OTHERS.values(), ids=OTHERS)
 def test_what_is_no_perceptron_has_no_closed_form(build):
-    assert linear_layers(build()) is None
-    assert len(linear_layers(MLP())) == 3
+    assert perceptron(build()) is None
+    assert len(perceptron(MLP()).weights) == 3
 
 
 class LooksBack(FedAvg):
@@ -264,7 +266,7 @@ def test_a_plain_step_is_the_optimiser_s_to_the_bit(options, plain):
     networks = [nn.Linear(5, 3) for _ in range(2)]
     networks[1].load_state_dict(networks[0].state_dict())
     ours, theirs = (torch.optim.SGD(network.parameters(), lr=0.3, **options) for network in networks)
-    assert is_plain(ours) == plain
+    assert is_plain_sgd(ours) == plain
     clear, step = plain_clear_and_step(ours)
     for _ in range(3):
         x = torch.randn(4, 5)
@@ -279,7 +281,7 @@ def test_a_watched_optimiser_is_stepped_as_it_is():
     method, seen = FedAvg(LeNet5, SGD), []
     optimizer = SGD(method.parameters())
     optimizer.register_step_post_hook(lambda *_: seen.append(1))
-    assert not is_plain(optimizer)
+    assert not is_plain_sgd(optimizer)
     descend = Descent(Fabric(accelerator="cpu"), method, [optimizer], None)
     descend((torch.randn(2, 3, 32, 32), torch.tensor([0, 1])), 0)
     assert seen == [1]

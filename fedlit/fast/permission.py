@@ -1,0 +1,208 @@
+"""Who may take a shortcut: only where everything is known to be plain; whatever is not known goes the ordinary way.
+
+A shortcut leaves out what runs beside the arithmetic of a step or of a visit. So each function here asks, line by
+line, for all that could run there; `tools/mutants.py` drops the lines one by one and sees that a test fails.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import Precision
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from fedlit.data.batches import Batches
+from fedlit.fast.forward_code import is_data
+from fedlit.fast.recognition import Perceptron, perceptron
+from fedlit.fast.transparency import hooks_of, names_beside
+from fedlit.methods.base import FederatedModule
+
+if TYPE_CHECKING:
+    from fedlit.engine.plan import Plan
+
+# Plain data of a method; who computes it instead is asked as often as ever.
+DATA = {"shared", "server_only", "collected", "wants_index", "weighting", "fast", "monitor"}
+# What a method may define without a part in any visit of a stack: it is asked before, after, or in other stages.
+HARMLESS_TO_A_VISIT = DATA | {
+    "aggregate",
+    "configure_stages",
+    "earlier_uploads",
+    "is_shared",
+    "on_server_start",
+    "probe",
+    "validation_loss",
+}
+# What it may define beside for single steps: it is called in a visit, but before the first step of an epoch or after
+# the last one, and does not miss gradients there.
+HARMLESS_TO_A_STEP = HARMLESS_TO_A_VISIT | {
+    "client_weight",
+    "configure_client",
+    "configure_optimizers",
+    "on_client_start",
+    "on_train_epoch_start",
+    "parameters_of",
+}
+OF_A_METHOD = frozenset(dir(FederatedModule))
+# The classes above a method as they were at import: who replaces a hook of theirs later wants it to be called.
+AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in FederatedModule.__mro__ if cls not in nn.Module.__mro__)
+# Those that are in force; before PyTorch 2.8 nobody could ask.
+saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+OF_SGD = frozenset(vars(SGD([torch.zeros(1)], lr=0.1)))
+OF_A_GROUP = frozenset(SGD([torch.zeros(1)], lr=0.1).param_groups[0])
+OF_BATCHES = frozenset(Batches.__dataclass_fields__)
+
+
+def for_closed_form(learner: FederatedModule, optimizer: Optimizer) -> Perceptron | None:
+    """The perceptron whose steps may be taken in closed form; None where anything might be missed."""
+    if not is_plain_context():
+        return None
+    if not is_plain_method(learner, HARMLESS_TO_A_STEP):
+        return None
+    found = perceptron(learner.get_submodule("network"))
+    if found is None or not trains_all(optimizer, found):
+        return None
+    return found
+
+
+def for_stack(fabric: Fabric, module: FederatedModule, plan: "Plan") -> Perceptron | None:
+    """The perceptron of which clients may be trained side by side; None where a visit might do more."""
+    if not module.fast:  # a stack rounds otherwise
+        return None
+    if not is_plain_context():
+        return None
+    if type(fabric.strategy.precision) is not Precision:
+        return None
+    if not is_plain_plan(plan):
+        return None
+    if not is_plain_method(module, HARMLESS_TO_A_VISIT):
+        return None
+    return perceptron(module.get_submodule("network"))
+
+
+def is_plain_context() -> bool:
+    """Whether PyTorch does what it does by itself, and nobody looks on."""
+    return (
+        torch.is_grad_enabled()  # else a step fails, and must
+        and not torch.is_inference_mode_enabled()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.is_anomaly_enabled()
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._len_torch_dispatch_stack() == 0
+        and saved_tensors_hooks(True) is None
+    )
+
+
+def is_plain_method(learner: FederatedModule, harmless: set[str]) -> bool:
+    """Whether a method's step is cross-entropy on its one network, and nothing it defines runs beside it."""
+    state = vars(learner)
+    return (
+        type(type(learner)) is type
+        and all(vars(cls) == as_imported for cls, as_imported in AS_IMPORTED)
+        and all(_is_harmless(learner, name, harmless) for name in names_beside(learner, FederatedModule))
+        and state.keys() & OF_A_METHOD <= DATA  # else a hook hangs on the method itself
+        and not any(hooks_of(state))
+        and list(learner._modules) == ["network"]
+        and not learner._parameters
+        and not learner._buffers
+        and learner.automatic_optimization
+        and not learner.wants_index
+    )
+
+
+def _is_harmless(learner: FederatedModule, name: str, harmless: set[str]) -> bool:
+    """Whether it does not matter that a method defines this: known, or a number of its own."""
+    if name in harmless:
+        return True
+    return name not in OF_A_METHOD and is_data(getattr(type(learner), name))
+
+
+def trains_all(optimizer: Optimizer, found: Perceptron) -> bool:
+    """Whether an optimiser trains the whole perceptron by one rate, and does no more than that."""
+    return (
+        is_plain_sgd(optimizer)
+        and len(optimizer.param_groups) == 1
+        and set(_ids(optimizer.param_groups[0]["params"])) == set(_ids(found.parameters))
+    )
+
+
+def is_plain_sgd(optimizer: Optimizer) -> bool:
+    """Whether it is SGD that only adds the gradient times the learning rate, and nobody watches."""
+    state = vars(optimizer)
+    return (
+        type(optimizer) is SGD
+        and state.keys() <= OF_SGD  # a scheduler, for one, hangs a `step` on it
+        and not any(hooks for name, hooks in state.items() if name.endswith("_hooks"))
+        and not _global_optimizer_pre_hooks
+        and not _global_optimizer_post_hooks
+        and all(_is_plain_group(group) for group in optimizer.param_groups)
+    )
+
+
+def _is_plain_group(group: dict) -> bool:
+    return (
+        group.keys() <= OF_A_GROUP
+        and type(group["lr"]) in (int, float)  # a tensor may change between two steps
+        and group["momentum"] == 0
+        and group["weight_decay"] == 0
+        and not group["maximize"]
+        and not group["differentiable"]
+    )
+
+
+def is_plain_plan(plan: "Plan") -> bool:
+    """Whether clients train to the end of their epochs, for the server to average, and nothing is done between."""
+    stage = plan.stage
+    return (
+        stage.upload == "aggregate"
+        and stage.module is None
+        and stage.early_stopping is None
+        and stage.public == "no"
+        and plan.gradient_clip_val is None
+        and plan.after_epoch is bool  # the default, which does nothing
+    )
+
+
+def is_plain_batch(found: Perceptron, x: Tensor, y: Tensor) -> bool:
+    """Whether a batch is what the closed form of a perceptron computes with."""
+    return (
+        type(x) is Tensor  # not one with functions of its own
+        and type(y) is Tensor
+        and x.dtype == torch.float32
+        and y.dtype == torch.int64  # targets may be probabilities
+        and y.dim() == 1
+        and x.is_cpu
+        and not x.requires_grad  # somebody wants its gradient
+        and (found.flattens or x.dim() == 2)
+    )
+
+
+def is_plain_data(found: Perceptron, batches: Batches, samples: int, batch_size: int) -> bool:
+    """Whether batches are views of tensors as a stack of such clients wants them."""
+    x, y = batches.x, batches.y
+    return (
+        type(batches) is Batches
+        and vars(batches).keys() <= OF_BATCHES  # an `order` of its own may hang on it
+        and batches.transform is None
+        and not batches.indexed
+        and batches.batch_size == batch_size
+        and len(batches) > 0
+        and is_plain_batch(found, x, y)
+        and y.is_cpu
+        and len(y) == samples
+        and x.flatten(1).shape == (samples, found.weights[0].shape[1])
+        and int(y.min()) >= 0
+        and int(y.max()) < len(found.biases[-1])
+    )
+
+
+def is_same(found: Perceptron | None, other: Perceptron | None) -> bool:
+    """Whether a network is still what it was."""
+    if found is None or other is None:
+        return False
+    return found.flattens == other.flattens and _ids(found.parameters) == _ids(other.parameters)
+
+
+def _ids(parameters: list[nn.Parameter]) -> list[int]:
+    return [id(parameter) for parameter in parameters]
