@@ -23,6 +23,7 @@ import fedlit
 from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.messages import in_full, known_classes, plain, suggestion
 from fedlit.data import FederatedData
+from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 
@@ -151,6 +152,8 @@ def main(args: list[str] | None = None) -> None:
         cli = FederatedCLI()
         trainer = cli.trainer
         cli.start()
+    except UsageError as error:
+        refuse(str(error))
     except (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException) as error:
         if DEBUG or (trainer is not None and trainer.running):
             raise  # not the user's input: the whole story

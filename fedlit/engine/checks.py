@@ -14,8 +14,10 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
+from fedlit.engine.lightning_hooks import check_hooks
+from fedlit.engine.optimizers import as_list
 from fedlit.engine.processes import ClientParallelStrategy
-from fedlit.engine.visit import as_list
+from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule, for_client, kind, twin
 from fedlit.methods.stage import Stage
 from fedlit.rng import isolated
@@ -94,6 +96,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Mappi
     stages = model.configure_stages()
     if not stages or len({stage.name for stage in stages}) < len(stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    check_hooks(model, stages)
     measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
     if options["monitor"] and (which := options["monitor"].rpartition("/")[2].partition("_on_")[0]) not in measured:
         raise ValueError(f"`trainer.monitor` names the model {which!r}, but there are {', '.join(sorted(measured))}.")
@@ -202,7 +205,8 @@ def _check_client(model: FederatedModule, data: FederatedData, k: int, x: Tensor
                 f"got shape {shape[1:]}; set its `num_classes`."
             )
     try:
-        as_list(model.configure_optimizers())
+        with at_the_door(model, client):
+            as_list(model.configure_optimizers())
     except (ValueError, TypeError) as error:
         raise ValueError(f"`model.optimizer` of client {k}: {_first_line(error)}") from error
 

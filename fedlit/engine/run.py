@@ -20,6 +20,7 @@ from fedlit.engine.client_store import Memories, Store
 from fedlit.engine.failure import Failure, all_failed, failure
 from fedlit.engine.processes import broadcast, in_order
 from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import Interrupted, Memory, Outcome, Plan, enter, shared_names, visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.methods.base import FederatedModule, copy_into, twin
@@ -249,7 +250,7 @@ class Run:
             network = (plan.stage.module or self.module).global_model()
             with isolated(derive(self.seed, "trained", plan.stage.name, round, k)):
                 return outcome, evaluate(self.fabric, network, client.val_batches(), self.metrics)
-        except Interrupted:
+        except (Interrupted, UsageError):  # a method's mistake would be every client's
             raise
         except Exception as error:  # whatever a client does, the round goes on without it
             self.mend()

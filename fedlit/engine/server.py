@@ -7,6 +7,7 @@ from fedlit.data.client import SERVER, Server
 from fedlit.engine.failure import failure
 from fedlit.engine.processes import in_order
 from fedlit.engine.run import Round, Run
+from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import Memory, Plan, optimizer_state, train
 from fedlit.records.recorder import POOLED, Row
 
@@ -33,6 +34,8 @@ def serve(run: Run, round: int, plan_for: Callable[[int], Plan], tell: Callable[
         run.load_global()
         try:
             optimizers, logs = train(run.fabric, run.module, server, plan, run.server_memory, run.collected)
+        except UsageError:
+            raise
         except (RuntimeError, ValueError) as error:
             raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
         live = run.module.state_dict()

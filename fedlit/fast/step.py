@@ -6,7 +6,9 @@ the same update is one call, to the bit. `optimizer.step` itself is the twin tha
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain
+from typing import Any, TypeGuard
 
 import torch
 from lightning.fabric import Fabric
@@ -14,7 +16,9 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from fedlit.engine.lightning_hooks import STEP_HOOKS, overridden
 from fedlit.engine.precision import autocast, convert_input, has_scaler
+from fedlit.engine.step_contract import loss_of, takes_batch_idx
 from fedlit.fast.perceptron import ClosedForm
 from fedlit.methods.base import FederatedModule
 
@@ -30,7 +34,7 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
             group["fused" if fast else "foreach"] = True
 
 
-def is_plain(optimizer: Optimizer) -> bool:
+def is_plain(optimizer: Optimizer) -> TypeGuard[SGD]:
     """Whether it is SGD that only adds the gradient times the learning rate, and nobody watches."""
     if type(optimizer) is not SGD or "step" in vars(optimizer):
         return False
@@ -68,7 +72,7 @@ def plain_clear_and_step(optimizer: SGD) -> tuple[Callable[[], None], Callable[[
 
 
 class Descent:
-    """The steps of a visit.
+    """The steps of a visit whose method has no hooks of its own around them.
 
     Args:
         fabric: Precision.
@@ -80,16 +84,24 @@ class Descent:
     def __init__(
         self, fabric: Fabric, learner: FederatedModule, optimizers: list[Optimizer], clip: float | None
     ) -> None:
-        self.fabric, self.learner, self.optimizer, self.clip = fabric, learner, optimizers[0], clip
-        self.context, self.is_scaled = autocast(fabric), has_scaler(fabric)
-        self.clear, self.step = self.optimizer.zero_grad, self.optimizer.step
-        self.closed_form = None
-        if is_plain(self.optimizer):
+        self.fabric = fabric
+        self.learner = learner
+        self.optimizer = optimizers[0]
+        self.clip = clip
+        self.context = autocast(fabric)
+        self.is_scaled = has_scaler(fabric)
+        self.takes_batch_idx = takes_batch_idx(learner.training_step)
+        self.clear: Callable[[], object] = self.optimizer.zero_grad
+        self.step: Callable[[], object] = self.optimizer.step
+        self.closed_form: ClosedForm | None = None
+        if self.is_scaled:
+            self.step = partial(fabric.strategy.optimizer_step, self.optimizer)
+        elif is_plain(self.optimizer):
             self.clear, self.step = plain_clear_and_step(self.optimizer)
-            direct = clip is None and self.context is nullcontext
-            self.closed_form = ClosedForm.of(learner, self.optimizer) if direct else None
+            if clip is None and self.context is nullcontext and not overridden(learner, STEP_HOOKS):
+                self.closed_form = ClosedForm.of(learner, self.optimizer)
 
-    def __call__(self, batch: tuple[Tensor, ...], index: int) -> None:
+    def __call__(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """One batch."""
         if self.closed_form is not None and not batch[1].is_floating_point():  # as targets may be
             self.learner.log("train_loss", self.closed_form(*batch))
@@ -97,14 +109,28 @@ class Descent:
         if self.context is not nullcontext:
             batch = (convert_input(self.fabric, batch[0]), *batch[1:])
         with self.context():
-            loss = self.learner.training_step(batch, index)
-        if not self.learner.automatic_optimization or loss is None:
+            result = self._result(batch, batch_idx)
+        if not self.learner.automatic_optimization:
+            return
+        loss = result if isinstance(result, Tensor) else loss_of(result)
+        if loss is None:
             return
         self.clear()
-        self.fabric.backward(loss) if self.is_scaled else loss.backward()
-        if self.clip is not None and self.is_scaled:
-            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+        if self.is_scaled:
+            self.fabric.backward(loss)
+        else:
+            loss.backward()
         if self.clip is not None:
-            for group in self.optimizer.param_groups:
-                torch.nn.utils.clip_grad_norm_(group["params"], self.clip)
+            self._clip(self.clip)
         self.step()
+
+    def _result(self, batch: Any, batch_idx: int) -> Any:
+        if self.takes_batch_idx:
+            return self.learner.training_step(batch, batch_idx)
+        return self.learner.training_step(batch)  # type: ignore[call-arg]
+
+    def _clip(self, clip: float) -> None:
+        if self.is_scaled:
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+        for group in self.optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], clip)

@@ -1,0 +1,59 @@
+"""What a visit is asked to do, and what it brings."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fedlit.aggregation import State, Upload
+from fedlit.methods.stage import Stage
+
+OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
+KeepOptimizer = Literal["personal", "reset", "keep"]
+
+
+class Interrupted(Exception):
+    """The run was asked to stop in the middle of a visit."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a visit trains.
+
+    Attributes:
+        stage: The stage that it belongs to.
+        seed: Of the run; the visit derives its own streams.
+        epochs: Passes over the client's samples, unless `steps` is given.
+        steps: Batches, however many passes they take.
+        lr_factor: What the learning-rate schedule multiplies by in this round.
+        optimizer_state: Kept between visits for `personal` parameters, for all (`keep`) or for none (`reset`).
+        gradient_clip_val: Largest norm of the gradient; None does not clip.
+        should_stop: Asked before every batch.
+        after_epoch: Called after every epoch.
+    """
+
+    stage: Stage
+    seed: int
+    epochs: int = 1
+    steps: int | None = None
+    lr_factor: float = 1.0
+    optimizer_state: KeepOptimizer = "personal"
+    gradient_clip_val: float | None = None
+    should_stop: Callable[[], bool] = bool
+    after_epoch: Callable[[], object] = bool
+
+
+@dataclass
+class Memory:
+    """What stays with a client between visits: its personal state, and of each stage's optimiser what goes with it."""
+
+    state: State = field(default_factory=dict)
+    optimizer: dict[str, OptimizerState] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged."""
+
+    upload: Upload | None
+    memory: Memory
+    logs: dict[str, float]
