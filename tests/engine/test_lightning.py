@@ -1,4 +1,4 @@
-"""A visit is a `fit`: one client with all data sees what Lightning's Trainer would show it, hook by hook, bit by bit."""
+"""A visit is a `fit`: one client with all data sees what the Trainer would show it, hook by hook, bit by bit."""
 
 from functools import partial
 
