@@ -14,7 +14,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "data": NOUNS,
     "records": NOUNS | {"data"},
     "methods": NOUNS | PARTS | {"data", "records.checkpoint"},
-    "fast": NOUNS | PARTS | {"data", "methods", "engine"},
+    "fast": NOUNS | {"data", "methods", "engine.plan"},
     "engine": NOUNS | PARTS | {"data", "methods", "records", "fast"},
     "callbacks": {"methods", "records"},
     "federation": {"data", "methods", "engine", "fast.memory", "records", "callbacks"},

@@ -19,6 +19,7 @@ from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.data import FederatedData
+from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 
@@ -131,6 +132,8 @@ def _run() -> Federation:
         cli = FederatedCLI()
         federation = cli.trainer
         cli.start()
+    except UsageError as error:
+        refuse(str(error))
     except (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException) as error:
         if DEBUG or (federation is not None and federation.running):
             raise  # not the user's input: the whole story

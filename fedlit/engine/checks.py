@@ -11,8 +11,10 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
+from fedlit.engine.lightning_hooks import check_hooks
+from fedlit.engine.optimizers import as_list
 from fedlit.engine.options import Options
-from fedlit.engine.visit import as_list
+from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
 from fedlit.methods.stage import Stage
@@ -36,6 +38,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
     _check_state(model)
     stages = model.configure_stages()
     _check_stages(stages, model, options)
+    check_hooks(model, stages)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)
@@ -150,7 +153,8 @@ def _check_client(model: FederatedModule, client: Client, x: Tensor) -> None:
     _check_outputs(model, f"network of client {client.id}", client, x)
     _check_outputs(model.global_model(), "global model", client, x)
     try:
-        as_list(model.configure_optimizers())
+        with at_the_door(model, client):
+            as_list(model.configure_optimizers())
     except (ValueError, TypeError) as error:
         raise ValueError(f"`model.optimizer` of client {client.id}: {_first_line(error)}") from error
 

@@ -1,32 +1,144 @@
-"""Means of what a visit logs."""
+"""What a visit logs: `self.log` as in Lightning, of which one number per name is recorded for the visit."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+
+from fedlit.engine.usage import UsageError
 
 MANY = 1000
+REDUCTIONS: dict[Any, str] = {
+    torch.mean: "mean",
+    torch.sum: "sum",
+    torch.max: "max",
+    torch.min: "min",
+    max: "max",
+    min: "min",
+    sum: "sum",
+}
 
 
 class Means:
-    """Means of what a visit logs, without a synchronisation or a sum per step."""
+    """Means of what a visit logs, without a synchronisation or a sum per step; or sums, maxima, minima."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Any]] = {}
-        self.means: dict[str, list[tuple[float, int]]] = {}
+        self.parts: dict[str, list[tuple[float, int]]] = {}  # reduced values, and how many they were
+        self.reductions: dict[str, str] = {}  # of names that were logged with options
+        self.weights: dict[str, int] = {}  # samples of a batch beyond the first, where `batch_size` was given
+        self.metrics: dict[str, Metric] = {}
 
-    def __call__(self, name: str, value: Any) -> None:
+    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        if args or options:
+            self._log(name, value, *args, **options)
+        elif isinstance(value, Tensor):
+            self._append(name, value.detach().clone())
+        elif isinstance(value, Metric):
+            self.metrics[name] = value
+        else:
+            self._append(name, value)
+
+    def _append(self, name: str, value: Any) -> None:
         values = self.values.setdefault(name, [])
-        values.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        values.append(value)
         if len(values) == MANY:
             self._add_up(name)
 
+    def _log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool = False,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Lightning's arguments; a visit has neither a bar, several processes nor several loaders of its own."""
+        _refuse(name, "enable_graph=True", enable_graph, "what is recorded has no gradient")
+        _refuse(name, "sync_dist_group", sync_dist_group is not None, "one process has the whole client")
+        if logger is False or (on_step is False and on_epoch is False):
+            return
+        self._reduce_by(name, reduce_fx)
+        if batch_size is None or isinstance(value, Metric):
+            self(name, value)
+        elif self.reductions[name] == "mean":
+            self.weights[name] = self.weights.get(name, 0) + batch_size - 1
+            self(name, torch.as_tensor(value).detach().double() * batch_size)
+        else:
+            self(name, value)
+
+    def _reduce_by(self, name: str, reduce_fx: str | Callable[..., Any]) -> None:
+        chosen = REDUCTIONS.get(reduce_fx, reduce_fx)
+        if chosen not in REDUCTIONS.values():
+            raise UsageError(f"`self.log({name!r}, reduce_fx=...)` must be mean, sum, max or min, got {reduce_fx}.")
+        before = self.reductions.setdefault(name, "mean" if name in self.values else str(chosen))
+        if before != chosen:
+            raise UsageError(f"`self.log({name!r}, reduce_fx=...)` is {before} in one place and {chosen} in another.")
+
     def _add_up(self, name: str) -> None:
         values = self.values.pop(name)
-        total = torch.stack([torch.as_tensor(value).cpu().double() for value in values]).sum(0)
-        self.means.setdefault(name, []).append((float(total), len(values)))
+        try:
+            column = torch.stack([torch.as_tensor(value).cpu().double() for value in values])
+            how = self.reductions.get(name, "mean")
+            total = float({"max": torch.amax, "min": torch.amin}.get(how, torch.sum)(column, 0))
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise UsageError(
+                f"`self.log({name!r}, ...)` takes a number, a tensor of one element or a torchmetrics Metric: {error}"
+            ) from error
+        self.parts.setdefault(name, []).append((total, len(values)))
 
     def result(self) -> dict[str, float]:
         for name in list(self.values):
             self._add_up(name)
-        return {name: sum(t for t, _ in parts) / sum(n for _, n in parts) for name, parts in self.means.items()}
+        reduced = {name: self._reduced(name) for name in self.parts}
+        return reduced | {name: _number(name, metric) for name, metric in self.metrics.items()}
+
+    def _reduced(self, name: str) -> float:
+        totals = [total for total, _ in self.parts[name]]
+        how = self.reductions.get(name, "mean")
+        if how == "max":
+            return max(totals)
+        if how == "min":
+            return min(totals)
+        if how == "sum":
+            return sum(totals)
+        return sum(totals) / (sum(count for _, count in self.parts[name]) + self.weights.get(name, 0))
+
+
+class EpochMeans:
+    """The same of a visit, and of its last epoch beside it, for a schedule that waits for a value.
+
+    Args:
+        visit: What the whole visit logs.
+    """
+
+    def __init__(self, visit: Means) -> None:
+        self.visit = visit
+        self.epoch = Means()
+
+    def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
+        self.visit(name, value, *args, **options)
+        self.epoch(name, value, *args, **options)
+
+
+def _number(name: str, metric: Metric) -> float:
+    try:
+        return float(metric.compute())
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise UsageError(f"`self.log({name!r}, ...)`: {type(metric).__name__} must give one number: {error}") from error
+
+
+def _refuse(name: str, option: str, is_given: bool, why: str) -> None:
+    if is_given:
+        raise UsageError(f"`self.log({name!r}, {option})` has no meaning in a federation: {why}.")

@@ -11,6 +11,7 @@ from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
+from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.records.round_record import Failure, RoundRecord, all_failed, failure
@@ -124,7 +125,7 @@ class ClientRound:
             elif self.score and outcome.upload is not None:
                 state.live.put(outcome.upload.state)
             return outcome, self._scores(k)
-        except Interrupted:
+        except (Interrupted, UsageError):  # a method's mistake would be every client's
             raise
         except Exception as error:  # whatever a client does, the round goes on without it
             state.live.mend()

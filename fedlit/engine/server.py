@@ -5,10 +5,12 @@ from typing import Any
 
 from fedlit.aggregation import Upload, defect
 from fedlit.data.client import SERVER, Server
+from fedlit.engine.optimizers import optimizer_state
 from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.processes import in_order
 from fedlit.engine.state import FederationState
-from fedlit.engine.visit import optimizer_state, train
+from fedlit.engine.training import train
+from fedlit.engine.usage import UsageError
 from fedlit.records.round_record import RoundRecord, failure
 from fedlit.records.rows import POOLED, Row
 
@@ -47,6 +49,8 @@ def _trained(state: FederationState, round: int, plan: Plan) -> dict[str, Any]:
         optimizers, logs = train(
             state.fabric, state.module, _server(state, round), plan, state.server_memory, state.collected
         )
+    except UsageError:
+        raise
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
     live = state.module.state_dict()

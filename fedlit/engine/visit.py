@@ -1,31 +1,20 @@
-"""One client's visit: load its state, train locally, and take what travels and what stays.
+"""One client's visit: train locally what is loaded, and take what travels and what stays.
 
-The core knows no engine: a simulation, many processes or a real deployment need just `enter` and `visit`. A process has
-one live module; client states are swapped in and out of it.
+A simulation, many processes or a real deployment need just this and `LiveModule.enter`.
 """
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
-from fedlit.engine.early_stopping import Best
-from fedlit.engine.means import Means
-from fedlit.engine.plan import Interrupted, Memory, OptimizerState, Outcome, Plan
-from fedlit.engine.precision import autocast, has_scaler, renew_scaler
-from fedlit.fast.step import Descent, prepare
+from fedlit.engine.optimizers import optimizer_state
+from fedlit.engine.plan import Memory, Outcome, Plan
+from fedlit.engine.training import train
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
-from fedlit.rng import derive, generator, isolated
-
-Uploads = Mapping[int, State]  # what the server has collected, by client id
 
 
 def visit(
@@ -73,134 +62,3 @@ def _collected(module: FederatedModule, state: State, memory: Memory) -> State:
             before = memory.state.get(name)
             upload[name] = tensor if before is None or not torch.equal(before, tensor) else before
     return upload
-
-
-def train(
-    fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, memory: Memory, uploads: Uploads | None = None
-) -> tuple[list[Optimizer], dict[str, float]]:
-    """Run the local epochs of a stage on the live module: its optimisers, and the means of what it logged.
-
-    Args:
-        fabric: Device and precision.
-        module: With the state that training starts from.
-        client: Whose samples; also the server, which has those of the public pool.
-        plan: How long, how fast.
-        memory: Of the optimiser, from the last visit in this stage.
-        uploads: What the server has collected, if it is the server that trains.
-    """
-    learner, stage = plan.stage.module or module, plan.stage
-    module.client = learner.client = client = replace(client, samples=stage.samples)
-    learner._log_sink, module.stage = (means := Means()), stage
-    try:
-        with isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)):
-            with autocast(fabric)():  # what it computes of frozen networks must round as training does
-                if uploads is None:
-                    module.on_client_start(client)
-                else:
-                    module.on_server_start(client, uploads)
-            kept = memory.optimizer.get(stage.name, {})
-            optimizers = _optimizers(fabric, learner, plan, _names(module) if kept else {}, kept)
-            _train(fabric, learner, client, plan, optimizers)
-            if uploads is None:
-                module.on_client_end(client)
-    finally:
-        learner._log_sink, learner._fabric_optimizers = None, []
-    return optimizers, means.result()
-
-
-def _train(fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, optimizers: list[Optimizer]) -> None:
-    # To look is several times faster than to set; but who has a `train` of its own wants it to be called.
-    if any(not part.training or type(part).train is not nn.Module.train for part in learner.modules()):
-        learner.train()
-    order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
-    batches = client.train_batches(order, plan.stage.samples, plan.stage.public).to(learner.device)
-    batches.indexed = learner.wants_index
-    rule, best = plan.stage.early_stopping, None
-    if rule is not None and len(client.val_batches().y):  # without validation samples there is nothing to watch
-        best = Best(rule, fabric, learner, client)
-    renew_scaler(fabric)
-    renews = is_overridden("on_train_epoch_start", learner, FederatedModule)  # it may freeze layers, or change rates
-    descend, step = None, 0
-    for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # an epoch has at least one step
-        if best is not None and epoch % rule.check_every == 0 and best.exhausted():
-            break
-        learner.on_train_epoch_start()
-        if descend is None or renews:
-            descend = Descent(fabric, learner, optimizers, plan.gradient_clip_val)
-        for batch in batches:
-            if plan.should_stop():
-                raise Interrupted
-            descend(batch, step)
-            step += 1
-            if step == plan.steps:
-                break
-        learner.on_train_epoch_end()
-        plan.after_epoch()
-        if step == plan.steps:
-            break
-    if best is not None:
-        best.exhausted()
-        best.restore()
-
-
-def _optimizers(
-    fabric: Fabric, learner: FederatedModule, plan: Plan, names: dict[nn.Parameter, str], state: OptimizerState
-) -> list[Optimizer]:
-    """The learner's optimisers, with the state that was kept for them and this round's learning rate."""
-    optimizers = as_list(learner.configure_optimizers())
-    if learner.automatic_optimization and len(optimizers) != 1:
-        raise ValueError(
-            f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
-        )
-    # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
-    is_dense = not any(getattr(part, "sparse", False) for part in learner.modules())
-    may_fuse = learner.fast and learner.automatic_optimization and is_dense
-    for optimizer in optimizers:
-        prepare(optimizer, may_fuse)
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * plan.lr_factor
-            for parameter in group["params"]:
-                if names.get(parameter) in state:
-                    optimizer.state[parameter] = _revived(state[names[parameter]], parameter)
-    if has_scaler(fabric):
-        wrapped = fabric.setup_optimizers(*optimizers)
-        optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
-    learner._fabric, learner._fabric_optimizers = fabric, optimizers  # what manual optimisation asks Lightning for
-    return optimizers
-
-
-def _revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
-    """A copy on the parameter's device and in its layout; a step counter stays where the optimiser made it."""
-
-    def copied(name: str, value: Tensor) -> Tensor:
-        if name == "step":
-            return value.clone()
-        if value.shape != parameter.shape:
-            return value.to(parameter.device, copy=True)
-        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
-
-    return {name: copied(name, value) if isinstance(value, Tensor) else value for name, value in entry.items()}
-
-
-def as_list(configured: Any) -> list[Optimizer]:
-    """The optimisers that `configure_optimizers` returned; schedules belong to `trainer.lr_schedule`."""
-    configured = configured if isinstance(configured, list | tuple) else [configured]
-    if not configured or not all(isinstance(optimizer, Optimizer) for optimizer in configured):
-        raise ValueError(
-            "`configure_optimizers` must return an optimiser or a list of them (a learning-rate schedule over rounds "
-            f"is `trainer.lr_schedule`), got {configured!r}."
-        )
-    return list(configured)
-
-
-def _names(module: nn.Module) -> dict[nn.Parameter, str]:
-    return {parameter: name for name, parameter in module.named_parameters()}
-
-
-def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collection[str]) -> OptimizerState:
-    """What optimisers hold of the parameters with these names."""
-    if not any(optimizer.state for optimizer in optimizers):
-        return {}
-    names = _names(module)
-    entries: Iterator = (entry for optimizer in optimizers for entry in optimizer.state.items())
-    return {names[parameter]: dict(values) for parameter, values in entries if names.get(parameter) in kept}

@@ -74,7 +74,7 @@ class FederatedModule(LightningModule):
         self.client_optimizers = client_optimizers
         self.client: Client | None = None
         self.stage: Stage | None = None
-        self._log_sink: Callable[[str, Any], None] | None = None
+        self._log_sink: Callable[..., None] | None = None
 
     def is_shared(self, name: str) -> bool:
         """Whether this entry of the state dict travels."""
@@ -144,8 +144,9 @@ class FederatedModule(LightningModule):
         return {}
 
     def on_fit_start(self) -> None:
-        """Under a plain Trainer, training is one long visit."""
-        self.on_client_start(self.client)
+        """Under a plain Trainer, training is one long visit; a visit itself has begun already."""
+        if self._log_sink is None:
+            self.on_client_start(self.client)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._log_evaluation("val", batch)
@@ -168,9 +169,9 @@ class FederatedModule(LightningModule):
         self.log(f"{prefix}_acc", accuracy, prog_bar=True, batch_size=len(y))
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """As in Lightning; in a federation, the mean over a visit is recorded for the client."""
+        """As in Lightning; in a federation, the mean over a visit (or `reduce_fx`) is recorded for the client."""
         if self._log_sink is not None:
-            self._log_sink(name, value)
+            self._log_sink(name, value, *args, **kwargs)
         elif self._trainer is not None and self._current_fx_name is not None:  # a child's step is none of the Trainer's
             super().log(name, value, *args, **kwargs)
 

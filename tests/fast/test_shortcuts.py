@@ -17,14 +17,15 @@ from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
 from fedlit.engine.means import Means
+from fedlit.engine.plain_step import PlainStep
 from fedlit.engine.sampling import ClientSampler
 from fedlit.fast.max_pool import Halved, MaxPool
 from fedlit.fast.memory import set_fast
 from fedlit.fast.perceptron import ClosedForm
 from fedlit.fast.permission import is_plain_sgd
 from fedlit.fast.recognition import perceptron
+from fedlit.fast.sgd import plain_clear_and_step, prepare
 from fedlit.fast.stack import Stack
-from fedlit.fast.step import Descent, plain_clear_and_step, prepare
 from fedlit.methods import FML, FedProx, MixtureOfExperts
 from fedlit.networks import MLP, LeNet5, McMahanCNN
 from fedlit.records import checkpoint
@@ -282,7 +283,7 @@ def test_a_watched_optimiser_is_stepped_as_it_is():
     optimizer = SGD(method.parameters())
     optimizer.register_step_post_hook(lambda *_: seen.append(1))
     assert not is_plain_sgd(optimizer)
-    descend = Descent(Fabric(accelerator="cpu"), method, [optimizer], None)
+    descend = PlainStep(Fabric(accelerator="cpu"), method, [optimizer], None)
     descend((torch.randn(2, 3, 32, 32), torch.tensor([0, 1])), 0)
     assert seen == [1]
 

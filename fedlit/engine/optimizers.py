@@ -1,0 +1,142 @@
+"""The optimisers of a visit: as the method configures them, with what was kept for them and this round's rate."""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fedlit.engine.plan import OptimizerState, Plan
+from fedlit.fast.sgd import prepare
+from fedlit.methods.base import FederatedModule
+
+Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
+
+
+def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str], state: OptimizerState) -> Configured:
+    """The learner's optimisers and schedulers, with the state that was kept for them and this round's learning rate."""
+    optimizers, schedulers = as_lists(learner.configure_optimizers())
+    if learner.automatic_optimization and len(optimizers) != 1:
+        raise ValueError(
+            f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
+        )
+    # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
+    is_dense = not any(getattr(part, "sparse", False) for part in learner.modules())
+    may_fuse = learner.fast and learner.automatic_optimization and is_dense
+    for optimizer in optimizers:
+        prepare(optimizer, may_fuse)
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * plan.lr_factor
+            for parameter in group["params"]:
+                if names.get(parameter) in state:
+                    optimizer.state[parameter] = _revived(state[names[parameter]], parameter)
+    for config in schedulers:
+        _scale(config.scheduler, plan.lr_factor)
+    return optimizers, schedulers
+
+
+def _scale(scheduler: Any, factor: float) -> None:
+    """A scheduler of the visit starts from this round's rate."""
+    if factor == 1.0:
+        return
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _scale(inner, factor)
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+
+def _revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """A copy on the parameter's device and in its layout; a step counter stays where the optimiser made it."""
+
+    def copied(name: str, value: Tensor) -> Tensor:
+        if name == "step":
+            return value.clone()
+        if value.shape != parameter.shape:
+            return value.to(parameter.device, copy=True)
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+
+    return {name: copied(name, value) if isinstance(value, Tensor) else value for name, value in entry.items()}
+
+
+def as_list(configured: Any) -> list[Optimizer]:
+    """The optimisers that `configure_optimizers` returned, without their schedulers."""
+    return as_lists(configured)[0]
+
+
+def as_lists(configured: Any) -> Configured:
+    """Optimisers and schedulers of all the forms that Lightning takes from `configure_optimizers`.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        >>> optimizers, schedulers = as_lists({"optimizer": optimizer})
+        >>> optimizers[0] is optimizer, schedulers
+        (True, [])
+    """
+    optimizers, schedulers = _split(configured)
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+        raise ValueError(
+            "`configure_optimizers` must return an optimiser, a list of them, or one of Lightning's forms with a "
+            f"scheduler of the visit (a schedule over rounds is `trainer.lr_schedule`), got {configured!r}."
+        )
+    configs = [_config(given, monitor) for given, monitor in schedulers]
+    for config in configs:
+        if not any(getattr(config.scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
+            raise ValueError("`configure_optimizers` returned a scheduler of an optimiser that it did not return.")
+    return optimizers, configs
+
+
+def _split(configured: Any) -> tuple[list[Any], list[tuple[Any, str | None]]]:
+    """Optimisers, and schedulers with the metric that one may wait for."""
+    if isinstance(configured, dict):
+        configured = [configured]
+    if not isinstance(configured, list | tuple):
+        return [configured], []
+    if len(configured) == 2 and isinstance(configured[0], list):
+        given = configured[1] if isinstance(configured[1], list) else [configured[1]]
+        return configured[0], [(scheduler, None) for scheduler in given]
+    if configured and all(isinstance(entry, dict) for entry in configured):
+        schedulers = [(entry["lr_scheduler"], entry.get("monitor")) for entry in configured if "lr_scheduler" in entry]
+        return [entry.get("optimizer") for entry in configured], schedulers
+    return list(configured), []
+
+
+def _config(given: Any, monitor: str | None) -> LRSchedulerConfig:
+    """Lightning's settings of a scheduler."""
+    settings = dict(given) if isinstance(given, dict) else {"scheduler": given}
+    known = [name for name in LRSchedulerConfig.__dataclass_fields__ if name != "reduce_on_plateau"]
+    if "scheduler" not in settings or not settings.keys() <= set(known) | {"reduce_on_plateau"}:
+        raise ValueError(f"A scheduler of `configure_optimizers` has {', '.join(known)}, got {', '.join(settings)}.")
+    settings.setdefault("reduce_on_plateau", isinstance(settings["scheduler"], ReduceLROnPlateau))
+    settings["monitor"] = settings.get("monitor") or monitor
+    config = LRSchedulerConfig(**settings)
+    if config.interval not in ("step", "epoch") or config.frequency < 1:
+        raise ValueError(
+            "A scheduler of `configure_optimizers` has an `interval` of step or epoch and a `frequency` of at least 1, "
+            f"got {config.interval} and {config.frequency}."
+        )
+    if config.reduce_on_plateau and config.monitor is None:
+        raise ValueError("ReduceLROnPlateau of `configure_optimizers` needs a `monitor`, the name of what is logged.")
+    if config.reduce_on_plateau and config.interval == "step":
+        raise ValueError("ReduceLROnPlateau of `configure_optimizers` has an `interval` of epoch, got step.")
+    return config
+
+
+def parameter_names(module: nn.Module) -> dict[Tensor, str]:
+    """Names by parameter."""
+    return {parameter: name for name, parameter in module.named_parameters()}
+
+
+def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collection[str]) -> OptimizerState:
+    """What optimisers hold of the parameters with these names."""
+    if not any(optimizer.state for optimizer in optimizers):
+        return {}
+    names = parameter_names(module)
+    found: OptimizerState = {}
+    for optimizer in optimizers:
+        for parameter, values in optimizer.state.items():
+            if names.get(parameter) in kept:
+                found[names[parameter]] = dict(values)
+    return found

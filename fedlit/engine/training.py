@@ -1,0 +1,188 @@
+"""The local epochs of a visit, which is a `fit` of Lightning's: its hooks come when the Trainer would call them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.optim import Optimizer
+
+from fedlit.aggregation import State
+from fedlit.data.batches import Batches
+from fedlit.data.client import Client, Server
+from fedlit.engine.early_stopping import Best
+from fedlit.engine.hooked_step import HookedStep, wants_hooks
+from fedlit.engine.means import EpochMeans, Means
+from fedlit.engine.optimizers import optimizers_of, parameter_names
+from fedlit.engine.plain_step import PlainStep
+from fedlit.engine.plan import Interrupted, Memory, Plan
+from fedlit.engine.precision import autocast, renew_scaler
+from fedlit.engine.validation import Validation, reset_metrics, validates
+from fedlit.engine.visit_trainer import VisitTrainer, attached
+from fedlit.methods.base import FederatedModule
+from fedlit.rng import derive, generator, isolated
+
+Uploads = Mapping[int, State]  # what the server has collected, by client id
+
+
+def train(
+    fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, memory: Memory, uploads: Uploads | None = None
+) -> tuple[list[Optimizer], dict[str, float]]:
+    """Run the local epochs of a stage on the live module: its optimisers, and the means of what it logged.
+
+    Args:
+        fabric: Device and precision.
+        module: With the state that training starts from.
+        client: Whose samples; also the server, which has those of the public pool.
+        plan: How long, how fast.
+        memory: Of the optimiser, from the last visit in this stage.
+        uploads: What the server has collected, if it is the server that trains.
+    """
+    stage = plan.stage
+    learner = stage.module or module
+    client = replace(client, samples=stage.samples)
+    module.client = learner.client = client
+    module.stage = stage
+    means = Means()
+    trainer = VisitTrainer(fabric, learner, client, plan, means)
+    module._log_sink = learner._log_sink = means
+    reset_metrics(learner)
+    try:
+        with (
+            isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
+            attached(module, learner, trainer),
+        ):
+            _start(fabric, module, client, uploads)
+            kept = memory.optimizer.get(stage.name, {})
+            names = parameter_names(module) if kept else {}
+            trainer.take(*optimizers_of(learner, plan, names, kept))
+            learner.on_fit_start()
+            LocalEpochs(fabric, learner, client, plan, trainer).run()
+            learner.on_fit_end()
+            learner.teardown("fit")
+            if uploads is None:
+                module.on_client_end(client)
+            return trainer.optimizers, means.result() | trainer.validation_logs
+    finally:
+        module._log_sink = learner._log_sink = None
+
+
+def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
+    with autocast(fabric)():  # what it computes of frozen networks must round as training does
+        if isinstance(client, Server) and uploads is not None:
+            module.on_server_start(client, uploads)
+        else:
+            module.on_client_start(client)
+
+
+class LocalEpochs:
+    """The epochs of a visit.
+
+    Args:
+        fabric: Device and precision.
+        learner: What is trained.
+        client: Whose samples.
+        plan: How long.
+        trainer: The visit, as Lightning's methods see it; it has the optimisers.
+    """
+
+    def __init__(
+        self, fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, trainer: VisitTrainer
+    ) -> None:
+        self.fabric = fabric
+        self.learner = learner
+        self.plan = plan
+        self.trainer = trainer
+        self.batches = self._batches(client)
+        self.validation: Validation | None = None
+        if validates(learner, client, trainer):
+            self.validation = Validation(fabric, learner, client, trainer)
+        self.best: Best | None = None
+        rule = plan.stage.early_stopping
+        if rule is not None and len(client.val_batches().y):  # without validation samples there is nothing to watch
+            self.best = Best(rule, fabric, learner, client, self.validation)
+        self.steps = 0
+
+    def _batches(self, client: Client) -> Batches:
+        stage = self.plan.stage
+        order = generator(self.plan.seed, "batches", stage.name, client.round, client.id)
+        batches = client.train_batches(order, stage.samples, stage.public).to(self.learner.device)
+        batches.indexed = self.learner.wants_index
+        return batches
+
+    def run(self) -> None:
+        """Train until epochs or steps are done, patience runs out, or a hook says `self.trainer.should_stop`."""
+        learner = self.learner
+        limit = self.plan.epochs if self.plan.steps is None else self.plan.steps  # an epoch has at least one step
+        if limit == 0:
+            return
+        # To look is several times faster than to set; but who has a `train` of its own wants it to be called.
+        if any(not part.training or type(part).train is not nn.Module.train for part in learner.modules()):
+            learner.train()
+        renew_scaler(self.fabric)
+        is_over = self.best is not None and self.best.exhausted(is_first=True)
+        learner.on_train_start()
+        self._run_epochs(0 if is_over else limit)
+        learner.on_train_end()
+        if self.best is not None:
+            self.best.restore()
+            self.trainer.validation_logs = self.best.logs
+
+    def _run_epochs(self, limit: int) -> None:
+        # A hook at the start of an epoch may freeze layers, or change rates.
+        renews = is_overridden("on_train_epoch_start", self.learner, FederatedModule)
+        step: PlainStep | HookedStep | None = None
+        for epoch in range(limit):
+            self.trainer.current_epoch = epoch
+            self._begin_logs()
+            self.learner.on_train_epoch_start()
+            if step is None or renews:
+                step = self._step()
+            is_whole = self._epoch(step)
+            is_over = epoch + 1 == limit or self.steps == self.plan.steps or self.trainer.should_stop
+            if is_whole or self.best is not None:
+                is_over |= self._validate(epoch, is_over)
+            self.learner.on_train_epoch_end()
+            if isinstance(step, HookedStep):
+                step.after_epoch()
+            self.plan.after_epoch()
+            self.trainer.current_epoch = epoch + 1
+            if is_over:
+                return
+
+    def _step(self) -> PlainStep | HookedStep:
+        if wants_hooks(self.learner, self.trainer):
+            return HookedStep(self.learner, self.trainer, len(self.batches))
+        return PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
+
+    def _epoch(self, step: PlainStep | HookedStep) -> bool:
+        """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
+        is_hooked = isinstance(step, HookedStep)
+        for batch_idx, batch in enumerate(self.batches):
+            if self.plan.should_stop():
+                raise Interrupted
+            if step(batch, batch_idx) is False:
+                return False
+            if not is_hooked:
+                self.trainer.global_step += 1
+            self.steps += 1
+            if self.steps == self.plan.steps or self.trainer.should_stop:
+                break
+        return True
+
+    def _validate(self, epoch: int, is_last: bool) -> bool:
+        """After an epoch; whether patience has run out."""
+        if self.best is not None:
+            is_due = is_last or (epoch + 1) % self.best.rule.check_every == 0
+            return is_due and self.best.exhausted()
+        if self.validation is not None:
+            self.validation()
+        return False
+
+    def _begin_logs(self) -> None:
+        """A schedule that waits for a value has that of the epoch."""
+        if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
+            logs = self.trainer.logs
+            visit = logs.visit if isinstance(logs, EpochMeans) else logs
+            self.trainer.logs = self.learner._log_sink = EpochMeans(visit)
