@@ -12,7 +12,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     **dict.fromkeys(NOUNS, NOUNS),
     **{part: NOUNS | PARTS | {"fast.max_pool"} for part in PARTS},
     "data": NOUNS,
-    "records": NOUNS | {"data", "methods", "engine"},
+    "records": {"data"},
     "methods": NOUNS | PARTS | {"data", "records.checkpoint"},
     "fast": NOUNS | PARTS | {"data", "methods", "engine"},
     "engine": NOUNS | PARTS | {"data", "methods", "records", "fast"},
