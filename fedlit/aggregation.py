@@ -1,8 +1,8 @@
 """From uploads to what all agree on. Pure functions over states (name -> tensor), one rule each.
 
-Sums run in client order and in float64, so a round ends in the same bits on one process or on many. `weighted_mean`
-takes uploads one at a time and keeps none. Integer tensors (BatchNorm's step counters) are never averaged: the largest
-wins.
+Sums run in client order and in float64, so a round ends in the same bits on one process or on many.
+`weighted_mean` takes uploads one at a time and keeps none. Integer tensors (BatchNorm's step
+counters) are never averaged: the largest wins.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
+NOTHING = "There is nothing to aggregate: no client sent a usable upload."
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,11 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
     """Why an upload cannot be used, or None: names, shapes, dtypes, finite values and weight must be as expected."""
     if not (isfinite(upload.weight) and upload.weight > 1e-9):  # relative to a smaller one, the others would overflow
         return f"weight must be positive and finite, got {upload.weight}"
-    if missing := expected.keys() - upload.state.keys():
+    missing = expected.keys() - upload.state.keys()
+    if missing:
         return f"missing {sorted(missing)[0]!r} ({len(missing)} in all)"
-    if undeclared := upload.state.keys() - expected.keys():
+    undeclared = upload.state.keys() - expected.keys()
+    if undeclared:
         return f"undeclared {sorted(undeclared)[0]!r} ({len(undeclared)} in all)"
     for name, tensor in upload.state.items():
         wanted = expected[name]
@@ -57,32 +60,45 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
 
     .. math:: w = \sum_k \frac{a_k}{\sum_j a_j} w_k
 
-    Memory does not grow with the number of uploads. Weights are taken relative to the first, so that equal weights of
-    any size give the same bits.
+    Memory does not grow with the number of uploads. Weights are taken relative to the first, so
+    that equal weights of any size give the same bits.
 
     Example:
         >>> uploads = [Upload(0, {"w": torch.tensor([1.0])}, 1), Upload(1, {"w": torch.tensor([4.0])}, 2)]
         >>> weighted_mean(uploads)["w"]
         tensor([3.])
     """
-    total, unit = 0.0, None
-    like: State = {}
+    first: Upload | None = None
+    total = 0.0
     sums: State = {}
     for upload in uploads:
-        unit = upload.weight if unit is None else unit
-        weight = upload.weight / unit
-        total += weight
-        if not sums:
-            like = upload.state
+        if first is None:
+            first = upload
             sums = {name: _wide(tensor).clone() for name, tensor in upload.state.items()}
-            continue
-        means = [name for name, tensor in upload.state.items() if tensor.is_floating_point()]
-        if means:
-            torch._foreach_add_([sums[n] for n in means], [_narrow(upload.state[n]) for n in means], alpha=weight)
-        for name in upload.state.keys() - means:
-            torch.maximum(sums[name], upload.state[name], out=sums[name])
-    _refuse_none(unit is not None)
-    return {n: s.div_(total).to(like[n]) if s.is_floating_point() else s for n, s in sums.items()}
+            total = 1.0
+        else:
+            weight = upload.weight / first.weight
+            _add(upload.state, weight, sums)
+            total += weight
+    if first is None:
+        raise ValueError(NOTHING)
+    return {name: _mean(summed, total, first.state[name]) for name, summed in sums.items()}
+
+
+def _add(state: State, weight: float, sums: State) -> None:
+    """Add floating tensors by their weight; of others keep the largest."""
+    means = [name for name, tensor in state.items() if tensor.is_floating_point()]
+    if means:
+        added = [_narrow(state[name]) for name in means]
+        torch._foreach_add_([sums[name] for name in means], added, alpha=weight)
+    for name in state.keys() - means:
+        torch.maximum(sums[name], state[name], out=sums[name])
+
+
+def _mean(summed: Tensor, total: float, like: Tensor) -> Tensor:
+    if not summed.is_floating_point():
+        return summed
+    return summed.div_(total).to(like)
 
 
 def median(uploads: Iterable[Upload]) -> State:
@@ -114,23 +130,26 @@ def trimmed_mean(uploads: Iterable[Upload], trim: float = 0.1) -> State:
 
 def _coordinatewise(uploads: Iterable[Upload], rule: Callable[[Tensor], Tensor]) -> State:
     states = [upload.state for upload in uploads]
-    _refuse_none(bool(states))
+    if not states:
+        raise ValueError(NOTHING)
     result: State = {}
     for name, first in states[0].items():
         stacked = torch.stack([_wide(state[name]) for state in states])
-        result[name] = rule(stacked).to(first) if first.is_floating_point() else stacked.amax(dim=0)
+        if first.is_floating_point():
+            result[name] = rule(stacked).to(first)
+        else:
+            result[name] = stacked.amax(dim=0)
     return result
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return _narrow(tensor).to(torch.float64) if tensor.is_floating_point() else tensor
+    if not tensor.is_floating_point():
+        return tensor
+    return _narrow(tensor).to(torch.float64)
 
 
 def _narrow(tensor: Tensor) -> Tensor:
     """Where it can be added to float64, which MPS does not know."""
-    return tensor.cpu() if tensor.device.type == "mps" else tensor
-
-
-def _refuse_none(any_upload: bool) -> None:
-    if not any_upload:
-        raise ValueError("There is nothing to aggregate: no client sent a usable upload.")
+    if tensor.device.type == "mps":
+        return tensor.cpu()
+    return tensor

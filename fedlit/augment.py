@@ -1,8 +1,9 @@
 """Augmentation of a batch, with one draw per image.
 
-A callable ``(x, generator) -> x`` on images ``[N, C, H, W]``, float in [0, 1], before normalisation. torchvision's v2
-transforms make one draw for a whole batch and are slow image by image; here every image has its own draw, and all draws
-come from the CPU ``generator`` that is passed in. List augmentations in the order in which they should apply.
+A callable ``(x, generator) -> x`` on images ``[N, C, H, W]``, float in [0, 1], before
+normalisation. torchvision's v2 transforms make one draw for a whole batch and are slow image by
+image; here every image has its own draw, and all draws come from the CPU ``generator`` that is
+passed in. List augmentations in the order in which they should apply.
 
 Laws: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` and, on a square,
 ``ResizedCrop((1, 1), (1, 1))`` change nothing.
@@ -23,8 +24,8 @@ class Augmentation(ABC):
     random: bool = True
 
     @abstractmethod
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
-        """Augment ``x``, ``[N, C, H, W]``."""
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
+        """Augment ``x``, ``[N, C, H, W]``; where nothing is random the generator may be None."""
 
     def output_size(self, size: int) -> int:
         """Height (or width) that comes out when ``size`` goes in."""
@@ -42,7 +43,7 @@ class Crop(Augmentation):
         _check_padding(padding)
         self.padding = padding
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n, _, h, w = _image_shape(x)
         top, left = torch.randint(2 * self.padding + 1, (2, n), generator=generator).to(x.device)
         return crop(F.pad(x, [self.padding] * 4), top, left, h, w)
@@ -60,7 +61,7 @@ class Flip(Augmentation):
             raise ValueError(f"`p` is a probability and must lie in [0, 1], got {p}.")
         self.p = p
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n = _image_shape(x)[0]
         mirrored = torch.rand(n, 1, 1, 1, generator=generator) < self.p
         return torch.where(mirrored.to(x.device), x.flip(-1), x)
@@ -71,8 +72,10 @@ class Affine(Augmentation):
 
     Args:
         degrees: The angle is uniform in [-degrees, degrees].
-        shift: The shifts are uniform in [-shift, shift], as fractions of the width and of the height.
-        fill: What comes in at the sides: the nearest pixel of the image (``border``, as in Keras) or black (``zeros``).
+        shift: The shifts are uniform in [-shift, shift], as fractions of the width and of the
+            height.
+        fill: What comes in at the sides: the nearest pixel of the image (``border``, as in Keras)
+            or black (``zeros``).
     """
 
     def __init__(self, degrees: float = 0.0, shift: float = 0.0, fill: Literal["zeros", "border"] = "border") -> None:
@@ -81,12 +84,15 @@ class Affine(Augmentation):
         _check_fraction("shift", shift)
         if fill not in ("zeros", "border"):
             raise ValueError(f"`fill` must be 'zeros' or 'border', got {fill!r}.")
-        self.degrees, self.shift, self.fill = degrees, shift, fill
+        self.degrees = degrees
+        self.shift = shift
+        self.fill = fill
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n = _image_shape(x)[0]
         angle, right, down = (2 * torch.rand(3, n, generator=generator) - 1).to(x)
-        return rotate_shift(x, math.radians(self.degrees) * angle, self.shift * right, self.shift * down, self.fill)
+        radians = math.radians(self.degrees) * angle
+        return rotate_shift(x, radians, self.shift * right, self.shift * down, self.fill)
 
 
 class ResizedCrop(Augmentation):
@@ -102,41 +108,54 @@ class ResizedCrop(Augmentation):
             raise ValueError(f"`scale` must be (low, high) with 0 < low <= high <= 1, got {scale}.")
         if not (len(ratio) == 2 and 0.0 < ratio[0] <= ratio[1] < math.inf):
             raise ValueError(f"`ratio` must be (low, high) with 0 < low <= high, got {ratio}.")
-        self.scale, self.ratio = scale, ratio
+        self.scale = scale
+        self.ratio = ratio
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n, _, h, w = _image_shape(x)
-        return resize_boxes(x, *(side.to(x.device) for side in self.boxes(n, h, w, generator)))
+        top, left, height, width = self.boxes(n, h, w, generator).to(x.device)
+        return resize_boxes(x, top, left, height, width)
 
-    def boxes(self, n: int, h: int, w: int, generator: Generator, tries: int = 10) -> tuple[Tensor, ...]:
-        """Top, left, height and width ``[n]`` of one box per image.
+    def boxes(self, n: int, h: int, w: int, generator: Generator | None, tries: int = 10) -> Tensor:
+        """Top, left, height and width ``[4, n]`` of one box per image.
 
-        The first of the tries that fits into the image counts; if none does, the largest central box in ``ratio``.
+        The first of the tries that fits into the image counts; if none does, the largest central
+        box in ``ratio``.
         """
         draws = torch.rand(4, tries, n, generator=generator, dtype=torch.float64)  # float32 could round an offset up
-        area = h * w * (self.scale[0] + (self.scale[1] - self.scale[0]) * draws[0])
-        low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
+        smallest, largest = self.scale
+        area = h * w * (smallest + (largest - smallest) * draws[0])
+        low = math.log(self.ratio[0])
+        high = math.log(self.ratio[1])
         ratio = torch.exp(low + (high - low) * draws[1])
-        height, width = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
+        height = (area / ratio).sqrt().round()
+        width = (area * ratio).sqrt().round()
+        top = (draws[2] * (h - height + 1)).floor()
+        left = (draws[3] * (w - width + 1)).floor()
         fits = (height >= 1) & (height <= h) & (width >= 1) & (width <= w)
-        top, left = (draws[2] * (h - height + 1)).floor(), (draws[3] * (w - width + 1)).floor()
         first = fits.int().argmax(dim=0, keepdim=True)
         drawn = torch.stack([top, left, height, width]).gather(1, first.expand(4, 1, n))[:, 0]
+        return torch.where(fits.any(dim=0), drawn.long(), self._central_box(h, w)[:, None])
+
+    def _central_box(self, h: int, w: int) -> Tensor:
         nearest = min(max(w / h, self.ratio[0]), self.ratio[1])
-        height, width = max(1, min(h, round(w / nearest))), max(1, min(w, round(h * nearest)))
-        central = torch.tensor([(h - height) // 2, (w - width) // 2, height, width])
-        return tuple(torch.where(fits.any(dim=0), drawn.long(), central[:, None]))
+        height = max(1, min(h, round(w / nearest)))
+        width = max(1, min(w, round(h * nearest)))
+        return torch.tensor([(h - height) // 2, (w - width) // 2, height, width])
 
 
 class Colour(Augmentation):
     """Change the colours, in the order of the arguments, then clamp to [0, 1].
 
-    TensorFlow does not clamp and Keras clamps a channel shift to the range of the image; [0, 1] keeps them images.
+    TensorFlow does not clamp and Keras clamps a channel shift to the range of the image; [0, 1]
+    keeps them images.
 
     Args:
-        shift: Added to each channel of each image: uniform in [-shift, shift] (Keras' channel shift).
+        shift: Added to each channel of each image: uniform in [-shift, shift] (Keras' channel
+            shift).
         brightness: Added to each image: uniform in [-brightness, brightness].
-        contrast: Distances from the channel's mean are multiplied by a factor per image, uniform in this range.
+        contrast: Distances from the channel's mean are multiplied by a factor per image, uniform in
+            this range.
     """
 
     def __init__(
@@ -146,10 +165,11 @@ class Colour(Augmentation):
         _check_fraction("brightness", brightness)
         if contrast is not None and not (len(contrast) == 2 and 0.0 <= contrast[0] <= contrast[1] < math.inf):
             raise ValueError(f"`contrast` must be (low, high) with 0 <= low <= high, or None, got {contrast}.")
-        self.shift, self.brightness = shift, brightness
-        self.contrast = (1.0, 1.0) if contrast is None else contrast
+        self.shift = shift
+        self.brightness = brightness
+        self.contrast = contrast or (1.0, 1.0)
 
-    def __call__(self, x: Tensor, generator: Generator) -> Tensor:
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n, c, _, _ = _image_shape(x)
         draws = torch.rand(n, c + 2, 1, 1, generator=generator).to(x)
         x = x + self.shift * (2 * draws[:, :c] - 1) + self.brightness * (2 * draws[:, c : c + 1] - 1)
@@ -206,7 +226,8 @@ def rotate_shift(x: Tensor, radians: Tensor, right: Tensor, down: Tensor, fill: 
     The output at ``o`` is the input at ``R (o - t)``, in pixels from the centre: Keras' order.
     """
     _, _, h, w = x.shape
-    cos, sin = radians.cos(), radians.sin()
+    cos = radians.cos()
+    sin = radians.sin()
     # affine_grid measures in half widths and half heights: without h / w a rotation would shear an oblong image.
     across = torch.stack([cos, -sin * h / w, -2 * (cos * right - sin * down * h / w)], dim=1)
     along = torch.stack([sin * w / h, cos, -2 * (sin * right * w / h + cos * down)], dim=1)
@@ -223,8 +244,9 @@ def resize_boxes(x: Tensor, top: Tensor, left: Tensor, height: Tensor, width: Te
         inside = inside.clamp(min=0).minimum(length[:, None] - 1)  # pixels outside the box must not bleed in
         return ((2 * (start[:, None] + inside) + 1) / size - 1).to(x.dtype)
 
-    rows, columns = places(top, height, h), places(left, width, w)
-    grid = torch.stack([columns[:, None, :].expand(n, h, w), rows[:, :, None].expand(n, h, w)], dim=-1)
+    rows = places(top, height, h)[:, :, None].expand(n, h, w)
+    columns = places(left, width, w)[:, None, :].expand(n, h, w)
+    grid = torch.stack([columns, rows], dim=-1)
     return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
 
 

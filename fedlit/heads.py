@@ -40,7 +40,9 @@ class Scattered(nn.Module):
         super().__init__()
         if len(set(classes)) != len(classes) or not all(0 <= c < num_classes for c in classes):
             raise ValueError(f"`classes` must be different ones from 0 to {num_classes - 1}, got {list(classes)}.")
-        self.network, self.num_classes = network, num_classes
+        self.network = network
+        self.num_classes = num_classes
+        self.classes: Tensor
         self.register_buffer("classes", torch.tensor(list(classes)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,8 +69,11 @@ class Gated(nn.Module):
         super().__init__()
         if mix not in get_args(Mix):
             raise ValueError(f"`mix` must be one of {get_args(Mix)}, got {mix!r}.")
-        self.local_expert, self.global_expert, self.gate = local_expert, global_expert, gate
-        self.mix, self.freeze_global = mix, freeze_global
+        self.local_expert = local_expert
+        self.global_expert = global_expert
+        self.gate = gate
+        self.mix = mix
+        self.freeze_global = freeze_global
         global_expert.requires_grad_(not freeze_global)
 
     def train(self, mode: bool = True) -> "Gated":
@@ -79,16 +84,23 @@ class Gated(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return mixture(self.local_expert(x), self.global_expert(x), self.gate(x), self.mix)
 
-    def judged(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    def judged(self, batches: Iterable[tuple[Tensor, ...]]) -> dict[str, float]:
         """Does the gate choose, and between what? Its mean and spread, and each expert's own accuracy."""
-        parts, like = [], next(self.parameters())
+        like = next(self.parameters())
+        parts = []
         for x, y in batches:
             x = x.to(like)
-            right = [(expert(x).argmax(dim=1) == y).float() for expert in (self.local_expert, self.global_expert)]
-            parts.append(torch.stack([self.gate(x).sigmoid().flatten(), *right]))
-        h, of_local, of_global = torch.cat(parts, dim=1)
-        gate = {"gate": float(h.mean()), "gate_sd": float(h.std(correction=0))}
-        return {**gate, "local_expert_acc": float(of_local.mean()), "global_expert_acc": float(of_global.mean())}
+            local_right = (self.local_expert(x).argmax(dim=1) == y).float()
+            global_right = (self.global_expert(x).argmax(dim=1) == y).float()
+            h = self.gate(x).sigmoid().flatten()
+            parts.append(torch.stack([h, local_right, global_right]))
+        h, local_right, global_right = torch.cat(parts, dim=1)
+        return {
+            "gate": float(h.mean()),
+            "gate_sd": float(h.std(correction=0)),
+            "local_expert_acc": float(local_right.mean()),
+            "global_expert_acc": float(global_right.mean()),
+        }
 
 
 class Pretrained(nn.Module):
@@ -96,26 +108,30 @@ class Pretrained(nn.Module):
 
     Args:
         name: As torchvision calls it, such as resnet18 or densenet121.
-        weights: A name that torchvision knows (`DEFAULT`, `IMAGENET1K_V1`), which it downloads, or the path of a file
-            with its state; none draws weights at random.
+        weights: A name that torchvision knows (`DEFAULT`, `IMAGENET1K_V1`), which it downloads, or
+            the path of a file with its state; none draws weights at random.
         num_classes: Outputs of the new head.
     """
 
     def __init__(self, name: str = "resnet18", weights: str | None = "DEFAULT", num_classes: int = 10) -> None:
-        from torchvision.models import get_model, list_models  # slow to import
+        # Slow to import.
+        from torchvision.models import get_model, list_models  # type: ignore[import-untyped]  # it has no type hints
 
         super().__init__()
         if name not in list_models():
             raise ValueError(f"`name` must be a model of torchvision, got {name!r}.")
-        from_file = weights is not None and Path(weights).is_file()
         try:
-            self.network = get_model(name, weights=None if from_file else weights)
-            if from_file:
+            if weights is not None and Path(weights).is_file():
+                self.network = get_model(name, weights=None)
                 self.network.load_state_dict(torch.load(weights, weights_only=True, map_location="cpu"))
+            else:
+                self.network = get_model(name, weights=weights)
         except Exception as error:  # an unknown name, no network, a damaged or foreign file: each raises its own kind
             reason = (str(error).splitlines() or [""])[0]
             raise ValueError(f"`weights` {weights!r} of {name} cannot be had: {reason}") from error
         with_outputs(self.network, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.network(x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x)
+        if x.shape[1] == 1:
+            x = x.expand(-1, 3, -1, -1)
+        return self.network(x)

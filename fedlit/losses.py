@@ -31,7 +31,8 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
     """
     if mu < 0:
         raise ValueError(f"`mu` pulls towards the global model and must be at least 0, got {mu}.")
-    return mu / 2 * sum((w - anchor.detach()).square().sum() for w, anchor in zip(parameters, anchors, strict=True))
+    pairs = zip(parameters, anchors, strict=True)
+    return mu / 2 * sum((w - anchor.detach()).square().sum() for w, anchor in pairs)
 
 
 def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: float) -> Tensor:
@@ -83,8 +84,9 @@ def mmd(a: Tensor, b: Tensor, kernel: Literal["fixed", "adaptive"] = "fixed") ->
     Args:
         a: ``[N, D]``.
         b: ``[M, D]``.
-        kernel: ``fixed`` sums 19 widths s from 1e-6 to 1e6; ``adaptive`` takes five, spread by factors of 2 around the
-            mean squared distance, which receives no gradient, and exp(-d / s).
+        kernel: ``fixed`` sums 19 widths s from 1e-6 to 1e6; ``adaptive`` takes five, spread by
+            factors of 2 around the mean squared distance, which receives no gradient, and
+            exp(-d / s).
 
     Example:
         >>> round(float(mmd(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]))), 4)  # 2 * sum_s (1 - exp(-25 / 2 s))
@@ -109,22 +111,26 @@ class _MMD(torch.autograd.Function):
             mean = d.sum() / max(len(joint) * (len(joint) - 1), 1)
             scales = (mean / 4).clamp_min(1e-8) * 2 ** torch.arange(5, device=d.device)
         precision = torch.promote_types(a.dtype, torch.float)
-        d, rates = d.to(precision), (1 / scales).to(precision)[:, None, None]
+        d = d.to(precision)
+        rates = (1 / scales).to(precision)[:, None, None]
         # Smaller numbers than exp(-80) add nothing, and those that underflow cost thirty times as much.
         kernels = (d * -rates).clamp_min_(-80).exp_()
         k = kernels.sum(dim=0)
         # With x = joint and c its rows' signs and weights, MMD = sum_ij c_i c_j k(d_ij), d_ij = |x_i - x_j|^2.
         c = torch.cat([joint.new_full((n,), 1 / n), joint.new_full((len(b),), -1 / len(b))])
-        slope = kernels.mul_(rates).sum(dim=0).double().fill_diagonal_(0).mul_(c[:, None] * c)  # of -k, by d
+        slope = kernels.mul_(rates).sum(dim=0).double().fill_diagonal_(0)  # of -k, by d
+        slope.mul_(c[:, None] * c)
         ctx.save_for_backward(4 * (slope @ joint - slope.sum(dim=1, keepdim=True) * joint))
-        ctx.n, ctx.dtypes = n, (a.dtype, b.dtype)
+        ctx.n = n
+        ctx.dtypes = (a.dtype, b.dtype)
         return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         joint = ctx.saved_tensors[0] * grad
-        return joint[: ctx.n].to(ctx.dtypes[0]), joint[ctx.n :].to(ctx.dtypes[1]), None
+        dtype_a, dtype_b = ctx.dtypes
+        return joint[: ctx.n].to(dtype_a), joint[ctx.n :].to(dtype_b), None
 
 
 def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_prob") -> Tensor:
@@ -147,7 +153,8 @@ def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_pro
     h = gate.sigmoid()
     if mix == "logits":
         return h * z_local + (1 - h) * z_global
-    log_p_local, log_p_global = F.log_softmax(z_local, dim=1), F.log_softmax(z_global, dim=1)
+    log_p_local = F.log_softmax(z_local, dim=1)
+    log_p_global = F.log_softmax(z_global, dim=1)
     if mix == "log_prob":
         return h * log_p_local + (1 - h) * log_p_global
     return torch.logaddexp(F.logsigmoid(gate) + log_p_local, F.logsigmoid(-gate) + log_p_global)

@@ -11,7 +11,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-Mode, Split = Literal["equal_size", "per_class"], Literal["halves", "even_odd", "random"]
+from fedlit.rng import stream
+
+Mode = Literal["equal_size", "per_class"]
+Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
 CLASS_SETS = {
     "niid1": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]],
@@ -24,6 +27,7 @@ class Partition(ABC):
     """How the samples of a data set fall to the clients."""
 
     resplit_every_round: bool = False
+    samples_per_client: int | None = None
 
     @abstractmethod
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
@@ -31,7 +35,7 @@ class Partition(ABC):
 
     def scaled(self, factor: float) -> "Partition":
         """The same setting with `samples_per_client` times `factor` (at least 1); self if there is no such number."""
-        if getattr(self, "samples_per_client", None) is None:
+        if self.samples_per_client is None:
             return self
         other = copy.copy(self)
         other.samples_per_client = max(1, round(self.samples_per_client * factor))
@@ -50,14 +54,19 @@ class IID(Partition):
     """
 
     def __init__(self, samples_per_client: int | None = None) -> None:
-        self.samples_per_client = (
-            None if samples_per_client is None else _count("samples_per_client", samples_per_client)
-        )
+        if samples_per_client is not None:
+            self.samples_per_client = _count("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        n, each = len(_checked(labels, num_clients, num_classes)), self.samples_per_client
-        _enough(n, num_clients, "num_clients" if each is None else "samples_per_client", each or 1)
-        return np.array_split(stream(seed, "samples").permutation(n)[: num_clients * each if each else n], num_clients)
+        num_samples = len(_checked(labels, num_clients, num_classes))
+        used = num_samples
+        if self.samples_per_client is None:
+            _enough(num_samples, num_clients, "num_clients")
+        else:
+            _enough(num_samples, num_clients, "samples_per_client", self.samples_per_client)
+            used = num_clients * self.samples_per_client
+        order = stream(seed, "samples").permutation(num_samples)
+        return np.array_split(order[:used], num_clients)
 
 
 class Shards(Partition):
@@ -70,11 +79,14 @@ class Shards(Partition):
     """
 
     def __init__(self, per_client: int = 2, mode: Mode = "equal_size") -> None:
-        self.per_client, self.mode = _count("per_client", per_client), _choice("mode", mode, Mode)
+        self.per_client = _count("per_client", per_client)
+        self.mode = _choice("mode", mode, Mode)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = _checked(labels, num_clients, num_classes)
-        runs = np.bincount(labels, minlength=num_classes) if self.mode == "per_class" else np.array([len(labels)])
+        runs = np.array([len(labels)])  # samples in each stretch that is cut by itself
+        if self.mode == "per_class":
+            runs = np.bincount(labels, minlength=num_classes)
         num_shards = num_clients * self.per_client
         pieces, left = divmod(num_shards, len(runs))
         told = f"`per_client`={self.per_client} for {num_clients} clients makes {num_shards} shards"
@@ -82,9 +94,11 @@ class Shards(Partition):
         require(pieces <= runs.min(), f"{told}, {pieces} of them to be cut from {runs.min()} samples.")
         # round(i n / pieces) in integers: shards of floor(n / pieces) would drift across the class borders of CIFAR
         ends = (2 * np.arange(pieces + 1) * runs[:, None] + pieces) // (2 * pieces)
-        owner = stream(seed, "gets").permutation(num_shards) // self.per_client
-        owners = np.repeat(owner, np.diff(ends, axis=1).ravel())
-        return grouped(np.argsort(labels, kind="stable"), owners, num_clients)
+        sizes = np.diff(ends, axis=1).ravel()
+        owner_of_shard = stream(seed, "gets").permutation(num_shards) // self.per_client
+        owner_of_sample = np.repeat(owner_of_shard, sizes)
+        by_label = np.argsort(labels, kind="stable")
+        return grouped(by_label, owner_of_sample, num_clients)
 
 
 class BinarySeparated(Partition):
@@ -95,22 +109,33 @@ class BinarySeparated(Partition):
         resplit_every_round: Draw new halves each round, as the authors' code does; the paper reads as fixed halves.
     """
 
-    def __init__(self, split: Split = "halves", resplit_every_round: bool = False) -> None:
-        self.split, self.resplit_every_round = _choice("split", split, Split), resplit_every_round
+    def __init__(self, split: Halves = "halves", resplit_every_round: bool = False) -> None:
+        self.split = _choice("split", split, Halves)
+        self.resplit_every_round = resplit_every_round
         redraws = split == "random" or not resplit_every_round
         require(redraws, f"`resplit_every_round` draws new halves and needs `split`='random', got {split!r}.")
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = _checked(labels, num_clients, num_classes)
         require(num_clients >= 2, f"`num_clients` must be at least 2, one for each half, got {num_clients}.")
-        rank = stream(seed, "gets").permutation(num_classes) if self.split == "random" else np.arange(num_classes)
-        half = rank % 2 if self.split == "even_odd" else rank >= num_classes // 2
-        rng, parts = stream(seed, "samples"), [labels] * num_clients
+        half = self._half(num_classes, seed)
+        rng = stream(seed, "samples")
+        parts = [labels] * num_clients  # each is replaced below
         for side in (0, 1):
-            samples, sharers = np.flatnonzero(half[labels] == side), len(parts[side::2])
-            _enough(len(samples), sharers, "num_clients")
-            parts[side::2] = np.array_split(rng.permutation(samples), sharers)
+            samples = np.flatnonzero(half[labels] == side)
+            num_sharers = len(parts[side::2])
+            _enough(len(samples), num_sharers, "num_clients")
+            parts[side::2] = np.array_split(rng.permutation(samples), num_sharers)
         return parts
+
+    def _half(self, num_classes: int, seed: int) -> np.ndarray:
+        """In which half each class lies, 0 or 1, ``[C]``."""
+        rank = np.arange(num_classes)
+        if self.split == "even_odd":
+            return rank % 2
+        if self.split == "random":
+            rank = stream(seed, "gets").permutation(num_classes)
+        return (rank >= num_classes // 2).astype(np.int64)
 
 
 class ClassSets(Partition):
@@ -122,22 +147,35 @@ class ClassSets(Partition):
     """
 
     def __init__(self, sets: SetName | list[list[int]] = "niid1", samples_per_client: int = 5000) -> None:
-        self.sets = _choice("sets", sets, SetName) if isinstance(sets, str) else sets
-        self.samples_per_client = _count("samples_per_client", samples_per_client)
-        require(sets and all(sets), f"`sets` must hold class lists, none of them empty, got {sets}.")
+        if isinstance(sets, str):
+            _choice("sets", sets, SetName)
+        else:
+            filled = len(sets) > 0 and all(sets)
+            require(filled, f"`sets` must hold class lists, none of them empty, got {sets}.")
+        self.sets = sets
+        self.samples_per_client: int = _count("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels, named = _checked(labels, num_clients, num_classes), {"iid": [[*range(num_classes)]], **CLASS_SETS}
-        sets = named[self.sets] if isinstance(self.sets, str) else self.sets
+        labels = _checked(labels, num_clients, num_classes)
+        sets = self._class_lists(num_classes)
         sizes = np.bincount(labels, minlength=num_classes)
-        absent = set().union(*sets).difference(np.flatnonzero(sizes).tolist())
+        absent = {c for classes in sets for c in classes}.difference(np.flatnonzero(sizes).tolist())
         require(not absent, f"`sets`={self.sets} names classes without samples here: {sorted(absent)}.")
-        order, first, rng = np.argsort(labels, kind="stable"), np.cumsum(sizes) - sizes, stream(seed, "samples")
+        by_label = np.argsort(labels, kind="stable")
+        first = np.cumsum(sizes) - sizes  # where each class begins in it
+        rng = stream(seed, "samples")
         parts = []
         for k in range(num_clients):  # one after the other, so that client k holds the same however many follow
             c = rng.choice(sets[k % len(sets)], self.samples_per_client)
-            parts.append(order[first[c] + rng.integers(sizes[c])])
+            parts.append(by_label[first[c] + rng.integers(sizes[c])])
         return parts
+
+    def _class_lists(self, num_classes: int) -> list[list[int]]:
+        if not isinstance(self.sets, str):
+            return self.sets
+        if self.sets == "iid":
+            return [list(range(num_classes))]
+        return CLASS_SETS[self.sets]
 
 
 class Majority(Partition):
@@ -151,23 +189,34 @@ class Majority(Partition):
 
     def __init__(self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2) -> None:
         require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
-        self.p, self.samples_per_client = p, _count("samples_per_client", samples_per_client)
+        self.p = p
+        self.samples_per_client: int = _count("samples_per_client", samples_per_client)
         self.majority_classes = _count("majority_classes", majority_classes)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels, rng = _checked(labels, num_clients, num_classes), stream(seed, "gets")
-        n, m, rest = self.samples_per_client, self.majority_classes, num_classes - self.majority_classes
-        require(rest > 0, f"`majority_classes` must be below the number of classes, {num_classes}, got {m}.")
-        major, wanted = round(self.p * n), np.zeros((num_clients, num_classes), dtype=np.int64)
-        for k, row in enumerate(wanted):
+        labels = _checked(labels, num_clients, num_classes)
+        counts = self._counts(num_clients, num_classes, seed)
+        needed = counts.sum(axis=1)
+        there = np.bincount(labels, minlength=num_classes)
+        c = (needed - there).argmax()  # the class that is shortest of samples
+        told = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
+        require(needed[c] <= there[c], f"{told} needs {needed[c]} samples of class {c}, there are {there[c]}.")
+        return _dealt(labels, counts, seed)
+
+    def _counts(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
+        """How many samples of each class each client gets, ``[C, K]``."""
+        n = self.samples_per_client
+        m = self.majority_classes
+        others = num_classes - m
+        require(others > 0, f"`majority_classes` must be below the number of classes, {num_classes}, got {m}.")
+        major = round(self.p * n)
+        rng = stream(seed, "gets")
+        counts = np.zeros((num_classes, num_clients), dtype=np.int64)
+        for k in range(num_clients):
             classes = np.roll(np.arange(num_classes), -k * m)
-            row[classes[:m]] = (major + np.arange(m)) // m  # sums to `major`
-            row[rng.permutation(classes[m:])] = (n - major + np.arange(rest)) // rest
-        needed, there = wanted.sum(axis=0), np.bincount(labels, minlength=num_classes)
-        c = (needed - there).argmax()
-        told = f"`samples_per_client`={n} for {num_clients} clients needs {needed[c]} samples of class {c}"
-        require(needed[c] <= there[c], f"{told}, there are {there[c]}.")
-        return _dealt(labels, wanted.T, seed)
+            counts[classes[:m], k] = _even_parts(major, m)
+            counts[rng.permutation(classes[m:]), k] = _even_parts(n - major, others)
+        return counts
 
 
 class Dirichlet(Partition):
@@ -181,14 +230,16 @@ class Dirichlet(Partition):
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 1) -> None:
         require(1e-300 < alpha < math.inf, f"`alpha` must be finite and above 0, got {alpha}.")
-        self.alpha, self.min_samples = alpha, _count("min_samples", min_samples, least=0)
+        self.alpha = alpha
+        self.min_samples = _count("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = _checked(labels, num_clients, num_classes)
         _enough(len(labels), num_clients, "min_samples", self.min_samples)
         log_q = self.log_proportions(num_clients, num_classes, seed)
         sizes = np.bincount(labels, minlength=num_classes)[:, None]
-        ends = np.minimum(np.rint(np.cumsum(np.exp(log_q), axis=1) * sizes).astype(np.int64), sizes)
+        shares_so_far = np.cumsum(np.exp(log_q), axis=1)
+        ends = np.minimum(np.rint(shares_so_far * sizes).astype(np.int64), sizes)
         ends[:, -1:] = sizes
         counts = np.diff(ends, axis=1, prepend=0)
         self._top_up(counts, log_q)
@@ -196,20 +247,31 @@ class Dirichlet(Partition):
 
     def log_proportions(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """Logarithms of the clients' shares of each class, ``[C, K]``."""
-        rng, shape = stream(seed, "gets"), (num_classes, num_clients)
+        rng = stream(seed, "gets")
+        shape = (num_classes, num_clients)
         # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small alpha rng.dirichlet underflows to 0 / 0
-        log_g = np.log(rng.standard_gamma(self.alpha + 1, shape)) - rng.standard_exponential(shape) / self.alpha
+        log_g = np.log(rng.standard_gamma(self.alpha + 1, shape))
+        log_g -= rng.standard_exponential(shape) / self.alpha
         log_g -= log_g.max(axis=1, keepdims=True)
         return log_g - np.log(np.exp(log_g).sum(axis=1, keepdims=True))
 
     def _top_up(self, counts: np.ndarray, log_q: np.ndarray) -> None:
-        low, totals = self.min_samples, counts.sum(axis=0)
-        for k in np.flatnonzero(totals < low):
+        """Change `counts` ``[C, K]`` until nobody is short."""
+        totals = counts.sum(axis=0)
+        for k in np.flatnonzero(totals < self.min_samples).tolist():
             for c in np.argsort(-log_q[:, k]):
-                while totals[k] < low and (spare := np.minimum(counts[c], totals - low)).max() > 0:
-                    donor, moved = spare.argmax(), min(spare.max(), low - totals[k])
-                    for held in (counts[c], totals):
-                        held[[donor, k]] += (-moved, moved)
+                self._take(k, counts[c], totals)
+
+    def _take(self, k: int, held: np.ndarray, totals: np.ndarray) -> None:
+        """Let client k take samples of one class, of which clients have `held` ``[K]``, as long as it is short."""
+        while totals[k] < self.min_samples:
+            spare = np.minimum(held, totals - self.min_samples)
+            donor = spare.argmax()
+            if spare[donor] <= 0:
+                return
+            moved = min(spare[donor], self.min_samples - totals[k])
+            held[[donor, k]] += (-moved, moved)
+            totals[[donor, k]] += (-moved, moved)
 
 
 class PermutedPixels(Partition):
@@ -245,13 +307,19 @@ def _count(name: str, value: int, least: int = 1) -> int:
 
 
 def _choice(name: str, value: str, choices: object) -> str:
-    require(value in get_args(choices), f"`{name}` must be one of {', '.join(get_args(choices))}, got {value!r}.")
+    allowed = get_args(choices)
+    require(value in allowed, f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
     return value
 
 
 def _enough(num_samples: int, num_clients: int, option: str, each: int = 1) -> None:
-    needs = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
-    require(num_clients * each <= num_samples, f"{needs}, there are {num_samples}.")
+    told = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
+    require(num_clients * each <= num_samples, f"{told}, there are {num_samples}.")
+
+
+def _even_parts(total: int, number: int) -> np.ndarray:
+    """Numbers that differ by at most one and add up to `total`, the smaller first."""
+    return (total + np.arange(number)) // number
 
 
 def _checked(labels: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:
@@ -263,11 +331,6 @@ def _checked(labels: np.ndarray, num_clients: int, num_classes: int) -> np.ndarr
     return labels.astype(np.int64, copy=False)
 
 
-def stream(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
-    """A generator of its own for each purpose and client."""
-    return np.random.default_rng([seed, client, *purpose.encode()])
-
-
 def grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[np.ndarray]:
     """The values of each client, in their given order."""
     ends = np.cumsum(np.bincount(owners, minlength=num_clients))
@@ -276,7 +339,11 @@ def grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[np
 
 def _dealt(labels: np.ndarray, counts: np.ndarray, seed: int) -> list[np.ndarray]:
     """Random disjoint samples, `counts` ``[C, K]`` of each class for each client."""
-    rng, (num_classes, num_clients) = stream(seed, "samples"), counts.shape
-    taken = [rng.permutation(np.flatnonzero(labels == c))[: counts[c].sum()] for c in range(num_classes)]
+    num_classes, num_clients = counts.shape
+    rng = stream(seed, "samples")
+    taken = []
+    for c in range(num_classes):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        taken.append(members[: counts[c].sum()])
     owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.ravel())
     return grouped(np.concatenate(taken), owners, num_clients)

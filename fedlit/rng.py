@@ -1,7 +1,7 @@
 """Random streams, each derived from what it is for, so that no order of events can change them.
 
-No generator state is ever saved: a visit of client 7 in round 12 draws from ``derive(seed, "visit", stage, 12, 7)``
-whether it runs first or last, in this process or another, or after a crash.
+No generator state is ever saved: a visit of client 7 in round 12 draws from ``derive(seed, "visit",
+stage, 12, 7)`` whether it runs first or last, in this process or another, or after a crash.
 """
 
 import random
@@ -29,30 +29,34 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(derive(seed, *purpose))
 
 
+def stream(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
+    """A generator of numpy's for dealing samples out: one of its own for each purpose and client."""
+    return np.random.default_rng([seed, client, *purpose.encode()])
+
+
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and random inside, and leave them outside as they were."""
-    gpu = torch.cuda.is_available()
-    before = (
-        torch.get_rng_state(),
-        np.random.get_state(),
-        random.getstate(),
-        torch.cuda.get_rng_state() if gpu else None,
-    )
+    torch_before = torch.get_rng_state()
+    numpy_before = np.random.get_state()
+    random_before = random.getstate()
+    gpu_before = None
+    if torch.cuda.is_available():
+        gpu_before = torch.cuda.get_rng_state()
     # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
-    if gpu:
+    if gpu_before is not None:
         torch.cuda.manual_seed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
-        if gpu:
-            torch.cuda.set_rng_state(before[3])
+        torch.set_rng_state(torch_before)
+        np.random.set_state(numpy_before)
+        random.setstate(random_before)
+        if gpu_before is not None:
+            torch.cuda.set_rng_state(gpu_before)
 
 
 class Stream:

@@ -164,7 +164,7 @@ def test_the_boxes_have_the_distribution_of_torchvision():
     torch.manual_seed(0)
     image, scale, ratio = torch.empty(3, 28, 32), (0.08, 1.0), (0.75, 1.3333)
     theirs = torch.tensor([RandomResizedCrop.get_params(image, scale, ratio) for _ in range(1500)]).double()
-    ours = torch.stack(ResizedCrop(scale, ratio).boxes(1500, 28, 32, seeded()), dim=1).double()
+    ours = ResizedCrop(scale, ratio).boxes(1500, 28, 32, seeded()).T.double()
     assert_close(ours.mean(0), theirs.mean(0), rtol=0.0, atol=0.5)
     assert_close(ours.std(0), theirs.std(0), rtol=0.0, atol=0.5)
     tails = torch.tensor([0.1, 0.9], dtype=torch.float64)
@@ -185,7 +185,7 @@ def test_boxes_twice_as_wide_are_as_likely_as_boxes_twice_as_high():
 )
 def test_when_no_try_fits_the_box_is_the_largest_central_one(ratio, box):
     # With the area of the whole image only a square fits, which these three draws are not.
-    boxes = torch.stack(ResizedCrop((1.0, 1.0), ratio).boxes(3, 32, 32, seeded(), tries=1), dim=1)
+    boxes = ResizedCrop((1.0, 1.0), ratio).boxes(3, 32, 32, seeded(), tries=1).T
     assert boxes.tolist() == [list(box)] * 3
 
 

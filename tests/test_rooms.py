@@ -12,7 +12,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     **dict.fromkeys(NOUNS, NOUNS),
     **{part: NOUNS | PARTS | {"fast.max_pool"} for part in PARTS},
     "data": NOUNS,
-    "records": {"data"},
+    "records": NOUNS | {"data"},
     "methods": NOUNS | PARTS | {"data", "records.checkpoint"},
     "fast": NOUNS | PARTS | {"data", "methods", "engine"},
     "engine": NOUNS | PARTS | {"data", "methods", "records", "fast"},
@@ -86,4 +86,5 @@ def test_files_and_functions_fit_on_a_screen_or_a_few(path):
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node, clean=False) or ""
-            assert node.end_lineno - node.lineno + 1 - len(docstring.splitlines()) <= 50, node.name
+            body = node.end_lineno - node.body[0].lineno + 1 - len(docstring.splitlines())
+            assert body <= 50, node.name  # a signature is a list of options

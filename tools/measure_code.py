@@ -85,7 +85,8 @@ def main() -> None:
     fan_in = Counter(other for others in fan_out.values() for other in others)
     widest = max(fan_out, key=lambda name: len(fan_out[name]))
     print(f"fan-out: {spread([len(others) for others in fan_out.values()])} ({widest})")
-    print(f"fan-in: {spread([fan_in[name] for name in known])} ({fan_in.most_common(1)[0][0]})")
+    most = max(known, key=lambda name: fan_in[name])
+    print(f"fan-in: {spread([fan_in[name] for name in known])} ({most})")
 
 
 if __name__ == "__main__":

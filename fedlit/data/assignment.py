@@ -1,6 +1,7 @@
 """Who holds what once the samples are dealt out: validation splits, opt-out marks, and the CSV that keeps it all.
 
-Laws: no copy of a sample is on both sides of a split; an `Assignment` that is written is what `Saved` reads back.
+Laws: no copy of a sample is on both sides of a split; an `Assignment` that is written is what
+`Saved` reads back.
 """
 
 import os
@@ -10,9 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from fedlit.partition import Partition, grouped, require, stream
+from fedlit.partition import Partition, grouped, require
+from fedlit.rng import stream
 
-HEADER, ROW_SPLITS = "client,split,index,label,shared", ("train", "val_train", "val_test")
+HEADER = "client,split,index,label,shared"
+ROW_SPLITS = ("train", "val_train", "val_test")
+TRAIN, VAL_TRAIN, VAL_TEST = range(3)  # their places
 
 
 @dataclass(frozen=True)
@@ -30,15 +34,21 @@ class Assignment:
 
     def class_counts(self, train_labels: np.ndarray, num_classes: int) -> np.ndarray:
         """Training samples of each class at each client, ``[K, C]``."""
-        return np.stack([np.bincount(train_labels[indices], minlength=num_classes) for indices in self.train])
+        counts = [np.bincount(train_labels[indices], minlength=num_classes) for indices in self.train]
+        return np.stack(counts)
 
     def write(self, path: Path, train_labels: np.ndarray, test_labels: np.ndarray | None = None) -> None:
         """Save as the CSV that `Saved` reads; validation rows have ``shared`` 0, since no upload learns from them."""
-        val_labels = train_labels if self.val_split == "train" else test_labels
+        val_labels = train_labels
+        if self.val_split == "test":
+            require(test_labels is not None, "`test_labels` must be given: validation samples are of the test set.")
+            val_labels = np.asarray(test_labels)
         rows = [HEADER]
-        for k, (train, val, shared) in enumerate(zip(self.train, self.val, self.opted_in, strict=True)):
-            rows += [f"{k},train,{i},{y},{s:d}" for i, y, s in zip(train, train_labels[train], shared, strict=True)]
-            rows += [f"{k},val_{self.val_split},{i},{val_labels[i]},0" for i in val]
+        for k, (train, val, opted_in) in enumerate(zip(self.train, self.val, self.opted_in, strict=True)):
+            for i, is_in in zip(train, opted_in, strict=True):
+                rows.append(f"{k},train,{i},{train_labels[i]},{is_in:d}")
+            for i in val:
+                rows.append(f"{k},val_{self.val_split},{i},{val_labels[i]},0")
         partial = Path(f"{path}.{os.getpid()}.tmp")  # in the same folder: os.replace is atomic only there
         partial.write_text("\n".join(rows) + "\n", encoding="utf-8")
         os.replace(partial, path)
@@ -48,8 +58,9 @@ class Saved(Partition):
     """An assignment from a file, as `Assignment.write` leaves it.
 
     Args:
-        path: A CSV with header ``client,split,index,label,shared``; split is train, val_train or val_test (validation
-            from the training or the test set), shared is 1 for an opted-in sample, else 0.
+        path: A CSV with header ``client,split,index,label,shared``; split is train, val_train or
+            val_test (validation from the training or the test set), shared is 1 for an opted-in
+            sample, else 0.
     """
 
     def __init__(self, path: str) -> None:
@@ -62,28 +73,50 @@ class Saved(Partition):
         """The assignment in the file, whose indices and label column must be those of the data set."""
         require(Path(self.path).is_file(), f"`path` must be a saved partition, there is no file {self.path}.")
         header, *lines = Path(self.path).read_text(encoding="utf-8").splitlines() or [""]
-        require(header == HEADER and lines, f"{self.path}, line 1: expected {HEADER!r} and rows, got {header!r}.")
-        k, split, index, label, shared = np.array([self._row(i, line) for i, line in enumerate(lines, start=2)]).T
-        train, mixed = split == 0, (split == 1) & (split.max() == 2)
-        require(not mixed.any(), f"{self.path}, line {mixed.argmax() + 2}: val_train in a file that has val_test.")
-        gap = next(i for i, held in enumerate([*np.unique(k[train]), -1]) if held != i)
-        require(gap > k.max(), f"{self.path}, line {(k >= gap).argmax() + 2}: client {gap} is without train rows.")
-        for name, rows, labels in (("training", split < 2, train_labels), ("test", split == 2, test_labels)):
-            self._compare(name, np.flatnonzero(rows), index[rows], label[rows], np.asarray(labels))
-        parts = [grouped(x[rows], k[rows], gap) for x, rows in ((index, train), (index, ~train), (shared > 0, train))]
-        return Assignment(parts[0], parts[1], "test" if split.max() == 2 else "train", parts[2])
+        good = header == HEADER and bool(lines)
+        require(good, f"{self.path}, line 1: expected {HEADER!r} and rows, got {header!r}.")
+        rows = [self._row(number, line) for number, line in enumerate(lines, start=2)]
+        k, split, index, label, shared = np.array(rows).T
+        in_train = split == TRAIN
+        in_test_set = split == VAL_TEST
+        val_split: Literal["train", "test"] = "train"
+        if in_test_set.any():
+            val_split = "test"
+            mixed = split == VAL_TRAIN
+            require(not mixed.any(), f"{self.path}, line {_line(mixed)}: val_train in a file that has val_test.")
+        num_clients = self._num_clients(k, in_train)
+        self._compare("training", ~in_test_set, index, label, np.asarray(train_labels))
+        self._compare("test", in_test_set, index, label, np.asarray(test_labels))
+        return Assignment(
+            train=grouped(index[in_train], k[in_train], num_clients),
+            val=grouped(index[~in_train], k[~in_train], num_clients),
+            val_split=val_split,
+            opted_in=grouped(shared[in_train] > 0, k[in_train], num_clients),
+        )
+
+    def _num_clients(self, k: np.ndarray, in_train: np.ndarray) -> int:
+        """Clients in the file, which must all have training samples."""
+        with_samples = set(k[in_train].tolist())
+        num_clients = 0
+        while num_clients in with_samples:
+            num_clients += 1
+        beyond = k >= num_clients
+        require(not beyond.any(), f"{self.path}, line {_line(beyond)}: client {num_clients} is without train rows.")
+        return num_clients
 
     def _compare(self, name: str, rows: np.ndarray, index: np.ndarray, label: np.ndarray, labels: np.ndarray) -> None:
-        beyond = index >= len(labels)
+        """The chosen rows tell samples and labels of a data set that has these `labels`."""
+        beyond = rows & (index >= len(labels))
         if beyond.any():
-            i = beyond.argmax()
-            told = f"index {index[i]}, but the {name} set has {len(labels)} samples"
-            raise ValueError(f"{self.path}, line {rows[i] + 2}: {told}; was it saved with another data set?")
-        differs = labels[index] != label
+            row = beyond.argmax()
+            told = f"index {index[row]}, but the {name} set has {len(labels)} samples"
+            raise ValueError(f"{self.path}, line {_line(beyond)}: {told}; was it saved with another data set?")
+        differs = np.zeros(len(rows), dtype=bool)
+        differs[rows] = labels[index[rows]] != label[rows]
         if differs.any():
-            i = differs.argmax()
-            told = f"label {label[i]}, but sample {index[i]} of the {name} set has label {labels[index[i]]}"
-            raise ValueError(f"{self.path}, line {rows[i] + 2}: {told}; was it saved with another data set?")
+            row = differs.argmax()
+            told = f"label {label[row]}, but sample {index[row]} of the {name} set has label {labels[index[row]]}"
+            raise ValueError(f"{self.path}, line {_line(differs)}: {told}; was it saved with another data set?")
 
     def _row(self, number: int, line: str) -> tuple[int, ...]:
         try:
@@ -104,22 +137,31 @@ def opt_in_masks(
 
     Args:
         train: Indices per client.
-        opt_out: Fraction of clients (rounded down, drawn by `seed`) or ids of those whose samples are all withheld.
-        opt_out_samples: Fraction of every other client's samples withheld; copies of a sample go together.
+        opt_out: Fraction of clients (rounded down, drawn by `seed`) or ids of those whose samples
+            are all withheld.
+        opt_out_samples: Fraction of every other client's samples withheld; copies of a sample go
+            together.
         seed: Draws both.
     """
-    num_clients, out = len(train), opt_out
     require(0 <= opt_out_samples <= 1, f"`opt_out_samples` must lie in [0, 1], got {opt_out_samples}.")
+    out = _opted_out(opt_out, len(train), seed)
+    rng = stream(seed, "opt_out_samples")
+    masks = []
+    for k, indices in enumerate(train):
+        withheld = _drawn(indices, round(opt_out_samples * len(indices)), rng)
+        masks.append(~withheld & (k not in out))
+    return masks
+
+
+def _opted_out(opt_out: float | list[int], num_clients: int, seed: int) -> set[int]:
+    """Clients that share nothing."""
     if isinstance(opt_out, list):
         known = set(opt_out) <= set(range(num_clients))
         require(known, f"`opt_out` must hold client ids from 0 to {num_clients - 1}, got {opt_out}.")
-    else:
-        require(0 <= opt_out <= 1, f"`opt_out` must be a fraction in [0, 1] or a list of client ids, got {opt_out}.")
-        number = int(opt_out * num_clients + 1e-9)  # 0.29 * 100 is 28.999999999999996
-        out = stream(seed, "opt_out").permutation(num_clients)[:number].tolist()
-    out, rng = set(out), stream(seed, "opt_out_samples")
-    withheld = [_drawn(indices, round(opt_out_samples * len(indices)), rng) for indices in train]
-    return [~mask & (k not in out) for k, mask in enumerate(withheld)]
+        return set(opt_out)
+    require(0 <= opt_out <= 1, f"`opt_out` must be a fraction in [0, 1] or a list of client ids, got {opt_out}.")
+    number = int(opt_out * num_clients + 1e-9)  # 0.29 * 100 is 28.999999999999996
+    return set(stream(seed, "opt_out").permutation(num_clients)[:number].tolist())
 
 
 def split_validation(
@@ -130,16 +172,23 @@ def split_validation(
     Args:
         train: Indices per client into `labels`.
         labels: Of the training set.
-        val_size: A fraction in (0, 1), of which ``round(val_size * n)`` samples are held back, or their number.
+        val_size: A fraction in (0, 1), of which ``round(val_size * n)`` samples are held back, or
+            their number.
         seed: Draws them.
     """
     whole = val_size >= 1 and val_size == int(val_size)
     require(0 < val_size < 1 or whole, f"`val_size` must be a fraction in (0, 1) or a number from 1, got {val_size}.")
-    rng, kept, held = stream(seed, "val"), [], []
+    rng = stream(seed, "val")
+    kept = []
+    held = []
     for k, indices in enumerate(train):
+        num_samples = len(indices)
         require(indices.max(initial=-1) < len(labels), f"client {k} holds an index beyond the {len(labels)} labels.")
-        mask = _drawn(indices, int(val_size) if whole else round(val_size * len(indices)), rng)
-        require(not mask.all(), f"`val_size`={val_size} leaves client {k} none of its {len(indices)} training samples.")
+        count = int(val_size)
+        if not whole:
+            count = round(val_size * num_samples)
+        mask = _drawn(indices, count, rng)
+        require(not mask.all(), f"`val_size`={val_size} leaves client {k} none of its {num_samples} training samples.")
         kept.append(indices[~mask])
         held.append(indices[mask])
     return kept, held
@@ -148,10 +197,13 @@ def split_validation(
 def split_off(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split all indices at random into the rest and a pool with `fraction`, in (0, 1), of each class; both sorted."""
     require(0 < fraction < 1, f"`fraction` must lie in (0, 1), got {fraction}.")
-    labels, rng, pooled = np.asarray(labels), stream(seed, "pool"), np.zeros(len(labels), dtype=bool)
+    labels = np.asarray(labels)
+    rng = stream(seed, "pool")
+    pooled = np.zeros(len(labels), dtype=bool)
     for c in np.unique(labels):
         members = np.flatnonzero(labels == c)
-        pooled[rng.permutation(members)[: round(fraction * len(members))]] = True
+        number = round(fraction * len(members))
+        pooled[rng.permutation(members)[:number]] = True
     return np.flatnonzero(~pooled), np.flatnonzero(pooled)
 
 
@@ -159,6 +211,12 @@ def _drawn(indices: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     """A random mask of `count` samples. Copies of one sample stay together, so it may hold a few more."""
     _, which, copies = np.unique(indices, return_inverse=True, return_counts=True)
     order = rng.permutation(len(copies))
+    drawn_before = np.cumsum(copies[order]) - copies[order]
     taken = np.zeros(len(copies), dtype=bool)
-    taken[order[np.cumsum(copies[order]) - copies[order] < count]] = True
+    taken[order[drawn_before < count]] = True
     return taken[which]
+
+
+def _line(rows: np.ndarray) -> int:
+    """The line of the file in which the first of the marked rows stands, after the header."""
+    return int(rows.argmax()) + 2

@@ -40,14 +40,23 @@ class Batches:
         return torch.randperm(len(self.y), generator=self.generator)
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        x, y, order = self.x, self.y, self.order()
+        order = self.order()
+        x = self.x
+        y = self.y
         if self.generator is not None:
             order = order.to(x.device)
-            x, y = x.index_select(0, order), y.index_select(0, order)  # several times faster than x[order]
-        parts = [tensor.split(self.batch_size) for tensor in ((x, y, order) if self.indexed else (x, y))]
+            x = x.index_select(0, order)  # several times faster than x[order]
+            y = y.index_select(0, order)
+        columns = [x, y]
+        if self.indexed:
+            columns.append(order)
+        parts = [column.split(self.batch_size) for column in columns]
         for _, x_batch, *rest in zip(range(len(self)), *parts, strict=False):
-            yield (x_batch if self.transform is None else self.transform(x_batch, self.generator)), *rest
+            if self.transform is not None:
+                x_batch = self.transform(x_batch, self.generator)
+            yield x_batch, *rest
 
     def to(self, device: torch.device) -> "Batches":
-        self.x, self.y = self.x.to(device), self.y.to(device)
+        self.x = self.x.to(device)
+        self.y = self.y.to(device)
         return self

@@ -26,6 +26,7 @@ class Client:
         num_classes: Classes of its task.
         num_samples: Training samples, opted out or not.
         num_opted_in: Training samples that may influence what leaves the client.
+        data: The federation's, of which its batches are taken.
     """
 
     id: int
@@ -34,7 +35,7 @@ class Client:
     num_opted_in: int
     round: int = 0
     samples: Samples = "opted_in"
-    data: "FederatedData | None" = field(default=None, repr=False)
+    data: "FederatedData" = field(repr=False, kw_only=True)
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "no"
@@ -43,7 +44,8 @@ class Client:
 
         With `public: inputs` the public pool is mixed in, with target -1.
         """
-        return self.data.train_batches(self.id, generator, samples or self.samples, self.round, public != "no")
+        chosen = samples or self.samples
+        return self.data.train_batches(self.id, generator, chosen, self.round, public=public != "no")
 
     @property
     def sees_the_same_inputs(self) -> bool:
@@ -51,13 +53,14 @@ class Client:
         return not any(step.random for step in self.data.augmentation)
 
     def class_shares(self) -> torch.Tensor:
-        """Fraction of each class among the samples that it shares, ``[C]``; nothing that a client would tell."""
+        """Fraction of each class among its opted-in samples, ``[C]``; nothing that a client would tell."""
         y = self.train_batches(samples="opted_in").y
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
     def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
-        return self.data.val_batches([self.id], self.round)[0]
+        batches, _ = self.data.val_batches([self.id], self.round)
+        return batches
 
 
 @dataclass(frozen=True)
@@ -75,5 +78,6 @@ class Server(Client):
     ) -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
         batches = self.data.public_batches(generator, labels=public == "labels")
-        batches.x, batches.y = batches.x[: self.limit], batches.y[: self.limit]
+        batches.x = batches.x[: self.limit]
+        batches.y = batches.y[: self.limit]
         return batches

@@ -8,9 +8,10 @@ import torch
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
+from fedlit.data.datasets import Images
 from fedlit.data.federated import FederatedData
-
-ARRAYS = ("train_x", "train_y", "test_x", "test_y")
+from fedlit.data.normalisation import normalisation
+from fedlit.data.public_pool import PublicPool
 
 
 class JointData(FederatedData):
@@ -45,37 +46,55 @@ class JointData(FederatedData):
             part.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        if self.images is not None:
+        if self._assignment is not None:
             return
         for part in self.parts:
             part.setup()
         shapes = [list(part.images.train_x.shape[1:]) for part in self.parts]
         if any(shape != shapes[0] for shape in shapes):
             raise ValueError(f"`data.parts` must have inputs of one shape, got {shapes}.")
-        if any(part.assignment.val_split != self.parts[0].assignment.val_split for part in self.parts):
+        if len({part.assignment.val_split for part in self.parts}) > 1:
             raise ValueError("`data.parts` must take their validation samples from one source: all `test`, or none.")
-        joined = {name: torch.cat([getattr(part.images, name) for part in self.parts]) for name in ARRAYS}
-        most = max(part.images.num_classes for part in self.parts)
-        self.images = replace(self.parts[0].images, **joined, num_classes=most)
-        self._set_normalisation()
-        self.assignment = self._joined_assignment()
-        self._part_of = [part for part in self.parts for _ in range(part.num_clients)]
+        images = self._joined_images()
+        self._images = images
+        self._public_pool = PublicPool(images.train_x[:0], images.train_y[:0])
+        self._normalisation = normalisation(images, self.mean, self.std)
+        self._part_of: list[FederatedData] = []
+        for part in self.parts:
+            self._part_of += [part] * part.num_clients
+        self._assignment = self._joined_assignment()  # last: a refusal above leaves nothing set up
+
+    def _joined_images(self) -> Images:
+        every = [part.images for part in self.parts]
+        return replace(
+            every[0],
+            train_x=torch.cat([images.train_x for images in every]),
+            train_y=torch.cat([images.train_y for images in every]),
+            test_x=torch.cat([images.test_x for images in every]),
+            test_y=torch.cat([images.test_y for images in every]),
+            num_classes=max(images.num_classes for images in every),
+        )
 
     def _joined_assignment(self) -> Assignment:
-        train_sizes = np.cumsum([0, *(len(part.images.train_y) for part in self.parts)])
+        """Everybody's samples, counted on from part to part."""
         val_split = self.parts[0].assignment.val_split
-        val_sizes = train_sizes
-        if val_split == "test":
-            val_sizes = np.cumsum([0, *(len(part.images.test_y) for part in self.parts)])
-        return Assignment(
-            train=[i + n for part, n in zip(self.parts, train_sizes, strict=False) for i in part.assignment.train],
-            val=[i + n for part, n in zip(self.parts, val_sizes, strict=False) for i in part.assignment.val],
-            val_split=val_split,
-            opted_in=[mask for part in self.parts for mask in part.assignment.opted_in],
-        )
+        train: list[np.ndarray] = []
+        val: list[np.ndarray] = []
+        opted_in: list[np.ndarray] = []
+        train_before = 0
+        val_before = 0
+        for part in self.parts:
+            train += [index + train_before for index in part.assignment.train]
+            val += [index + val_before for index in part.assignment.val]
+            opted_in += part.assignment.opted_in
+            train_before += len(part.images.train_y)
+            val_before += len(part.images.split(val_split)[1])
+        return Assignment(train=train, val=val, val_split=val_split, opted_in=opted_in)
 
     def client(self, id: int, round: int = 0) -> Client:
         return replace(super().client(id, round), num_classes=self._part_of[id].images.num_classes)
 
     def test_batches(self, client: int | None = None) -> Batches:
-        return super().test_batches() if client is None else self._part_of[client].test_batches()
+        if client is None:
+            return super().test_batches()
+        return self._part_of[client].test_batches()

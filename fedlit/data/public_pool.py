@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fedlit.data.assignment import split_off
 from fedlit.data.datasets import Images
-from fedlit.partition import require
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +27,9 @@ class PublicPool:
 
     def targets(self, reveal: bool = False) -> Tensor:
         """-1 for every sample, unless the labels are revealed."""
-        return self._hidden if reveal else torch.full((len(self.x),), -1)
+        if reveal:
+            return self._hidden
+        return torch.full((len(self.x),), -1)
 
     def class_shares(self, num_classes: int) -> Tensor:
         """Fraction of each class ``[C]``, which reveals labels, too."""
@@ -40,12 +41,15 @@ def set_apart(images: Images, public: float | Literal["valid"], seed: int) -> tu
 
     Args:
         images: All of the data set.
-        public: A fraction in [0, 1) of every class of the training set, or the data set's `valid` part.
+        public: A fraction in [0, 1) of every class of the training set, or the data set's `valid`
+            part.
         seed: Draws the fraction.
     """
-    private, pooled = np.arange(len(images.train_y)), np.empty(0, dtype=np.int64)
+    private = np.arange(len(images.train_y))
+    pooled = np.empty(0, dtype=np.int64)
     if public == "valid":
-        require(images.valid_x is not None, "`data.public: valid` needs a data set with a `valid` part (cinic10).")
+        if images.valid_x is None or images.valid_y is None:
+            raise ValueError("`data.public: valid` needs a data set with a `valid` part (cinic10).")
         pool = PublicPool(images.valid_x, images.valid_y)
     else:
         if public > 0:

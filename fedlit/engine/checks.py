@@ -1,6 +1,7 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 import torch
@@ -119,7 +120,7 @@ def _check_clients(model: FederatedModule, data: FederatedData) -> None:
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     trial.eval()
     first_batch = next(iter(data.test_batches()))
-    x = first_batch[0][:2].to(model.device, torch.empty(0, dtype=model.dtype).dtype)
+    x = first_batch[0][:2].to(model.device, cast(torch.dtype, model.dtype))
     tried: set[str] = set()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):

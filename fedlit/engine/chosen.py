@@ -29,5 +29,8 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
 
 def _arguments(made: object) -> dict[str, Any]:
     """The attributes that bear the name of a constructor's argument: Lightning's own switches are left out."""
-    names = {name for kind in type(made).__mro__ for name in signature(kind.__init__).parameters}
+    names: set[str] = set()
+    for kind in type(made).__mro__:
+        if "__init__" in vars(kind):
+            names |= signature(vars(kind)["__init__"]).parameters.keys()
     return {name: value for name, value in vars(made).items() if name in names}

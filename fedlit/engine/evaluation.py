@@ -1,8 +1,9 @@
-"""Which model on whose data: the evaluations of a run."""
+"""Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
 from fedlit.engine.processes import in_order
-from fedlit.engine.scores import evaluate, outputs, scores_by_group
+from fedlit.engine.scores import Scores, evaluate, outputs, scores_by_group
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, failure
@@ -20,8 +21,28 @@ from fedlit.rng import derive, isolated
 DEV_SAMPLES = 64  # a development run evaluates on so many
 
 
+@dataclass
+class Found:
+    """What an evaluation found, and of which client it could not: plain values, which can go to other processes."""
+
+    values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+    def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
+        self.values += [(client, model, data, name, value) for name, value in scores.items()]
+
+
+@dataclass(frozen=True)
+class Job:
+    """An evaluation that one process does for all; `what` and `whose` name its random stream."""
+
+    what: str
+    whose: int
+    evaluate: Callable[[], Found]
+
+
 class Scorer:
-    """Evaluates the models that a run holds, on several processes if there are.
+    """Evaluates the models that a federation holds, on several processes if there are.
 
     Args:
         state: Of the federation: its states, data and live module.
@@ -29,12 +50,15 @@ class Scorer:
     """
 
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
+        stage = stage or state.stage or state.module.configure_stages()[0]
         self.state = state
-        self.stage = stage = stage or state.stage or state.module.configure_stages()[0]
+        self.stage = stage
         self.learner = stage.module or state.module
         self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
         self.network = (self.learner if self.changes_global else state.module).global_model()
-        self.personal = state.module if stage.side == "server" or stage.reported_as is None else self.learner
+        self.personal = self.learner
+        if stage.side == "server" or stage.reported_as is None:
+            self.personal = state.module
         self.failures: dict[int, Failure] = {}
 
     @property
@@ -47,120 +71,170 @@ class Scorer:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
         if self.stage.upload == "aggregate" or self.stage.side == "server" or self.stage.module is None:
             return True
-        names = [name for name, child in self.state.module.named_children() if child is self.stage.module]
-        return self.state.has_trained(k, f"{names[0]}." if names else "")
+        for name, child in self.state.module.named_children():
+            if child is self.stage.module:
+                return self.state.has_trained(k, f"{name}.")
+        return True
 
     def _held(self, network: nn.Module) -> list[bool]:
         """Of each value of a network, whether the server holds it."""
-        live = self.state.module.state_dict(keep_vars=True)
-        ours = {id(tensor) for name, tensor in live.items() if name in self.state.global_state}
+        live = self.state.live.tensors()
+        ours = {id(live[name]) for name in self.state.global_state if name in live}
         return [id(tensor) in ours for tensor in network.state_dict(keep_vars=True).values()]
 
     def evaluate(self, round: int) -> list[Row]:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
         if self.stage.reported_as is None:
             return []
-        own = [k for k in range(self.state.data.num_clients) if len(self.state.data.at_round(round).val[k])]
-        own = own[:2] if self.state.options.fast_dev_run else own
-        num_seen = self.state.data.num_clients - self.state.data.unseen_clients
+        jobs = self._jobs(round)
+
+        def work(i: int) -> Found:
+            job = jobs[i]
+            seed = derive(self.state.options.seed, "evaluate", self.stage.name, round, job.what, job.whose)
+            with isolated(seed):
+                return job.evaluate()
+
+        rows: list[Row] = []
+        for _, found in in_order(self.state.fabric, range(len(jobs)), work, _pack, _unpack):
+            rows += self._rows(found, round)
+            for k, reason in found.failed.items():
+                self.failures[k] = Failure(f"could not be evaluated: {reason}")
+        return rows
+
+    def _jobs(self, round: int) -> list[Job]:
+        data = self.state.data
+        assignment = data.at_round(round)
+        own = [k for k in range(data.num_clients) if len(assignment.val[k])]
+        if self.state.options.fast_dev_run:
+            own = own[:2]
+        jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
+        is_personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
+        if not is_personal:
+            return jobs
+        num_seen = data.num_clients - data.unseen_clients
         seen = [k for k in own if k < num_seen and self.has_model(k)]
-        jobs: list[tuple[str, int, Callable[[], list[tuple]]]] = []  # what, whose, how
-        if not self.changes_global:
-            pass  # it was evaluated in the stage that made it
-        elif self.has_complete_global_model:
-            jobs.append(("pooled", 0, self._global_on_pooled))
-            groups = [g.tolist() for g in np.array_split(own, self.state.fabric.world_size) if len(g)]
-            jobs += [("global", group[0], partial(self._global_on_own, group, round)) for group in groups]
-        elif any(self._held(self.network)):
-            jobs += [("global", k, partial(self._client_on_own, k, "global", round)) for k in own]
-        personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
-        if personal and self.stage.side == "clients":
-            jobs += [("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
-        if personal and self.stage.reported_on_pooled:
-            jobs += [("personal pooled", k, partial(self._client_on_pooled, k)) for k in seen]
+        if self.stage.side == "clients":
+            jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
+        if self.stage.reported_on_pooled:
+            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k)) for k in seen]
+        return jobs
 
-        def work(i: int) -> list[tuple]:
-            what, whose, how = jobs[i]
-            with isolated(derive(self.state.options.seed, "evaluate", self.stage.name, round, what, whose)):
-                return how()
+    def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
+        if self.has_complete_global_model:
+            jobs = [Job("pooled", 0, self._global_on_pooled)]
+            for part in np.array_split(clients, self.state.fabric.world_size):
+                if len(part):
+                    group = part.tolist()
+                    jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
+            return jobs
+        if any(self._held(self.network)):  # a part of it is the clients' own
+            return [Job("global", k, partial(self._client_on_own, k, "global", round)) for k in clients]
+        return []
 
-        done = in_order(self.state.fabric, range(len(jobs)), work, list, list)
-        rows = [row for _, found in done for row in found]
-        self.failures = {k: Failure(f"could not be evaluated: {what}") for k, *_, what in rows if isinstance(what, str)}
-        return [Row(round, self.stage.name, *row) for row in rows if not isinstance(row[-1], str)]
+    def _rows(self, found: Found, round: int) -> list[Row]:
+        return [Row(round, self.stage.name, *values) for values in found.values]
 
     def test(self) -> list[Row]:
         """Global model, and every client's own, on the pooled test set."""
-        rows = self._global_on_pooled() if self.has_complete_global_model else []
-        own = sorted({*self.state.collected, *(k for k in self.state.memories if self.state.memories.names(k))})
-        for k in (k for k in own if self.has_model(k)):
-            rows += self._client_on_pooled(k)
-        return [Row(self.state.round, self.stage.name, *row) for row in rows if not isinstance(row[-1], str)]
+        rows: list[Row] = []
+        if self.has_complete_global_model:
+            rows += self._rows(self._global_on_pooled(), self.state.round)
+        memories = self.state.memories
+        owners = {*self.state.collected, *(k for k in memories if memories.names(k))}
+        for k in sorted(owners):
+            if self.has_model(k):
+                rows += self._rows(self._client_on_pooled(k), self.state.round)
+        return rows
 
     def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
         """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
-        number, method = self.state.data.num_clients, type(self.state.module).__name__
-        if client is not None and not 0 <= client < number:
-            raise ValueError(f"`--client` must be 0 to {number - 1}, got {client}.")
-        if client is not None and not self.has_model(client):
-            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
-        if client is None and not self.has_complete_global_model:
-            raise ValueError(f"{method} has no global model; name one of its clients with `--client`.")
         if client is None:
+            if not self.has_complete_global_model:
+                method = type(self.state.module).__name__
+                raise ValueError(f"{method} has no global model; name one of its clients with `--client`.")
+            network = self.network
             self.state.load_global()
         else:
+            self._check_has_model(client)
+            network = self.personal
             self.state.enter(client, "personal")
-        network = self.network if client is None else self.personal
         logits, target = outputs(self.state.fabric, network, self.state.data.test_batches(client))
         return logits.softmax(dim=1), target
 
-    def _global_on_pooled(self) -> list[tuple]:
-        self.state.load_global()
-        batches = self._short(self.state.data.test_batches())
-        scores = evaluate(self.state.fabric, self.network, batches, self.state.options.metrics)
-        return [(POOLED, "global", "pooled", name, value) for name, value in scores.items()]
+    def _check_has_model(self, client: int) -> None:
+        number = self.state.data.num_clients
+        if not 0 <= client < number:
+            raise ValueError(f"`--client` must be 0 to {number - 1}, got {client}.")
+        if not self.has_model(client):
+            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
 
-    def _global_on_own(self, clients: list[int], round: int) -> list[tuple]:
+    def _global_on_pooled(self) -> Found:
+        self.state.load_global()
+        found = Found()
+        found.add(POOLED, "global", "pooled", self._scores(self.network, self.state.data.test_batches()))
+        return found
+
+    def _global_on_own(self, clients: list[int], round: int) -> Found:
         self.state.load_global()
         batches, sizes = self.state.data.val_batches(clients, round)
         logits, target = outputs(self.state.fabric, self.network, batches)
-        rows = zip(clients, scores_by_group(logits, target, sizes, self.state.options.metrics), strict=True)
-        return [(k, "global", self._whose(k), name, value) for k, scores in rows for name, value in scores.items()]
+        scores_of = scores_by_group(logits, target, sizes, self.state.options.metrics)
+        found = Found()
+        for k, scores in zip(clients, scores_of, strict=True):
+            found.add(k, "global", self._whose(k), scores)
+        return found
 
-    def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> list[tuple]:
+    def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> Found:
+        found = Found()
         try:
-            self.state.enter(k, "server" if model == "global" else "personal", round)
-            network = self.network if model == "global" else self.personal
-            batches = self._short(self.state.data.val_batches([k], round)[0])
-            scores = evaluate(self.state.fabric, network, batches, self.state.options.metrics)
-            if model == "personal":
-                scores |= self._probe(k, round)
+            if model == "global":
+                self.state.enter(k, "server", round)
+                found.add(k, "global", self._whose(k), self._scores(self.network, self._val_batches(k, round)))
+            else:
+                self.state.enter(k, "personal", round)
+                scores = self._scores(self.personal, self._val_batches(k, round)) | self._probe(k, round)
+                found.add(k, self._reported_as, self._whose(k), scores)
         except Exception as error:  # one client's model must not keep the others from being looked at
             self.state.live.mend()
-            return [(k, model, self._whose(k), "", failure(error).reason)]
-        called = self.stage.reported_as if model == "personal" else model
-        return [(k, called, self._whose(k), name, value) for name, value in scores.items()]
+            return Found(failed={k: failure(error).reason})
+        return found
 
-    def _client_on_pooled(self, k: int) -> list[tuple]:
-        called = self.stage.reported_as or "personal"
+    def _client_on_pooled(self, k: int) -> Found:
+        found = Found()
         try:
             self.state.enter(k, "personal")
-            batches = self._short(self.state.data.test_batches(k))
-            scores = evaluate(self.state.fabric, self.personal, batches, self.state.options.metrics)
+            scores = self._scores(self.personal, self.state.data.test_batches(k))
+            found.add(k, self._reported_as, "pooled", scores)
         except Exception as error:  # as for its own samples
             self.state.live.mend()
-            return [(k, called, "pooled", "", failure(error).reason)]
-        return [(k, called, "pooled", name, value) for name, value in scores.items()]
+            return Found(failed={k: failure(error).reason})
+        return found
+
+    @property
+    def _reported_as(self) -> str:
+        return self.stage.reported_as or "personal"
+
+    def _scores(self, network: nn.Module, batches: Batches) -> Scores:
+        if self.state.options.fast_dev_run:
+            batches.x = batches.x[:DEV_SAMPLES]
+            batches.y = batches.y[:DEV_SAMPLES]
+        return evaluate(self.state.fabric, network, batches, self.state.options.metrics)
+
+    def _val_batches(self, k: int, round: int) -> Batches:
+        return self.state.data.val_batches([k], round)[0]
 
     @torch.no_grad()
-    def _probe(self, k: int, round: int) -> dict[str, float]:
+    def _probe(self, k: int, round: int) -> Scores:
         self.personal.eval()
         return self.personal.probe(self.state.data.client(k, round))
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"
 
-    def _short(self, batches: Batches) -> Batches:
-        if self.state.options.fast_dev_run:
-            batches.x, batches.y = batches.x[:DEV_SAMPLES], batches.y[:DEV_SAMPLES]
-        return batches
+
+def _pack(found: Found) -> dict[str, Any]:
+    return vars(found)
+
+
+def _unpack(packed: dict[str, Any]) -> Found:
+    return Found(**packed)

@@ -30,7 +30,8 @@ def has_scaler(fabric: Fabric) -> bool:
 def renew_scaler(fabric: Fabric) -> None:
     """A scale that adapted to one client must not depend on which client came before."""
     if has_scaler(fabric):
-        fabric._precision.scaler = torch.amp.GradScaler(fabric.device.type)
+        scaler = torch.amp.GradScaler(fabric.device.type)
+        setattr(fabric._precision, "scaler", scaler)  # noqa: B010  (only some precisions have one)
 
 
 def check_precision(fabric: Fabric) -> None:

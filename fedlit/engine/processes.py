@@ -21,14 +21,14 @@ class ClientParallelStrategy(DDPStrategy):
     """Processes that share no module: DDP would average gradients of clients, and forbid different networks."""
 
     @property
-    def distributed_sampler_kwargs(self) -> None:
+    def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]  # Fabric asks whether it is None
         return None
 
-    def setup_module(self, module: nn.Module) -> nn.Module:
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # not wrapped, on purpose
         return module
 
 
-def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision: str) -> Fabric:
+def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision: Any) -> Fabric:
     """Fabric as the user's options have it; several processes share clients, not gradients."""
     several = num_nodes > 1 or str(devices) not in ("1", "auto")
     try:
@@ -53,8 +53,10 @@ def in_order(
     if fabric.world_size == 1:
         yield from ((task, work(task)) for task in tasks)
         return
-    rank, world_size = fabric.global_rank, fabric.world_size
-    for start in range(0, len(tasks), size := HELD * world_size):
+    rank = fabric.global_rank
+    world_size = fabric.world_size
+    size = HELD * world_size
+    for start in range(0, len(tasks), size):
         some = tasks[start : start + size]
         mine = {task: pack(work(task)) for task in some[rank::world_size]}
         for position, task in enumerate(some):
@@ -87,8 +89,6 @@ def any_process(fabric: Fabric, flag: bool) -> bool:
 
 
 def _sized(payload: Tensor, size: int, fabric: Fabric) -> Tensor:
-    return (
-        payload.to(fabric.device)
-        if len(payload) == size
-        else torch.empty(size, dtype=torch.uint8, device=fabric.device)
-    )
+    if len(payload) == size:
+        return payload.to(fabric.device)
+    return torch.empty(size, dtype=torch.uint8, device=fabric.device)

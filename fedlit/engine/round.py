@@ -54,8 +54,8 @@ class ClientRound:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named."""
         uploads = self._uploads()
         agreed = self._aggregated(uploads) if self.stage.upload == "aggregate" else self.state.global_state
-        for upload in uploads:  # without an aggregation nobody asked for them; a rule may also stop early
-            if upload is not None and self.stage.upload == "collect":
+        for upload in uploads:  # where nothing is aggregated nobody asked for them; a rule may also stop early
+            if self.stage.upload == "collect":
                 self.collected[upload.client] = upload.state
         failures = self.record.failures
         if len(failures) == len(self.clients) and (len(self.clients) > 1 or self.state.round == 0):
@@ -77,7 +77,7 @@ class ClientRound:
             raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
         return agreed
 
-    def _uploads(self) -> Iterator[Upload | None]:
+    def _uploads(self) -> Iterator[Upload]:
         """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
         cohort = self._cohort()
 
@@ -97,7 +97,8 @@ class ClientRound:
                 self.record.failures[k] = Failure(f"unusable state: {problem}")
                 continue
             self._keep(k, outcome, scores)
-            yield outcome.upload
+            if outcome.upload is not None:
+                yield outcome.upload
         self.state.load_global()  # what `aggregate` may read of the module is the server's, on every process
 
     def _cohort(self) -> Cohort | None:

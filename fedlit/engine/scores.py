@@ -1,6 +1,6 @@
 """Accuracy, loss and any other torchmetrics metric of a network, for one client or for many in one pass."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,11 +18,10 @@ Scores = dict[str, float]
 
 
 @torch.no_grad()
-def outputs(fabric: Fabric, network: Callable[[Tensor], Tensor], batches: Batches) -> tuple[Tensor, Tensor]:
+def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
     """Logits ``[N, C]`` and targets ``[N]`` of all batches, in evaluation mode."""
-    was_training = isinstance(network, nn.Module) and network.training
-    if isinstance(network, nn.Module):
-        network.eval()
+    was_training = network.training
+    network.eval()
     context = autocast(fabric)
     try:
         with context():
@@ -34,7 +33,7 @@ def outputs(fabric: Fabric, network: Callable[[Tensor], Tensor], batches: Batche
 
 
 def evaluate(
-    fabric: Fabric, network: Callable[[Tensor], Tensor], batches: Batches, metrics: Mapping[str, Metric] | None = None
+    fabric: Fabric, network: nn.Module, batches: Batches, metrics: Mapping[str, Metric] | None = None
 ) -> Scores:
     """The scores of a network on some samples; none if there are none."""
     if len(batches.y) == 0:
@@ -44,7 +43,7 @@ def evaluate(
 
 
 def scores_by_group(
-    logits: Tensor, target: Tensor, sizes: Sequence[int], metrics: Mapping[str, Metric]
+    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, metrics: Mapping[str, Metric]
 ) -> list[Scores]:
     """Scores of consecutive groups of samples, such as the clients' validation sets laid end to end.
 
@@ -62,13 +61,21 @@ def scores_by_group(
     )
     columns = {"acc": right, "loss": F.cross_entropy(logits, target, reduction="none")}
     bounds = np.concatenate([[0], np.cumsum(sizes)])
-    totals = {name: np.concatenate([[0.0], np.cumsum(c.double().numpy())]) for name, c in columns.items()}
-    means = {name: (t[bounds[1:]] - t[bounds[:-1]]) / np.maximum(sizes, 1) for name, t in totals.items()}
-    rows = []
+    means = {name: _means(values.double().numpy(), bounds) for name, values in columns.items()}
+    groups: list[Scores] = []
     for group, (start, stop) in enumerate(pairwise(bounds)):
-        row = {name: float(values[group]) for name, values in means.items()} if stop > start else {}
-        for name, metric in metrics.items() if row else ():
-            metric.reset()
-            row[name] = float(metric(logits[start:stop], target[start:stop]))
-        rows.append(row)
-    return rows
+        scores: Scores = {}
+        if stop > start:
+            scores = {name: float(values[group]) for name, values in means.items()}
+            for name, metric in metrics.items():
+                metric.reset()
+                scores[name] = float(metric(logits[start:stop], target[start:stop]))
+        groups.append(scores)
+    return groups
+
+
+def _means(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The mean of the values between each bound and the next; 0 where there are none."""
+    totals = np.concatenate([[0.0], np.cumsum(values)])
+    sums = totals[bounds[1:]] - totals[bounds[:-1]]
+    return sums / np.maximum(np.diff(bounds), 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedlit.data import FederatedData
 from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.state import FederationState
@@ -14,23 +15,31 @@ from fedlit.methods.base import twin
 from fedlit.records.checkpoint import FORMAT
 from fedlit.rng import isolated
 
+TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
 
 def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
     """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
-    digest = sha256(state.data.images.train_y.numpy().tobytes())
-    digest.update(state.data.images.train_x[:: max(1, len(state.data.images.train_x) // 100)].numpy().tobytes())
-    for part in (*state.data.assignment.train, *state.data.assignment.val, *state.data.assignment.opted_in):
-        digest.update(part.tobytes())
     return {
         "method": type(state.module).__name__,
         "stages": [stage.name for stage in schedule.stages],
         "seed": state.options.seed,
         "num_clients": state.data.num_clients,
         "shared state": _shapes(state.global_state),
-        "partition": digest.hexdigest(),
+        "partition": _partition_hash(state.data),
     }
+
+
+def _partition_hash(data: FederatedData) -> str:
+    """Of the labels, about a hundred inputs, and who holds what."""
+    digest = sha256(data.images.train_y.numpy().tobytes())
+    step = max(1, len(data.images.train_x) // 100)
+    digest.update(data.images.train_x[::step].numpy().tobytes())
+    assignment = data.assignment
+    for part in (*assignment.train, *assignment.val, *assignment.opted_in):
+        digest.update(part.tobytes())
+    return digest.hexdigest()
 
 
 def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
@@ -54,19 +63,9 @@ def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
     """Go on from a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
-    theirs, ours = content.get("fingerprint", {}), fingerprint(state, schedule)
-    for key in ours if training else ("method", "num_clients", "shared state"):
-        if theirs.get(key) != ours[key]:
-            detail = "" if key in ("partition", "shared state") else f" ({theirs.get(key)} there, {ours[key]} here)"
-            raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
-    here = [schedule.stage(number).name for number in range(1, content["round"] + 1)]
-    if training and content["stages"] != here[: len(schedule)]:
-        raise ValueError(
-            f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
-            f"{_counted(here[: len(schedule)])}: a stage that is over cannot be made longer or shorter."
-        )
-    if not training and theirs.get("partition") != ours["partition"]:
-        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", stacklevel=2)
+    _check_fingerprint(content.get("fingerprint", {}), fingerprint(state, schedule), path, training)
+    if training:
+        _check_stages(content, schedule, path)
     own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
     if _shapes(content["initial_state"]) != _shapes(own):
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
@@ -88,6 +87,26 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     )
     collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
     state.resume_clients(memories, collected, Memory(optimizer=_copied(content["server_optimizer"])))
+
+
+def _check_fingerprint(theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool) -> None:
+    for key in ours if training else TO_EVALUATE:
+        if theirs.get(key) != ours[key]:
+            detail = f" ({theirs.get(key)} there, {ours[key]} here)"
+            if key in ("partition", "shared state"):  # too long to tell
+                detail = ""
+            raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
+    if not training and theirs.get("partition") != ours["partition"]:
+        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", stacklevel=2)
+
+
+def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> None:
+    here = [schedule.stage(number).name for number in range(1, content["round"] + 1)][: len(schedule)]
+    if content["stages"] != here:
+        raise ValueError(
+            f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
+            f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
+        )
 
 
 def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:

@@ -1,7 +1,7 @@
 """One paper, one file. A new method is a file here and a line below.
 
-Beside the methods there is what the author of another one needs: the contract, stages, and what networks are built and
-copied with.
+Beside the methods there is what the author of another one needs: the contract, stages, and what
+networks are built and copied with.
 """
 
 from fedlit.methods.base import FederatedModule, Weighting

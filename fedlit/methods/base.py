@@ -1,6 +1,7 @@
 """The contract of a method: an ordinary LightningModule that also says what of it is shared.
 
-The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in a `Federation`.
+The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in
+a `Federation`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -39,7 +40,8 @@ class FederatedModule(LightningModule):
 
     Args:
         optimizer: Builds the optimiser of a visit from the parameters.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     network: nn.Module

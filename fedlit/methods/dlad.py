@@ -1,13 +1,16 @@
 """Adaptive distillation for decentralised learning (DLAD). Ma et al., 2020. https://arxiv.org/abs/2008.07948
 
-One shot. Client i trains a classifier M_i on its samples, then a binary C_i that tells them from the public pool, and
-uploads both, once. The server trains the global model M on the pool alone, without its labels:
+One shot. Client i trains a classifier M_i on its samples, then a binary C_i that tells them from
+the public pool, and uploads both, once. The server trains the global model M on the pool alone,
+without its labels:
 
     t(x) = sum_i w_i(x) M_i(x),    w_i(x) = exp(C_i(x) / T) / sum_j exp(C_j(x) / T),    L = CE(t(x), M(x))
 
-`average` takes w_i = 1/N; `labeled`, an upper bound, the C_i of an optimal classifier that knows a sample's label.
+`average` takes w_i = 1/N; `labeled`, an upper bound, the C_i of an optimal classifier that knows a
+sample's label.
 
-Laws: equal C_i are the mean of all teachers; `labeled` with IID clients is `average`; every client uploads just once.
+Laws: equal C_i are the mean of all teachers; `labeled` with IID clients is `average`; every client
+uploads just once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -78,24 +81,29 @@ class Student(FedAvg):
 class DLAD(FederatedModule):
     """One-shot distillation of the clients' classifiers into a global model.
 
-    All clients train once, for as many epochs as said here; `trainer.num_rounds`, `local_epochs` and `fraction_fit`
-    play no part.
+    All clients train once, for as many epochs as said here; `trainer.num_rounds`, `local_epochs`
+    and `fraction_fit` play no part.
 
     Args:
-        network: Builds a client's classifier; its density classifier is the same with a head of one output.
+        network: Builds a client's classifier; its density classifier is the same with a head of one
+            output.
         optimizer: Builds the optimiser of each part from its parameters.
         student: Builds the global model; by default as `network`.
-        aggregator: What teachers count by: `adaptive`, `average`, or `labeled`, which alone sees the pool's labels.
+        aggregator: What teachers count by: `adaptive`, `average`, or `labeled`, which alone sees
+            the pool's labels.
         temperature: T; large is the mean of all teachers.
         sample_weight: Of an own sample in the density classifier's loss.
         client_epochs: Of a client's classifier.
         density_epochs: Of its density classifier.
         distil_epochs: Of the global model on the public pool; each is a round of its own.
-        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
-        client_classes: The classes that a client's outputs stand for, by client id; all classes by default.
+        client_networks: Another network for some clients: a list with one for each, or a mapping
+            from client id.
+        client_classes: The classes that a client's outputs stand for, by client id; all classes by
+            default.
         record: Compute the teachers' answers once where inputs are the same in every epoch.
         earlier: A checkpoint whose clients' uploads are taken as they are: only new clients train.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     shared = ()

@@ -4,7 +4,8 @@ A client trains a copy of the global model on its own data; the server averages 
 
     w_{t+1} = sum_k a_k w_k,    a_k = n_k / n  (examples)  or  1 / K  (uniform)
 
-Laws: one client that holds all data is a plain training loop; with clients of equal size both weightings agree.
+Laws: one client that holds all data is a plain training loop; with clients of equal size both
+weightings agree.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -20,7 +21,8 @@ class FedAvg(FederatedModule):
         network: Builds the network.
         optimizer: Builds the optimiser of a visit from the parameters.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     def __init__(

@@ -1,12 +1,14 @@
 """FedFusion. Yao et al., 2019. https://arxiv.org/abs/1908.05891 (sections 3.2 and 3.3)
 
-A client fuses the features of its own extractor E_l with those of a frozen copy E_g of the one it received:
+A client fuses the features of its own extractor E_l with those of a frozen copy E_g of the one it
+received:
 
     logits = C(F(E_l(x), E_g(x)))
     single, multi:  F = lam * E_g + (1 - lam) * E_l,   one lam, or one per channel; starts at 0, unconstrained
     conv:           F = W * (E_g || E_l) + b,          a 1x1 convolution from 2c to c channels
 
-It trains and sends E_l, F and C. The server averages them and smooths lam: lam <- ema * lam + (1 - ema) * mean_k lam_k.
+It trains and sends E_l, F and C. The server averages them and smooths lam: lam <- ema * lam + (1 -
+ema) * mean_k lam_k.
 
 Laws: lam held at 0 is FedAvg; while E_l = E_g the gradient of lam is 0; E_g is in no upload.
 """
@@ -77,10 +79,14 @@ class FedFusion(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         operator: `conv`, `multi` (a weight per channel) or `single` (one weight).
         ema: How much of the old lam the server keeps, in [0, 1).
-        eval_reference: Evaluate with the `previous` round's extractor (the authors), or with it`self`: no effect then.
-        record: Compute frozen features once a visit where inputs are the same in every epoch; the same weights.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the authors' code).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        eval_reference: Evaluate with the `previous` round's extractor (the authors), or with
+            it`self`: no effect then.
+        record: Compute frozen features once a visit where inputs are the same in every epoch; the
+            same weights.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
+            authors' code).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     network: FusedNetwork

@@ -1,11 +1,12 @@
 """FedMMD and its two-stream L2 baseline. Yao et al., 2018/2019. https://arxiv.org/abs/1908.05891
 
-A client keeps a frozen copy G of the global model beside the local stream L that it trains, and pays for what G and L
-say differently of the same images:
+A client keeps a frozen copy G of the global model beside the local stream L that it trains, and
+pays for what G and L say differently of the same images:
 
     loss = CE(L(x), y) + lam * D(G(x), L(x)),    D = max(MMD^2, 1e-4)  or  1/2 * sum (G(x) - L(x))^2
 
-MMD^2 is the biased estimate with the authors' 19 fixed kernel widths, on logits; see fedlit.losses.mmd. Only L is sent.
+MMD^2 is the biased estimate with the authors' 19 fixed kernel widths, on logits; see
+fedlit.losses.mmd. Only L is sent.
 
 Law: lam = 0 is FedAvg. At the start of a round L = G: no distance, no gradient of it.
 """
@@ -35,11 +36,16 @@ class FedMMD(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         lam: Strength of the distance; 0 is FedAvg. The paper: 0.1; for l2 on MNIST 0.001.
         distance: `mmd`, or `l2`, the baseline: half the sum of squares over batch and classes.
-        kernel: Widths of the mmd: the authors' 19 `fixed` ones, or five that are `adaptive` to the batch.
-        compare: Take the distance on the `logits` (the authors), or on the `features` before the head.
-        record: Compute the global stream once a visit where its inputs are the same in every epoch; the same weights.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the authors' code).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        kernel: Widths of the mmd: the authors' 19 `fixed` ones, or five that are `adaptive` to the
+            batch.
+        compare: Take the distance on the `logits` (the authors), or on the `features` before the
+            head.
+        record: Compute the global stream once a visit where its inputs are the same in every epoch;
+            the same weights.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
+            authors' code).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     wants_index = True

@@ -25,7 +25,8 @@ class FedProx(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         mu: Strength of the pull towards the global model; 0 is FedAvg.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """Fine-tuned FedAvg: federate as FedAvg, then every client trains its copy of the global model on all of its own data.
 
-Laws: with no epochs of fine-tuning every personal model is the global one; the global model is FedAvg's.
+Laws: with no epochs of fine-tuning every personal model is the global one; the global model is
+FedAvg's.
 """
 
 import warnings
@@ -20,10 +21,13 @@ class FineTuned(FederatedModule):
     Args:
         network: Builds the network.
         optimizer: Builds the optimiser of a visit from the parameters.
-        finetune_epochs: Epochs of the last visit, at most; 0 leaves every client with the global model.
-        stop_on: Stop the last visit early on the client's own validation `loss` or `acc`, and keep the best state.
+        finetune_epochs: Epochs of the last visit, at most; 0 leaves every client with the global
+            model.
+        stop_on: Stop the last visit early on the client's own validation `loss` or `acc`, and keep
+            the best state.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
         monitor: The name of `stop_on` in 0.1, for one release more.
     """
 

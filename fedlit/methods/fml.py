@@ -1,14 +1,17 @@
 """Federated Mutual Learning. Shen et al., 2020. https://arxiv.org/abs/2006.16765
 
-A client owns a *personal* network that never leaves it and a copy of the shared *meme*. They teach each other:
+A client owns a *personal* network that never leaves it and a copy of the shared *meme*. They teach
+each other:
 
     L_personal = alpha * CE(p_personal, y) + (1 - alpha) * KL(p_meme     || p_personal)
     L_meme     = beta  * CE(p_meme, y)     + (1 - beta)  * KL(p_personal || p_meme)
 
-The server averages the memes, all counting the same. A meme's optimiser starts anew with every fork, the personal one's
-goes on. With `share: extractor` only the meme's trunk travels; the head (the paper's adaptor) stays with its client.
+The server averages the memes, all counting the same. A meme's optimiser starts anew with every
+fork, the personal one's goes on. With `share: extractor` only the meme's trunk travels; the head
+(the paper's adaptor) stays with its client.
 
-Laws: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal network as if alone.
+Laws: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal
+network as if alone.
 """
 
 from collections.abc import Iterable
@@ -42,15 +45,21 @@ class FML(FederatedModule):
         personal: Builds the network that stays with the client; its architecture is free.
         meme: Builds the network that travels; the same architecture everywhere.
         optimizer: Builds the optimiser of a visit from the parameters of both.
-        alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as if alone.
+        alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as
+            if alone.
         beta: Weight in [0, 1] of the labels in the meme's loss; 1 trains the meme as FedAvg.
         alpha_ramp: Lets alpha fall over rounds.
         beta_ramp: Lets beta rise over rounds.
-        share: What of the meme travels: `all`, or its `extractor` only, so that clients may differ in their classes.
-        client_networks: Another personal network for some clients (a catfish): a list, or a mapping from client id.
-        client_memes: With `share: extractor`, a meme with another head for some clients: a list, or a mapping.
-        untrained_clients: Clients whose personal network stays as it was drawn: the converse of a catfish.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        share: What of the meme travels: `all`, or its `extractor` only, so that clients may differ
+            in their classes.
+        client_networks: Another personal network for some clients (a catfish): a list, or a mapping
+            from client id.
+        client_memes: With `share: extractor`, a meme with another head for some clients: a list, or
+            a mapping.
+        untrained_clients: Clients whose personal network stays as it was drawn: the converse of a
+            catfish.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     weighting = "uniform"

@@ -25,8 +25,10 @@ class LocalOnly(FederatedModule):
     Args:
         network: Builds the network of a client; every client draws its own initial weights.
         optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
-        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_networks: Another network for some clients: a list with one for each, or a mapping
+            from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     shared = ()

@@ -1,14 +1,15 @@
 """Federated learning using a mixture of experts. Zec et al., 2020. https://arxiv.org/abs/2010.02056
 
-Clients federate on what they share. Then each trains a local expert f_l on all of its samples, and last a gate h that
-mixes it with the client's own copy of the global expert f_g, all three together:
+Clients federate on what they share. Then each trains a local expert f_l on all of its samples, and
+last a gate h that mixes it with the client's own copy of the global expert f_g, all three together:
 
     y = h(x) f_l(x) + (1 - h(x)) f_g(x)
 
-The authors mix log-probabilities, so that NLL(y) = h NLL(f_l) + (1 - h) NLL(f_g); see fedlit.losses.mixture. Only the
-FedAvg on shared samples talks to the server.
+The authors mix log-probabilities, so that NLL(y) = h NLL(f_l) + (1 - h) NLL(f_g); see
+fedlit.losses.mixture. Only the FedAvg on shared samples talks to the server.
 
-Laws: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not shared.
+Laws: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not
+shared.
 """
 
 from collections.abc import Iterable
@@ -61,12 +62,14 @@ class MixtureOfExperts(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         gate: Builds the gate, with one output; by default an expert's network with a head of one.
         mix: What is mixed: `log_prob` (the authors' code), `prob`, or `logits`.
-        epochs: Of local expert, mixture and baselines, at most; they stop after 50 without a lower validation loss.
+        epochs: Of local expert, mixture and baselines, at most; they stop after 50 without a lower
+            validation loss.
         freeze_global: Leave the global expert as it came (the authors' later variant).
-        baselines: Train at every client also a fine-tuned global model (`finetuned`), and the local expert for as long
-            again as the mixture (`longer`), to compare it with.
+        baselines: Train at every client also a fine-tuned global model (`finetuned`), and the local
+            expert for as long again as the mixture (`longer`), to compare it with.
         mixture_optimizer: Another optimiser for the mixture.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
     """
 
     shared = ("federated.",)

@@ -182,3 +182,27 @@ def test_features_that_are_not_images_are_taken_as_they_are():
 def test_an_impossible_option_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         ready(**options)
+
+
+@pytest.mark.parametrize("what", ["images", "assignment", "public_pool"])
+def test_what_is_there_only_after_setup_says_so(what):
+    data = toy_data()
+    with pytest.raises(RuntimeError, match=r"`data` is not set up yet; call its setup\(\) first"):
+        getattr(data, what)
+    data.setup()
+    assert getattr(data, what) is not None
+
+
+def test_a_setup_that_was_refused_is_refused_again():
+    data = toy_data(std=-1.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"`data.std` must be above 0, got -1.0"):
+            data.setup()
+
+
+@pytest.mark.parametrize(("options", "shift", "scale"), [({"std": 4.0}, 0, 4), ({"mean": 2.0}, 2, 1), ({}, 0, 1)])
+def test_features_are_normalised_by_what_is_given_alone(options, shift, scale):
+    data = toy_data(**options)
+    data.setup()
+    raw = data.images.train_x[data.assignment.train[0]]
+    assert torch.equal(data.client(0).train_batches(samples="all").x, (raw - shift) / scale)
