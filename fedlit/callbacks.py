@@ -1,9 +1,16 @@
-"""Callbacks of a federation: Lightning's `setup`, `on_fit_start`, `on_fit_end`, `teardown`, and the ends of a round."""
+"""Callbacks of a federation: Lightning's around a command, and the ends of a round.
 
-from typing import TYPE_CHECKING
+Called are `setup` and `teardown` (the stage is the command: fit, validate, test, predict or adapt) and `on_exception`;
+in a fit `on_fit_start`, `on_train_start`, `on_train_end` and `on_fit_end`; with its checkpoints `state_dict`,
+`load_state_dict`, `on_save_checkpoint` and `on_load_checkpoint`. A callback that waits for anything else is refused.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fedlit.methods.base import FederatedModule
 from fedlit.records.rows import Row, summary
@@ -11,7 +18,38 @@ from fedlit.records.rows import Row, summary
 if TYPE_CHECKING:
     from fedlit.federation import Federation
 
-CALLED = {"setup", "teardown", "on_fit_start", "on_fit_end"}
+CALLED = {
+    "on_fit_start",
+    "on_train_start",
+    "on_train_end",
+    "on_fit_end",
+    "on_exception",
+    "on_save_checkpoint",
+    "on_load_checkpoint",
+}
+SAVED = "`trainer.save_every_n_rounds` and `trainer.monitor` say what is saved"
+TIMED = "the seconds of every round stand in events.jsonl"
+AVERAGED = "the server averages, in the method's `aggregate`"
+STATES = "callbacks"  # where a checkpoint holds them
+INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what they need
+    "ModelCheckpoint": SAVED,
+    "OnExceptionCheckpoint": "checkpoints/last.ckpt is of the last round that was saved; " + SAVED,
+    "EarlyStopping": "fedlit.callbacks.StopAt ends a fit, `Stage(early_stopping=...)` a visit",
+    "LearningRateMonitor": "`trainer.lr_schedule` sets the rate of a round; a method may log what it likes",
+    "ProgressBar": "`trainer.enable_progress_bar` shows rounds",
+    "Timer": f"SIGTERM, as of `timeout 2h fedlit fit ...`, ends a fit in good order; {TIMED}",
+    "DeviceStatsMonitor": TIMED,
+    "ThroughputMonitor": TIMED,
+    "BatchSizeFinder": "set `data.batch_size`",
+    "LearningRateFinder": "set `model.optimizer.lr`",
+    "GradientAccumulationScheduler": "set `data.batch_size`",
+    "StochasticWeightAveraging": AVERAGED,
+    "WeightAveraging": AVERAGED,
+    "BaseFinetuning": "the method's `parameters_of` says what a visit trains",
+    "ModelPruning": "prune in the method's `on_client_end` or `aggregate`",
+    "SpikeDetection": "look at the loss in the method's `training_step`; a client that raises is left out of the round",
+    "BasePredictionWriter": "`fedlit predict` writes predictions_*.csv",
+}
 
 
 class FederationCallback(Callback):
@@ -21,7 +59,7 @@ class FederationCallback(Callback):
         """The clients of the round are drawn."""
 
     def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
-        """The round is aggregated, evaluated and saved; set `federation.should_stop` to end the fit here."""
+        """The round is aggregated, evaluated and recorded; set `federation.should_stop` to end the fit here."""
 
 
 class StopAt(FederationCallback):
@@ -33,28 +71,94 @@ class StopAt(FederationCallback):
     """
 
     def __init__(self, value: float, metric: str = "acc/global_on_pooled") -> None:
-        self.value, self.metric = value, metric
+        self.value = value
+        self.metric = metric
 
-    def on_fit_start(self, federation: "Federation", module: FederatedModule) -> None:
-        self._look(federation, federation.state.scores.last)  # a run that goes on may have been there before
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._look(trainer, trainer.state.scores.last)  # a run that goes on may have been there before
 
     def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
         self._look(federation, summary(rows))
 
-    def _look(self, federation: "Federation", last: dict[str, dict[str, float]]) -> None:
+    def _look(self, federation: "Federation", last: Mapping[str, Mapping[str, float]]) -> None:
         if self.metric in last and last[self.metric]["mean"] >= self.value:
             federation.should_stop = True
 
 
 def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:
-    """A list of callbacks; one that waits for hooks of the Trainer would silently do nothing and is refused."""
-    callbacks = [*given] if isinstance(given, list) else [given] if given else []
-    hooks = [name for name in vars(Callback) if name.startswith("on_") and name not in CALLED]
+    """A list of callbacks; one that waits for what never comes would silently do nothing and is refused."""
+    if given is None:
+        return []
+    callbacks = given
+    if not isinstance(callbacks, list):
+        callbacks = [callbacks]
     for callback in callbacks:
-        unheard = [name for name in hooks if is_overridden(name, callback, Callback)]
-        if unheard and not isinstance(callback, FederationCallback):
+        _check_class(callback)
+        _check_hooks(callback)
+    return [*callbacks]
+
+
+def _check_class(callback: Callback) -> None:
+    for kind in type(callback).__mro__:
+        if kind.__module__.startswith("lightning.") and kind.__name__ in INSTEAD:
+            name = type(callback).__name__
             raise ValueError(
-                f"`trainer.callbacks`: {type(callback).__name__} waits for `{unheard[0]}`, which a federation never "
-                "calls; derive from fedlit.callbacks.FederationCallback, which is told of rounds."
+                f"`trainer.callbacks`: {name} needs the Trainer's own loops; instead, {INSTEAD[kind.__name__]}."
             )
-    return callbacks
+
+
+def _check_hooks(callback: Callback) -> None:
+    for hook in vars(Callback):
+        if hook.startswith("on_") and hook not in CALLED and _is_overridden(hook, callback):
+            name = type(callback).__name__
+            raise ValueError(
+                f"`trainer.callbacks`: {name} waits for `{hook}`, which a federation never calls; "
+                "fedlit.callbacks.FederationCallback is told of rounds, and a method has hooks in a visit."
+            )
+
+
+def _is_overridden(hook: str, callback: Callback) -> bool:
+    """In a class, or in the instance, as a LambdaCallback does with whatever can be called."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)
+
+
+@contextmanager
+def told_of(command: str, call: Callable[..., None]) -> Iterator[None]:
+    """Callbacks hear of a command before it, after it, and where it fails; `call` calls a hook of each."""
+    try:
+        call("setup", command)
+        yield
+    except BaseException as error:
+        call("on_exception", error)
+        raise
+    call("teardown", command)
+
+
+def add_states(content: dict[str, Any], callbacks: Iterable[Callback]) -> None:
+    """Put what callbacks want to remember into the content of a checkpoint; without such, nothing is added."""
+    states = {callback.state_key: callback.state_dict() for callback in callbacks}
+    states = {key: state for key, state in states.items() if state}
+    for key, state in states.items():
+        if not _is_plain(state):  # it would be saved, but never be read again
+            raise ValueError(
+                f"`trainer.callbacks`: the `state_dict` of {key} may hold tensors, numbers, strings and "
+                f"containers of them, got {state}."
+            )
+    if states:
+        content[STATES] = states
+
+
+def load_states(content: Mapping[str, Any], callbacks: Iterable[Callback]) -> None:
+    """Give callbacks back what they remembered, where the checkpoint has it."""
+    states = content.get(STATES, {})
+    for callback in callbacks:
+        if callback.state_key in states:
+            callback.load_state_dict(states[callback.state_key])
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, bool | int | float | str | Tensor)

@@ -70,7 +70,7 @@ TRAINER = {
     "--trainer.precision=12": r"`trainer.precision` 12 cannot be had here: .*Allowed precision values",
     "--trainer.accelerator=abacus": r"^`trainer.accelerator` abacus, .*Available names are: .*cpu",
     "--trainer.devices=0": r"`trainer.devices` 0, .*cannot be had here: ",
-    "--trainer.callbacks=LearningRateMonitor": r"^`trainer.callbacks`: LearningRateMonitor waits for `on_train_\w+`",
+    "--trainer.callbacks=LearningRateMonitor": r"^`trainer.callbacks`: LearningRateMonitor needs .*; instead, ",
     "--trainer.callbacks=EarlyStop": r"^`trainer.callbacks`: there is no class 'EarlyStop'",
     "--trainer.lr_schedule=torch.optim.lr_scheduler.ReduceLROnPlateau": r"^`trainer.lr_schedule`: .*waits for a metric",
     "--trainer.lr_schedule=StepLR --trainer.lr_schedule.step_size=0": r"^`trainer.lr_schedule`: integer modulo by zero",

@@ -1,0 +1,221 @@
+"""Callbacks: which are called and when, which are refused, and what a checkpoint remembers of them."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SGD, fitted, linear, toy_data
+from lightning.pytorch import Callback, callbacks
+
+from fedlit import FedAvg, Federation
+from fedlit.callbacks import INSTEAD, FederationCallback, StopAt, add_states, as_callbacks, load_states
+from fedlit.records import checkpoint
+
+RUNNING = {"Callback", "Checkpoint", "LambdaCallback", "ModelSummary", "RichModelSummary"}
+UNHEARD = sorted(
+    name
+    for name in vars(Callback)
+    if name.startswith("on_") and ("batch" in name or "epoch" in name or "validation" in name or "backward" in name)
+)
+
+
+class Ear(FederationCallback):
+    """Notes what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def setup(self, trainer, pl_module, stage):
+        self.told.append(f"setup {stage}")
+
+    def teardown(self, trainer, pl_module, stage):
+        self.told.append(f"teardown {stage}")
+
+    def on_fit_start(self, trainer, pl_module):
+        self.told.append("fit start")
+
+    def on_fit_end(self, trainer, pl_module):
+        self.told.append("fit end")
+
+    def on_train_start(self, trainer, pl_module):
+        self.told.append("train start")
+
+    def on_train_end(self, trainer, pl_module):
+        self.told.append("train end")
+
+    def on_round_start(self, federation, module, round, clients):
+        self.told.append(f"round {round}")
+
+    def on_exception(self, trainer, pl_module, exception):
+        self.told.append(f"exception {exception}")
+
+
+class Counter(FederationCallback):
+    """Counts rounds over all fits of a run."""
+
+    def __init__(self):
+        self.rounds = 0
+
+    def on_round_end(self, federation, module, round, rows):
+        self.rounds += 1
+
+    def state_dict(self):
+        return {"rounds": self.rounds}
+
+    def load_state_dict(self, state_dict):
+        self.rounds = state_dict["rounds"]
+
+
+# --- which are called, and when: these need the calls in fedlit/federation.py and fedlit/engine/fit.py
+
+
+def test_a_fit_is_told_of_from_set_up_to_tear_down():
+    ear = Ear()
+    fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=ear)
+    rounds = ["fit start", "train start", "round 1", "round 2", "train end", "fit end"]
+    assert ear.told == ["setup fit", *rounds, "teardown fit"]
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict", "adapt"])
+def test_the_stage_is_the_command(command):
+    ear = Ear()
+    federation = Federation(callbacks=ear, enable_progress_bar=False, accelerator="cpu")
+    data = toy_data(num_clients=4, unseen_clients=1)
+    getattr(federation, command)(FedAvg(linear, SGD), data)
+    assert ear.told == [f"setup {command}", f"teardown {command}"]
+
+
+def test_an_error_in_a_fit_is_told_of_in_place_of_its_end():
+    class Broken(FederationCallback):
+        def on_round_start(self, federation, module, round, clients):
+            raise RuntimeError("broken")
+
+    ear = Ear()
+    with pytest.raises(RuntimeError, match="broken"):
+        fitted(FedAvg(linear, SGD), callbacks=[ear, Broken()])
+    assert ear.told == ["setup fit", "fit start", "train start", "round 1", "exception broken"]
+
+
+def test_an_error_in_an_evaluation_is_told_of_too():
+    ear = Ear()
+    federation = Federation(callbacks=ear, enable_progress_bar=False, accelerator="cpu")
+    with pytest.raises(ValueError, match="client"):
+        federation.predict(FedAvg(linear, SGD), toy_data(), client=99)
+    assert [told.split()[0] for told in ear.told] == ["setup", "exception"]
+
+
+def test_a_fit_that_is_stopped_ends_in_good_order():
+    ear = Ear()
+    fitted(FedAvg(linear, SGD), num_rounds=5, callbacks=[ear, StopAt(0.0)])
+    assert ear.told[-4:] == ["round 1", "train end", "fit end", "teardown fit"]
+
+
+def test_a_callback_remembers_over_a_resumed_run():
+    fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=Counter())
+    resumed = Counter()
+    fitted(FedAvg(linear, SGD), num_rounds=3, ckpt_path="last", callbacks=resumed)
+    assert resumed.rounds == 3
+
+
+def test_a_callback_may_add_to_a_checkpoint_and_finds_it_again():
+    class Note(Callback):
+        found = None
+
+        def on_save_checkpoint(self, trainer, pl_module, checkpoint):
+            checkpoint["note"] = "of a user"
+
+        def on_load_checkpoint(self, trainer, pl_module, checkpoint):
+            self.found = checkpoint["note"]
+
+    first, second = Note(), Note()
+    fitted(FedAvg(linear, SGD), num_rounds=1, callbacks=first)
+    fitted(FedAvg(linear, SGD), num_rounds=2, ckpt_path="last", callbacks=second)
+    assert (first.found, second.found) == (None, "of a user")
+
+
+def test_a_lambda_callback_and_a_model_summary_run(caplog):
+    told = []
+    callback = callbacks.LambdaCallback(on_train_start=lambda *args: told.append("start"))
+    with caplog.at_level("INFO", logger="lightning.pytorch.callbacks.model_summary"):
+        fitted(FedAvg(linear, SGD), num_rounds=1, callbacks=[callback, callbacks.ModelSummary()])
+    assert told == ["start"]
+    assert "195" in caplog.text  # weights of a linear network, 64 x 3 and 3
+
+
+# --- what a checkpoint remembers
+
+
+def test_states_go_through_a_checkpoint():
+    content = {}
+    counter = Counter()
+    counter.rounds = 7
+    add_states(content, [counter, StopAt(0.5)])
+    assert content == {"callbacks": {"Counter": {"rounds": 7}}}
+    load_states(content, [StopAt(0.5), loaded := Counter()])
+    assert loaded.rounds == 7
+
+
+def test_without_a_callback_that_remembers_a_checkpoint_is_as_ever():
+    content = {}
+    add_states(content, [StopAt(0.5)])
+    assert content == {}
+    load_states(content, [counter := Counter()])
+    assert counter.rounds == 0
+    federation = fitted(FedAvg(linear, SGD), num_rounds=1, callbacks=StopAt(2.0))
+    saved = torch.load(Path(federation.log_dir, "checkpoints/last.ckpt"), weights_only=True)
+    assert sorted(saved) == sorted(checkpoint.KEYS)
+
+
+def test_a_state_that_could_not_be_read_again_is_refused():
+    counter = Counter()
+    counter.rounds = {"rounds": [object()]}
+    with pytest.raises(ValueError, match="`state_dict` of Counter may hold tensors, numbers"):
+        add_states({}, [counter])
+
+
+# --- which are refused
+
+
+def test_every_callback_of_lightning_runs_or_is_refused():
+    for name in callbacks.__all__:
+        ancestors = {kind.__name__ for kind in inspect.getmro(getattr(callbacks, name))}
+        assert (name in RUNNING) != bool(ancestors & INSTEAD.keys()), name
+
+
+@pytest.mark.parametrize(
+    ("callback", "instead"),
+    [
+        (callbacks.ModelCheckpoint, "`trainer.save_every_n_rounds`"),
+        (lambda: callbacks.OnExceptionCheckpoint("."), "last.ckpt"),
+        (lambda: callbacks.EarlyStopping("loss"), "fedlit.callbacks.StopAt"),
+        (callbacks.TQDMProgressBar, "`trainer.enable_progress_bar`"),
+        (callbacks.LearningRateFinder, "`model.optimizer.lr`"),
+        (callbacks.Timer, "SIGTERM"),
+    ],
+)
+def test_what_needs_the_trainers_loops_is_refused_with_what_to_use_instead(callback, instead):
+    made = callback()
+    with pytest.raises(ValueError, match=f"^`trainer.callbacks`: {type(made).__name__} needs .*{instead}"):
+        Federation(callbacks=made, accelerator="cpu")
+
+
+@pytest.mark.parametrize("hook", UNHEARD)
+@pytest.mark.parametrize("base", [Callback, FederationCallback])
+def test_a_callback_that_waits_for_what_never_comes_is_refused(base, hook):
+    deaf = type("Deaf", (base,), {hook: lambda self, *args: None})
+    with pytest.raises(ValueError, match=f"^`trainer.callbacks`: Deaf waits for `{hook}`"):
+        as_callbacks([deaf()])
+
+
+def test_a_lambda_callback_is_judged_by_what_it_was_given():
+    assert len(as_callbacks(callbacks.LambdaCallback(on_fit_end=print))) == 1
+    with pytest.raises(ValueError, match="LambdaCallback waits for `on_train_batch_end`"):
+        as_callbacks(callbacks.LambdaCallback(on_train_batch_end=print))
+
+
+def test_a_subclass_of_a_refused_callback_is_refused_and_a_name_alone_is_not():
+    mine = type("Mine", (callbacks.EarlyStopping,), {})
+    with pytest.raises(ValueError, match="Mine needs the Trainer's own loops"):
+        as_callbacks(mine("loss"))
+    assert len(as_callbacks(type("EarlyStopping", (FederationCallback,), {})())) == 1
