@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ class Chain(nn.Module):
 
     def __init__(self, *widths):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip(widths, widths[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(widths))
         self.depth = len(self.layers)
 
     def forward(self, x):
