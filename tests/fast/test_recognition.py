@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from itertools import pairwise
+import itertools
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ class Chain(nn.Module):
 
     def __init__(self, *widths):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in pairwise(widths))
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(widths))
         self.depth = len(self.layers)
 
     def forward(self, x):

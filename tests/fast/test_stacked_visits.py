@@ -462,6 +462,107 @@ def test_the_next_random_number_is_the_same(stacks, monkeypatch):
     assert stacks
 
 
+class OwnNetwork(nn.Module):
+    """A user's perceptron."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(64, 7)
+        self.out = nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = x.view(x.size(0), -1)
+        return self.out(F.relu(self.hidden(x)))
+
+
+def test_a_user_s_own_network_is_stacked_too(stacks, monkeypatch):
+    def state():
+        return run(lambda: FedAvg(OwnNetwork, SGD)).global_state
+
+    stacked = state()
+    assert stacks == [[0, 1, 2, 3, 4]] * 3
+    alone(monkeypatch)
+    assert near(stacked, state())
+
+
+class Watch(FederationCallback):
+    """Hangs a hook on a layer, a network or everything, at the start of a round."""
+
+    def __init__(self, hang):
+        self.hang = hang
+        self.handle = None
+
+    def on_round_start(self, federation, module, round, clients):
+        if round == 2:
+            self.handle = self.hang(module)
+
+
+SEEN = []
+
+
+def note(module, *_):
+    if module.training:
+        SEEN.append(module)
+
+
+HANGERS = {
+    "a layer": lambda module: module.network.head.register_forward_hook(note),
+    "the method": lambda module: module.register_forward_hook(note),
+    "all modules": lambda module: nn.modules.module.register_module_forward_hook(note),
+}
+
+
+@pytest.mark.parametrize("hang", HANGERS.values(), ids=HANGERS)
+def test_a_hook_that_a_callback_hangs_up_runs_for_every_client(hang, stacks):
+    seen = {}
+    for fast in (True, False):
+        SEEN.clear()
+        watch = Watch(hang)
+        run(callbacks=watch, num_rounds=2, fast=fast)
+        watch.handle.remove()
+        seen[fast] = len(SEEN)
+    assert seen[True] == seen[False] > 0
+    assert stacks == [[0, 1, 2, 3, 4]]  # the round before
+
+
+@pytest.mark.parametrize("moment", ["optimiser", "batches", "aggregation"])
+def test_a_hook_that_is_hung_up_beside_a_visit_is_seen_at_once(moment, stacks):
+    """From whatever a user's code is asked for in the middle of a round."""
+    method = FedAvg(SMALL, SGD)
+    data = toy_data(size=60, num_clients=5)
+
+    def hang():
+        if not method.network.head._forward_hooks:
+            method.network.head.register_forward_hook(note)
+
+    def optimizer(parameters):
+        hang()
+        return SGD(parameters)
+
+    class Watching(FedAvg):
+        def aggregate(self, uploads, current):
+            first = next(uploads)
+            hang()
+            return super().aggregate(chain([first], uploads), current)
+
+    batches = data.train_batches
+
+    def watched_batches(*args):
+        hang()
+        return batches(*args)
+
+    if moment == "optimiser":
+        method = FedAvg(SMALL, optimizer)
+    elif moment == "batches":
+        data.train_batches = watched_batches
+    else:
+        method = Watching(SMALL, SGD)
+    SEEN.clear()
+    run(lambda: method, lambda: data, num_rounds=1, local_epochs=1)
+    steps = {"optimiser": 10, "batches": 10, "aggregation": 8}  # two batches of each client, or of each but the first
+    assert len(SEEN) == steps[moment]
+
+
 class HomeFirst(FedAvg):
     def configure_stages(self):
         return [Stage("home", upload="none", rounds=1), Stage("federate", rounds=1)]

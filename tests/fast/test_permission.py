@@ -1,0 +1,430 @@
+"""A shortcut is refused for whatever is not known to be plain, each condition by itself."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.core.hooks import ModelHooks
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedlit import FedAvg, FederatedModule, LocalOnly
+from fedlit.data.batches import Batches
+from fedlit.engine.visit import Plan
+from fedlit.fast.perceptron import ClosedForm
+from fedlit.fast.permission import for_closed_form, for_stack, is_plain_data, is_plain_sgd, is_same
+from fedlit.fast.recognition import perceptron
+from fedlit.methods import FML, FedProx, FineTuned
+from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.networks import MLP
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(5,))
+FABRIC = Fabric(accelerator="cpu")
+# Called in a visit, but not between its steps: a step in closed form may be taken, a stack may not.
+BESIDE_STEPS = {
+    "client_weight",
+    "configure_client",
+    "configure_optimizers",
+    "on_client_start",
+    "on_train_epoch_start",
+    "parameters_of",
+}
+OUTSIDE_VISITS = {
+    "aggregate",
+    "configure_stages",
+    "earlier_uploads",
+    "is_shared",
+    "on_server_start",
+    "probe",
+    "validation_loss",
+}
+PYTHON_S = {"__init__", "__repr__"}
+HOOKS = {name for name in dir(ModelHooks) if name.startswith(("on_", "configure_"))}
+METHODS = {name for name in vars(FederatedModule) if callable(getattr(FederatedModule, name)) and name[:2] != "__"}
+STEPS = {
+    "__call__",
+    "__getattr__",
+    "__setattr__",
+    "automatic_optimization",
+    "backward",
+    "clip_gradients",
+    "configure_callbacks",
+    "configure_gradient_clipping",
+    "forward",
+    "log",
+    "log_dict",
+    "lr_scheduler_step",
+    "manual_backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "parameters",
+    "state_dict",
+    "toggle_optimizer",
+    "train",
+    "zero_grad",
+    "a_method_nobody_has_heard_of",
+}
+NEITHER = (HOOKS | METHODS | STEPS) - BESIDE_STEPS - OUTSIDE_VISITS
+
+
+def plain(kind=FedAvg, **options):
+    method = kind(SMALL, SGD, **options)
+    method.fast = True
+    return method
+
+
+def defining(**members):
+    return plain(type("Own", (FedAvg,), members))
+
+
+def passing_on(name):
+    """The same under a name of the user's class."""
+    inherited = getattr(FedAvg, name, lambda *_: None)
+    return inherited if isinstance(inherited, property) else lambda *args, **options: inherited(*args, **options)
+
+
+def may_step(method, optimizer=None):
+    optimizer = optimizer or torch.optim.SGD(nn.Module.parameters(method), lr=0.1)
+    return for_closed_form(method, optimizer) is not None
+
+
+def may_stack(method, fabric=FABRIC, stage=None, **options):
+    plan = Plan(stage or Stage("federate"), 0, **options)
+    return for_stack(fabric, method, plan) is not None
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FineTuned])
+def test_a_plain_method_may_take_both(kind):
+    assert may_step(plain(kind))
+    assert may_stack(plain(kind))
+
+
+def test_a_network_of_each_client_may_be_stepped_but_not_stacked():
+    assert may_step(plain(LocalOnly))
+    assert not may_stack(plain(LocalOnly))
+
+
+@pytest.mark.parametrize("name", sorted(NEITHER))
+def test_who_overrides_what_runs_in_a_step_goes_the_ordinary_way(name):
+    method = defining(**{name: passing_on(name)})
+    assert not may_step(method)
+    assert not may_stack(method)
+
+
+@pytest.mark.parametrize("name", sorted(BESIDE_STEPS))
+def test_who_overrides_what_runs_beside_steps_is_not_stacked(name):
+    method = defining(**{name: passing_on(name)})
+    assert may_step(method)
+    assert not may_stack(method)
+
+
+@pytest.mark.parametrize("name", sorted(OUTSIDE_VISITS | PYTHON_S))
+def test_what_runs_outside_visits_does_not_matter(name):
+    method = defining(**{name: passing_on(name)})
+    assert may_step(method)
+    assert may_stack(method)
+
+
+@pytest.mark.parametrize("name", sorted((HOOKS | METHODS) - {"on_client_start"}))
+def test_a_hook_that_hangs_on_the_method_itself_is_seen(name):
+    method = plain()
+    method.__dict__[name] = lambda *_: None
+    assert not may_step(method)
+    assert not may_stack(method)
+
+
+def test_a_number_of_its_own_does_not_matter():
+    assert may_step(defining(rate=0.1, shared=("network.",), weighting="uniform", monitor="loss/global_on_own"))
+    assert may_stack(defining(rate=0.1, name_of_mine="x"))
+    assert not may_step(defining(notes=[]))  # somebody writes them
+    assert not may_step(defining(on_train_batch_end=None))
+    with_data = plain()
+    with_data.monitor, with_data.fast, with_data.history = "loss/global_on_own", True, [1]
+    assert may_step(with_data)
+    assert may_stack(with_data)
+
+
+class Beside:
+    """Not a module; it stands behind all of Lightning's classes, but before `object`."""
+
+    def __getattribute__(self, name):
+        return object.__getattribute__(self, name)
+
+
+class Kind(type):
+    """A metaclass."""
+
+
+def patched_hook(monkeypatch):
+    monkeypatch.setattr(ModelHooks, "on_train_batch_end", lambda *_: None)
+    return plain()
+
+
+def patched_step(monkeypatch):
+    monkeypatch.setattr(FederatedModule, "training_step", lambda *_: None)
+    return plain()
+
+
+def with_state(change):
+    def build(_):
+        method = plain()
+        change(method)
+        return method
+
+    return build
+
+
+METHODS_THAT_ARE_NOT_PLAIN = {
+    "a class beside": lambda _: plain(type("Own", (FedAvg, Beside), {})),
+    "a class of another kind": lambda _: plain(Kind("Own", (FedAvg,), {})),
+    "a hook that was replaced in Lightning": patched_hook,
+    "a step that was replaced in fedlit": patched_step,
+    "another loss": lambda _: FedProx(SMALL, SGD, mu=0.1),
+    "two networks": lambda _: FML(SMALL, SMALL, SGD),
+    "a forward hook": with_state(lambda method: method.register_forward_hook(lambda *_: None)),
+    "a hook on the state": with_state(lambda method: method.register_state_dict_post_hook(lambda *_: None)),
+    "a hook in the network": with_state(lambda method: method.network.head.register_forward_hook(lambda *_: None)),
+    "another part": with_state(lambda method: setattr(method, "spare", nn.ReLU())),
+    "a parameter of its own": with_state(lambda method: setattr(method, "scale", nn.Parameter(torch.ones(1)))),
+    "a buffer": with_state(lambda method: method.register_buffer("count", torch.zeros(1))),
+    "manual optimisation": with_state(lambda method: setattr(method, "automatic_optimization", False)),
+    "positions of samples": with_state(lambda method: setattr(method, "wants_index", True)),
+}
+
+
+@pytest.mark.parametrize("build", METHODS_THAT_ARE_NOT_PLAIN.values(), ids=METHODS_THAT_ARE_NOT_PLAIN)
+def test_a_method_that_is_not_plain_goes_the_ordinary_way(build, monkeypatch):
+    method = build(monkeypatch)
+    method.fast = True
+    parameters = list(method.network.parameters()) if hasattr(method, "network") else method.parameters()
+    assert not may_step(method, SGD(parameters))
+    assert not may_stack(method)
+
+
+class Functions(TorchFunctionMode):
+    pass
+
+
+class Dispatch(TorchDispatchMode):
+    pass
+
+
+CONTEXTS = {
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+    "inference with gradients": lambda: Both(torch.inference_mode(), torch.enable_grad()),
+    "autocast": partial(torch.autocast, "cpu"),
+    "detection of anomalies": torch.autograd.detect_anomaly,
+    "a mode of functions": Functions,
+    "a mode of dispatch": Dispatch,
+    "another default device": partial(torch.device, "meta"),
+    "hooks on what autograd saves": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+}
+
+
+class Both:
+    """One context in another."""
+
+    def __init__(self, outer, inner):
+        self.outer, self.inner = outer, inner
+
+    def __enter__(self):
+        self.outer.__enter__()
+        self.inner.__enter__()
+
+    def __exit__(self, *error):
+        self.inner.__exit__(*error)
+        self.outer.__exit__(*error)
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.parametrize("context", CONTEXTS.values(), ids=CONTEXTS)
+def test_in_another_context_everything_goes_the_ordinary_way(context):
+    method = plain()
+    optimizer = SGD(method.parameters())
+    with context():
+        assert not may_step(method, optimizer)
+        assert not may_stack(method)
+    assert may_step(method, optimizer)
+
+
+class OwnSGD(torch.optim.SGD):
+    """The same under another name."""
+
+
+def watched(kind):
+    def build(parameters):
+        optimizer = SGD(parameters)
+        getattr(optimizer, kind)(lambda *_: None)
+        return optimizer
+
+    return build
+
+
+def scheduled(parameters):
+    optimizer = SGD(parameters)
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    del optimizer.param_groups[0]["initial_lr"]
+    return optimizer
+
+
+def with_an_unknown_option(parameters):
+    optimizer = SGD(parameters)
+    optimizer.param_groups[0]["noise"] = 0.1
+    return optimizer
+
+
+def with_an_own(name):
+    def build(parameters):
+        optimizer = SGD(parameters)
+        setattr(optimizer, name, lambda *_: None)
+        return optimizer
+
+    return build
+
+
+OPTIMIZERS = {
+    "a class of its own": partial(OwnSGD, lr=0.1),
+    "Adam": torch.optim.Adam,
+    "momentum": partial(SGD, momentum=0.9),
+    "decay": partial(SGD, weight_decay=0.1),
+    "ascent": partial(SGD, maximize=True),
+    "a step that can be differentiated": partial(SGD, differentiable=True),
+    "a rate that is a tensor": partial(torch.optim.SGD, lr=torch.tensor(0.1)),
+    "a hook before": watched("register_step_pre_hook"),
+    "a hook after": watched("register_step_post_hook"),
+    "a hook on its state": watched("register_state_dict_post_hook"),
+    "a schedule": scheduled,
+    "an option that nobody knows": with_an_unknown_option,
+    "a step that hangs on it": with_an_own("step"),
+    "a zero_grad that hangs on it": with_an_own("zero_grad"),
+}
+
+
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimiser_that_is_not_plain_is_left_alone(build):
+    method = plain()
+    assert not is_plain_sgd(build(method.parameters()))
+    assert not may_step(method, build(method.parameters()))
+
+
+@pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+def test_a_hook_on_all_optimisers_is_seen(register):
+    optimizer = SGD(plain().parameters())
+    handle = register(lambda *_: None)
+    assert not is_plain_sgd(optimizer)
+    handle.remove()
+    assert is_plain_sgd(optimizer)
+
+
+def test_an_optimiser_of_a_part_or_of_groups_is_left_alone():
+    method = plain()
+    groups = [{"params": part.parameters()} for part in (method.network.extractor, method.network.head)]
+    assert not may_step(method, SGD(method.network.head.parameters()))
+    assert not may_step(method, SGD(groups))
+    first = SGD(method.parameters())
+    first.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.3})
+    assert not may_step(method, first)
+    assert may_step(method, SGD(method.parameters()))
+
+
+STAGES = {
+    "nothing exchanged": {"stage": Stage("s", upload="none")},
+    "a part of the method": {"stage": Stage("s", module=plain())},
+    "early stopping": {"stage": Stage("s", early_stopping=EarlyStopping())},
+    "the public pool": {"stage": Stage("s", public="inputs")},
+    "a clipped gradient": {"gradient_clip_val": 1.0},
+    "something after an epoch": {"after_epoch": lambda: None},
+}
+
+
+@pytest.mark.parametrize("options", STAGES.values(), ids=STAGES)
+def test_a_plan_that_is_not_plain_is_not_stacked(options):
+    assert not may_stack(plain(), **options)
+
+
+def test_only_fast_mode_and_single_precision_are_stacked():
+    exact = plain()
+    exact.fast = False
+    assert not may_stack(exact)
+    assert not may_stack(plain(), fabric=SimpleNamespace(strategy=SimpleNamespace(precision=object())))
+    assert not may_stack(plain(), fabric=Fabric(accelerator="cpu", precision="bf16-mixed"))
+
+
+class OwnTensor(torch.Tensor):
+    """The same under another name."""
+
+
+X, Y = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+BATCHES = {
+    "inputs of a class of their own": (X.as_subclass(OwnTensor), Y),
+    "targets of a class of their own": (X, Y.as_subclass(OwnTensor)),
+    "double precision": (X.double(), Y),
+    "targets that are probabilities": (X, torch.rand(4, 3)),
+    "targets in columns": (X, Y[:, None]),
+    "small integers": (X, Y.to(torch.uint8)),
+    "another device": (X.to("meta"), Y),
+    "inputs whose gradient is wanted": (X.clone().requires_grad_(), Y),
+    "positions": (X, Y, Y),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_a_batch_that_is_not_plain_is_autograd_s(batch):
+    network = SMALL()
+    closed = ClosedForm(perceptron(network), SGD(network.parameters()), fused=False)
+    assert closed.takes((X, Y))
+    assert not closed.takes(batch)
+
+
+class OwnBatches(Batches):
+    """The same under another name."""
+
+
+def with_an_own_order():
+    batches = Batches(X, Y, 2)
+    batches.order = lambda: torch.zeros(4, dtype=torch.int64)
+    return batches
+
+
+DATA = {
+    "a class of its own": OwnBatches(X, Y, 2),
+    "an order of its own": with_an_own_order(),
+    "a transform": Batches(X, Y, 2, transform=lambda x, _: x),
+    "positions": Batches(X, Y, 2, indexed=True),
+    "another size of batches": Batches(X, Y, 3),
+    "fewer samples": Batches(X[:3], Y[:3], 2),
+    "fewer inputs": Batches(X[:3], Y, 2),
+    "other inputs": Batches(X[..., :7], Y, 2),
+    "double precision": Batches(X.double(), Y, 2),
+    "targets elsewhere": Batches(X, Y.to("meta"), 2),
+    "a target that is no class": Batches(X, Y + 1, 2),
+    "a target below all": Batches(X, Y - 1, 2),
+}
+
+
+@pytest.mark.parametrize("batches", DATA.values(), ids=DATA)
+def test_data_that_is_not_plain_is_not_stacked(batches):
+    found = perceptron(SMALL())
+    assert is_plain_data(found, Batches(X, Y, 2), 4, 2)
+    assert not is_plain_data(found, batches, 4, 2)
+
+
+def test_data_without_a_batch_is_not_stacked():
+    assert not is_plain_data(perceptron(SMALL()), Batches(X, Y, 5, drop_last=True), 4, 5)
+
+
+def test_a_network_that_is_another_is_not_the_same():
+    network = SMALL()
+    flat = nn.Sequential(*list(network.extractor)[1:], network.head)
+    found = perceptron(network)
+    assert is_same(found, perceptron(network))
+    assert not is_same(found, perceptron(SMALL()))
+    assert not is_same(found, perceptron(flat))
+    assert not is_same(found, None)
+    assert not is_same(None, found)
