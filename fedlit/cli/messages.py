@@ -117,9 +117,11 @@ def _full_name(name: str, args: list[str]) -> str:
     found = {path for path in typed if path.rpartition(".")[2] == name}
     if len(found) == 1:
         return found.pop()
-    for prefix, classes in (("data", [FederatedData]), ("model", [getattr(methods, n) for n in methods.__all__])):
-        if any(name in signature(kind).parameters for kind in classes if kind is not methods.Stage):
-            return f"{prefix}.{name}"
+    if name in signature(FederatedData).parameters:
+        return f"data.{name}"
+    for method in methods.FederatedModule.__subclasses__():
+        if method.__name__ in methods.__all__ and name in signature(method).parameters:
+            return f"model.{name}"
     return name
 
 
