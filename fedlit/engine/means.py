@@ -32,18 +32,17 @@ class Means:
         self.metrics: dict[str, Metric] = {}
 
     def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        if args or options:
+        if args or options or self.reductions:
             self._log(name, value, *args, **options)
-        elif isinstance(value, Tensor):
-            self._append(name, value.detach().clone())
-        elif isinstance(value, Metric):
-            self.metrics[name] = value
         else:
             self._append(name, value)
 
     def _append(self, name: str, value: Any) -> None:
+        if isinstance(value, Metric):
+            self.metrics[name] = value
+            return
         values = self.values.setdefault(name, [])
-        values.append(value)
+        values.append(value.detach().clone() if isinstance(value, Tensor) else value)
         if len(values) == MANY:
             self._add_up(name)
 
@@ -70,19 +69,17 @@ class Means:
         if logger is False or (on_step is False and on_epoch is False):
             return
         self._reduce_by(name, reduce_fx)
-        if batch_size is None or isinstance(value, Metric):
-            self(name, value)
-        elif self.reductions[name] == "mean":
+        if batch_size is not None and self.reductions[name] == "mean" and not isinstance(value, Metric):
             self.weights[name] = self.weights.get(name, 0) + batch_size - 1
-            self(name, torch.as_tensor(value).detach().double() * batch_size)
-        else:
-            self(name, value)
+            value = torch.as_tensor(value).detach().double() * batch_size
+        self._append(name, value)
 
     def _reduce_by(self, name: str, reduce_fx: str | Callable[..., Any]) -> None:
         chosen = REDUCTIONS.get(reduce_fx, reduce_fx)
         if chosen not in REDUCTIONS.values():
             raise UsageError(f"`self.log({name!r}, reduce_fx=...)` must be mean, sum, max or min, got {reduce_fx}.")
-        before = self.reductions.setdefault(name, "mean" if name in self.values else str(chosen))
+        is_known = name in self.values or name in self.parts
+        before = self.reductions.setdefault(name, "mean" if is_known else str(chosen))
         if before != chosen:
             raise UsageError(f"`self.log({name!r}, reduce_fx=...)` is {before} in one place and {chosen} in another.")
 

@@ -1,0 +1,417 @@
+"""Every line of docs/lightning.md: what it says is called is called, what it says is refused is refused."""
+
+import inspect
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SGD, Spy, equal, fitted, linear, rows, toy_data
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from lightning.pytorch.core.mixins import HyperparametersMixin
+from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from fedlit import FedAvg, FineTuned
+from fedlit.cli.app import main
+from fedlit.engine.lightning_hooks import CALLED, OF_COMMANDS, REFUSED, check_hooks
+from fedlit.engine.usage import UsageError
+from fedlit.methods import DLAD, FML, FedProx, LocalOnly, MixtureOfExperts, Stage
+from fedlit.methods.base import twin
+
+PAGE = (Path(__file__).parents[2] / "docs" / "lightning.md").read_text()
+
+
+def table(section: str) -> dict[str, str]:
+    """What a section says of each name."""
+    _, _, text = PAGE.partition(f"## {section}\n")
+    lines = [line.split("|") for line in text.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    return {name: cells[2].strip() for cells in lines for name in re.findall(r"`([^`]+)`", cells[1])}
+
+
+HOOKS, NAMES, ARGUMENTS = table("Hooks"), table("Attributes and methods"), table("`self.log`")
+
+
+def named(said: str) -> set[str]:
+    return {name for name, status in (HOOKS | NAMES).items() if status == said}
+
+
+def test_the_whole_surface_of_lightning_is_in_the_table():
+    surface = set()
+    for kind in (LightningModule, ModelHooks, DataHooks, CheckpointHooks, HyperparametersMixin):
+        surface |= {name for name, value in vars(kind).items() if hasattr(value, "__get__") and name[0] != "_"}
+    assert surface - (HOOKS | NAMES).keys() == set()
+    assert set(inspect.signature(LightningModule.log).parameters) - {"self", "name"} == ARGUMENTS.keys()
+
+
+def test_the_table_says_what_the_engine_does():
+    assert named("called") == CALLED | {"configure_optimizers", "training_step", "forward"}
+    assert named("refused") == REFUSED.keys()
+    assert named("refused in test") == OF_COMMANDS["test"]
+    assert named("refused in predict") == OF_COMMANDS["predict"]
+    assert set(HOOKS.values()) == {"called", "refused", "refused in test", "refused in predict"}
+
+
+def overriding(kind: type, *hooks: str) -> type:
+    """A method with hooks that do what they did."""
+    return type("Mine", (kind,), {hook: lambda self, *args, h=hook: getattr(kind, h)(self, *args) for hook in hooks})
+
+
+@pytest.mark.parametrize("hook", sorted(named("refused")))
+def test_a_hook_that_is_refused_is_refused_by_name_before_the_first_round(hook):
+    method = overriding(FedAvg, hook)(linear, SGD)
+    method.on_client_start = lambda client: pytest.fail("a visit has begun")
+    with pytest.raises(ValueError, match=rf"^`model`: Mine overrides `{hook}`, which a federation never calls: \w+"):
+        fitted(method)
+
+
+@pytest.mark.parametrize("command", ["test", "predict"])
+def test_a_hook_of_a_command_is_refused_there_and_not_in_a_fit(command):
+    for hook in sorted(named(f"refused in {command}")):
+        method = overriding(FedAvg, hook)(linear, SGD)
+        check_hooks(method, method.configure_stages())
+        with pytest.raises(ValueError, match=rf"Mine overrides `{hook}`, but `fedlit {command}` looks at `forward`"):
+            check_hooks(method, method.configure_stages(), command)
+
+
+@pytest.mark.parametrize("hook", sorted(CALLED))
+def test_a_hook_of_a_method_whose_stages_train_its_parts_is_refused(hook):
+    class Whole(FedAvg):
+        def __init__(self):
+            super().__init__(linear, SGD)
+            self.part = FedAvg(linear, SGD)
+
+        def configure_stages(self):
+            return [Stage("part", module=self.part)]
+
+    check_hooks(Whole(), Whole().configure_stages())
+    method = overriding(Whole, hook)()
+    with pytest.raises(ValueError, match=rf"Mine overrides `{hook}`, but its stages train FedAvg; override it there"):
+        check_hooks(method, method.configure_stages())
+
+
+OURS = {
+    FedAvg: (linear, SGD),
+    FedProx: (linear, SGD),
+    LocalOnly: (linear, SGD),
+    FineTuned: (linear, SGD),
+    FML: (linear, linear, SGD),
+    MixtureOfExperts: (linear, SGD),
+    DLAD: (linear, SGD),
+}
+
+
+@pytest.mark.parametrize("method", OURS, ids=lambda method: method.__name__)
+def test_no_method_of_ours_is_refused(method):
+    ours = method(*OURS[method])
+    check_hooks(ours, ours.configure_stages())
+
+
+@pytest.mark.parametrize("argument", ["dataloader_iter", "optimizer_idx"])
+def test_an_argument_that_no_step_gets_is_refused(argument):
+    namespace = {}
+    exec(f"def training_step(self, batch, {argument}): pass", namespace)
+    method = type("Mine", (FedAvg,), {"training_step": namespace["training_step"]})(linear, SGD)
+    with pytest.raises(ValueError, match=f"`training_step` of Mine asks for `{argument}`"):
+        fitted(method)
+
+
+# --- attributes and methods
+
+
+class Uses(FedAvg):
+    """Does something in a step, or in one of manual optimisation."""
+
+    def __init__(self, use, automatic=True):
+        super().__init__(linear, SGD)
+        self.use, self.automatic_optimization, self.seen = use, automatic, []
+
+    def training_step(self, batch, batch_idx):
+        loss = F.cross_entropy(self(batch[0]), batch[1])
+        self.seen.append(self.use(self, loss))
+        return loss
+
+
+def first_of(use, automatic=True, **options):
+    method = Uses(use, automatic)
+    fitted(method, toy_data(num_clients=1), num_rounds=1, **options)
+    return method.seen
+
+
+def manual(self, loss):
+    optimizer = self.optimizers()
+    self.manual_backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return self.global_step, self.lr_schedulers()
+
+
+def toggled(self, loss):
+    optimizer = self.optimizers()
+    with self.toggled_optimizer(optimizer):
+        self.toggle_optimizer(optimizer)
+        self.untoggle_optimizer(optimizer)
+    return all(parameter.requires_grad for parameter in self.parameters())
+
+
+WORKS = {
+    ("current_epoch", "global_step"): (lambda self, _: (self.current_epoch, self.global_step), True, (1, 13)),
+    ("trainer",): (
+        lambda self, _: (self.trainer.max_epochs, self.trainer.num_training_batches, self.trainer.max_steps),
+        True,
+        (2, 7, -1),
+    ),
+    ("optimizers", "lr_schedulers", "automatic_optimization", "manual_backward"): (manual, False, (14, None)),
+    ("toggle_optimizer", "untoggle_optimizer", "toggled_optimizer"): (toggled, False, True),
+    ("clip_gradients",): (
+        lambda self, loss: (loss.backward(retain_graph=True), self.clip_gradients(self.optimizers(), 0.1))[1],
+        False,
+        None,
+    ),
+    ("print",): (lambda self, _: self.print("x", end=""), True, None),
+    ("global_rank", "local_rank"): (lambda self, _: (self.global_rank, self.local_rank), True, (0, 0)),
+    ("fabric",): (lambda self, _: self.fabric, True, None),
+}
+
+
+@pytest.mark.parametrize(("use", "automatic", "last"), WORKS.values(), ids=map(" ".join, WORKS))
+def test_what_works_gives_what_the_trainer_would(use, automatic, last):
+    seen = first_of(use, automatic, local_epochs=2)
+    assert len(seen) == 14
+    assert seen[-1] == last
+
+
+ENDS = {
+    "logger": (lambda self, _: self.logger, "`self.logger` is told by the federation"),
+    "loggers": (lambda self, _: self.loggers, "`self.loggers` are told by the federation"),
+    "all_gather": (lambda self, loss: self.all_gather(loss), "`self.all_gather` has no meaning in a visit"),
+}
+
+
+def test_every_attribute_of_the_table_is_tried():
+    elsewhere = {"log", "log_dict", "hparams", "hparams_initial", "save_hyperparameters"}  # below
+    assert named("works") == {name for names in WORKS for name in names} | elsewhere
+    assert named("ends the run") == ENDS.keys()
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [*ENDS.values(), (lambda self, _: self.trainer.fit_loop, r"`self.trainer.fit_loop` has no meaning.*global_step")],
+)
+def test_what_would_go_wrong_for_every_client_ends_the_run(use, told):
+    with pytest.raises(UsageError, match=told):
+        first_of(use)
+
+
+def test_asking_whether_the_trainer_has_something_ends_nothing():
+    assert set(first_of(lambda self, _: getattr(self.trainer, "fit_loop", 3))) == {3}
+
+
+def test_hyperparameters_are_there_in_visits_and_in_copies():
+    class Tuned(Spy):
+        def __init__(self, rate: float = 0.5):
+            super().__init__(linear, partial(torch.optim.SGD, lr=rate))
+            self.save_hyperparameters()
+
+        def on_client_start(self, client):
+            self.visits.append((self.hparams.rate, self.hparams_initial["rate"]))
+
+    method = Tuned(0.25)
+    fitted(method, num_rounds=1)
+    assert set(method.visits) == {(0.25, 0.25)}
+    assert twin(method).hparams == method.hparams
+
+
+# --- self.log
+
+
+def logged(use, **options) -> dict[str, float]:
+    method = Uses(use)
+    federation = fitted(method, toy_data(num_clients=1), num_rounds=1, **options)
+    return {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
+
+
+def test_values_are_reduced_as_asked_for():
+    def use(self, loss):
+        step = float(self.global_step)  # 0 to 6
+        self.log("mean", step, prog_bar=True, sync_dist=True, rank_zero_only=True)
+        self.log_dict({"max": step}, reduce_fx="max")
+        self.log("min", step + 1, reduce_fx=torch.min)
+        self.log("sum", step, reduce_fx="sum", on_epoch=True)
+        self.log("weighted", torch.tensor(step), batch_size=3 if step == 6 else 1)
+        self.log("last", step, False, None, True, False, "max")
+        self.log("nowhere", step, logger=False)
+        self.log("never", step, on_step=False, on_epoch=False)
+
+    expected = {"mean": 3.0, "max": 6.0, "min": 1.0, "sum": 21.0, "weighted": 33 / 9, "last": 6.0}
+    assert logged(use) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"enable_graph": True}, "enable_graph=True.* has no meaning in a federation"),
+        ({"sync_dist_group": 1}, "sync_dist_group.* has no meaning in a federation"),
+        ({"reduce_fx": torch.median}, "must be mean, sum, max or min"),
+        ({"value": "text"}, "takes a number, a tensor of one element or a torchmetrics Metric"),
+        ({"value": torch.zeros(2)}, "takes a number, a tensor of one element or a torchmetrics Metric"),
+    ],
+)
+def test_an_argument_without_a_meaning_ends_the_run(options, told):
+    arguments = {"value": 1.0, **options}
+    with pytest.raises(UsageError, match=told):
+        logged(lambda self, _: self.log("x", **arguments))
+    assert logged(lambda self, _: self.log("x", 1.0)) == {"x": 1.0}
+
+
+@pytest.mark.parametrize("options", [({}, {"reduce_fx": "max"}), ({"reduce_fx": "max"}, {})])
+def test_one_name_has_one_reduction(options):
+    def use(self, loss):
+        for given in options:
+            self.log("x", 1.0, **given)
+
+    with pytest.raises(UsageError, match=r"'x'.* is (mean|max) in one place and (mean|max) in another"):
+        logged(use)
+
+
+def test_the_table_of_arguments_is_tried():
+    assert {name for name, said in ARGUMENTS.items() if said == "ends the run"} == {"enable_graph", "sync_dist_group"}
+    assert set(ARGUMENTS.values()) == {"works", "ends the run", "no effect"}
+
+
+def test_a_mistake_ends_the_command_with_one_line_and_exit_code_2(monkeypatch, capsys):
+    method = "class Mine(FedAvg):\n    def on_train_start(self):\n        self.log('x', 1, enable_graph=True)\n"
+    Path("mine_of_table.py").write_text(f"from fedlit import FedAvg\n\n\n{method}")
+    monkeypatch.setattr("sys.argv", ["fedlit"])
+    monkeypatch.setattr("sys.path", [*sys.path])
+    quiet = ["--trainer.fast_dev_run=true", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    network = ["--model.network=fedlit.networks.MLP", "--model.optimizer=torch.optim.SGD", "--model.optimizer.lr=0.1"]
+    with pytest.raises(SystemExit) as stop:
+        main(["fit", "--model", "mine_of_table.Mine", *network, *quiet])
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fedlit: error: `self.log('x', enable_graph=True)` has no meaning in a federation")
+    assert error.count("\n") == 1
+
+
+# --- metrics
+
+
+class Measured(FedAvg):
+    """Has metrics for attributes."""
+
+    def __init__(self):
+        super().__init__(linear, SGD)
+        self.accuracy = MulticlassAccuracy(3, average="micro")
+        others = {"f1": MulticlassF1Score(3), "mean_acc": MulticlassAccuracy(3)}
+        self.others = MetricCollection(others)
+        self.samples = []
+
+    def training_step(self, batch, batch_idx):
+        z = self(batch[0])
+        self.accuracy(z, batch[1])
+        self.others.update(z, batch[1])
+        self.log("train_acc", self.accuracy, on_epoch=True)
+        self.log_dict(self.others)
+        return F.cross_entropy(z, batch[1])
+
+    def on_train_end(self):
+        self.samples.append(int(self.accuracy.tp + self.accuracy.fn))
+
+
+def test_a_metric_is_computed_at_the_end_of_a_visit_and_begins_anew_in_the_next():
+    method = Measured()
+    federation = fitted(method, num_rounds=2)
+    found = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
+    assert found.keys() == {"train_acc", "f1", "mean_acc"}
+    assert all(0.0 < value <= 1.0 for value in found.values())
+    assert method.samples == [18] * 6  # each client's own, however many came before
+
+
+def test_metrics_neither_travel_nor_change_what_is_learned():
+    torch.manual_seed(7)
+    measured = fitted(Measured()).global_state
+    torch.manual_seed(7)
+    assert equal(measured, fitted(FedAvg(linear, SGD)).global_state)
+
+
+def test_a_metric_with_persistent_state_is_refused():
+    method = Measured()
+    method.accuracy.persistent(True)
+    with pytest.raises(ValueError, match="the metric 'accuracy' of Measured has persistent state"):
+        fitted(method)
+
+
+# --- validation, schedules
+
+
+class Validated(FineTuned):
+    """Logs its own number of each validation."""
+
+    number = 0
+
+    def on_fit_start(self):
+        super().on_fit_start()
+        self.number = 0
+
+    def on_validation_epoch_end(self):
+        self.number += 1
+        self.log("validation", self.number)
+
+
+def test_validation_comes_with_every_check_of_early_stopping():
+    flat = partial(torch.optim.SGD, lr=0.0)  # the first check stays the best
+    method = Validated(linear, flat, finetune_epochs=10, stop_on="loss")
+    federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
+    found = [(row["stage"], float(row["value"])) for row in rows(federation) if row["metric"] == "validation"]
+    assert found == [("federate", 1.0), ("finetune", 1.0)]
+    assert method.number == 3  # before the first epoch, after five and after ten
+
+
+def test_on_client_start_runs_once_even_if_on_fit_start_calls_its_parent():
+    method = overriding(Spy, "on_fit_start")()
+    fitted(method, num_rounds=1)
+    assert method.visits == [(1, 0), (1, 1), (1, 2)]
+
+
+class Decaying(Spy):
+    """A schedule of the visit."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+
+def test_a_schedule_of_the_visit_begins_anew_and_from_the_rate_of_the_round():
+    method = Decaying(optimizer=partial(torch.optim.SGD, lr=0.4))
+    by_round = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.1)
+    fitted(method, num_rounds=3, local_epochs=2, lr_schedule=by_round)
+    assert method.rates == pytest.approx({1: 0.1, 2: 0.1, 3: 0.01})
+
+
+BAD = {
+    "needs a `monitor`": lambda o: {"optimizer": o, "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(o)},
+    "an `interval` of step or epoch": lambda o: {
+        "optimizer": o,
+        "lr_scheduler": {"scheduler": torch.optim.lr_scheduler.StepLR(o, 1), "interval": "round"},
+    },
+    "must return an optimiser": lambda o: None,
+    "of an optimiser that it did not return": lambda o: (
+        [SGD(nn.Linear(1, 1).parameters())],
+        [torch.optim.lr_scheduler.StepLR(o, 1)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("told", "configure"), BAD.items())
+def test_a_schedule_that_cannot_be_is_refused_before_the_first_round(told, configure):
+    method = Spy()
+    method.configure_optimizers = lambda: configure(SGD(method.parameters()))
+    with pytest.raises(ValueError, match=told):
+        fitted(method)
+    assert method.visits == []
