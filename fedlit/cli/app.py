@@ -43,7 +43,9 @@ class Parser(LightningArgumentParser):
         if cfg.get("subcommand"):
             cfg = cfg.clone()
             cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].model)
-        return super().instantiate_classes(cfg, **kwargs)
+        # Lightning calls it by the name that jsonargparse gave up in 4.49.
+        instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
+        return instantiate(cfg, **kwargs)
 
     def _names(self) -> set[str]:
         parsers = [self]
@@ -118,7 +120,7 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
 
     def instantiate_trainer(self, **kwargs: Any) -> Federation:
-        return super().instantiate_trainer(seed=self._get(self.config, "seed_everything"), **kwargs)
+        return super().instantiate_trainer(seed=self.config[self.subcommand].seed_everything, **kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """LightningCLI would run at once; `main` wants to know the trainer first."""

@@ -27,6 +27,7 @@ from fedlit.rng import derive, generator, isolated
 OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
 Uploads = Mapping[int, State]  # what the server has collected, by client id
 KeepOptimizer = Literal["personal", "reset", "keep"]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class Interrupted(Exception):
@@ -79,7 +80,7 @@ class Outcome:
 
 def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
     """The entries of the state that travel; with `batch_norm: local`, BatchNorm layers stay at home."""
-    norms = [(p, m) for p, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    norms = [(p, m) for p, m in module.named_modules() if isinstance(m, BATCH_NORMS)]
     home = {f"{prefix}.{name}" for prefix, norm in norms for name in norm.state_dict()} if batch_norm == "local" else ()
     return [name for name in module.state_dict() if module.is_shared(name) and name not in home]
 

@@ -57,6 +57,13 @@ def is_watched(part: nn.Module) -> bool:
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
+def has_global_hooks() -> bool:
+    """Whether somebody has hung a hook on all modules; torch's own function for this is younger than torch 2.6."""
+    forward = hooks._global_forward_hooks or hooks._global_forward_pre_hooks
+    backward = hooks._global_backward_hooks or hooks._global_backward_pre_hooks
+    return bool(forward or backward)
+
+
 def _is_ordinary(parameter: nn.Parameter | None) -> bool:
     if parameter is None or parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
         return False
@@ -91,7 +98,7 @@ class ClosedForm:
         """For a learner whose step is cross-entropy on one perceptron and nothing else; None for any other."""
         if is_changed(learner, STEP) or not learner.automatic_optimization:
             return None
-        if is_watched(learner) or hooks._has_any_global_hook():
+        if is_watched(learner) or has_global_hooks():
             return None
         layers = linear_layers(learner.global_model())
         if layers is None or learner.wants_index or len(optimizer.param_groups) != 1:
