@@ -5,6 +5,7 @@ import ast
 import re
 from collections import defaultdict
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -13,12 +14,14 @@ import torch
 import yaml
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
+from packaging.version import Version
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedlit"
 TABLE = ROOT / "docs" / "private_names.md"
 OF_TUPLES = {"_fields", "_asdict", "_replace"}  # documented: the underscore keeps them apart from a tuple's fields
+YOUNGER = {"_parse_ckpt_path": "2.5.5"}  # overrides that an older Lightning does not know, and never calls
 SET_BY_NAME = {"_mean", "_std"}  # FederatedData's own, by `setattr`
 Uses = dict[str, set[str]]  # by name, the files that use it
 
@@ -74,7 +77,7 @@ def overridden(module: str, tree: ast.AST) -> set[str]:
             own = getattr(import_module(module), node.name, None)
             foreign = [base for base in getattr(own, "__mro__", ()) if not base.__module__.startswith("fedlit")]
             names = {part.name for part in node.body if isinstance(part, ast.FunctionDef) and is_private(part.name)}
-            found |= {name for name in names if any(name in vars(base) for base in foreign)}
+            found |= {name for name in names if name in YOUNGER or any(name in vars(base) for base in foreign)}
     return found
 
 
@@ -109,6 +112,8 @@ def test_every_private_name_of_others_is_in_the_table_with_where_it_is_used():
 @pytest.mark.parametrize("name", sorted(listed()))
 def test_a_private_name_exists_in_the_installed_version(name):
     owner, _, last = name.rpartition(".")
+    if last in YOUNGER and Version(version("lightning")) < Version(YOUNGER[last]):
+        pytest.skip(f"Lightning has it since {YOUNGER[last]}")
     holder = INSTANCES[owner]() if owner in INSTANCES else resolve_name(owner)
     assert hasattr(holder, last)
 
