@@ -83,7 +83,7 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        return super().instantiate_trainer(seed=self._get(self.config, "seed_everything"), **kwargs)
+        return super().instantiate_trainer(seed=self.config[self.subcommand].seed_everything, **kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """LightningCLI would run at once; `main` wants to know the trainer first."""

@@ -153,9 +153,9 @@ def _full_name(name: str, args: list[str]) -> str:
 def _method_options() -> set[str]:
     """Arguments of any method of fedlit's own."""
     options: set[str] = set()
-    for method in methods.__all__:
-        if method != "Stage":
-            options |= set(signature(getattr(methods, method)).parameters)
+    for method in methods.FederatedModule.__subclasses__():
+        if method.__name__ in methods.__all__:
+            options |= signature(method).parameters.keys()
     return options
 
 

@@ -25,7 +25,9 @@ class Parser(LightningArgumentParser):
         if cfg.get("subcommand"):
             cfg = cfg.clone()
             cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].model)
-        return super().instantiate_classes(cfg, **kwargs)
+        # Lightning calls it by the name that jsonargparse gave up in 4.49.
+        instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
+        return instantiate(cfg, **kwargs)
 
     def _names(self) -> set[str]:
         parsers = [self]

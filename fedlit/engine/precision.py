@@ -19,24 +19,24 @@ with torch.autocast("cpu", dtype=torch.bfloat16):
 
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager]:
     """The context of a forward pass. (A module's own `training_step` is not autocast by Fabric on one device.)"""
-    return nullcontext if fabric._precision.precision == "32-true" else fabric.autocast
+    return nullcontext if fabric.strategy.precision.precision == "32-true" else fabric.autocast
 
 
 def has_scaler(fabric: Fabric) -> bool:
     """Whether gradients are scaled (16-mixed), so that backward and step must go through Fabric."""
-    return getattr(fabric._precision, "scaler", None) is not None
+    return getattr(fabric.strategy.precision, "scaler", None) is not None
 
 
 def renew_scaler(fabric: Fabric) -> None:
     """A scale that adapted to one client must not depend on which client came before."""
     if has_scaler(fabric):
         scaler = torch.amp.GradScaler(fabric.device.type)
-        setattr(fabric._precision, "scaler", scaler)  # noqa: B010  (only some precisions have one)
+        setattr(fabric.strategy.precision, "scaler", scaler)  # noqa: B010  (only some precisions have one)
 
 
 def check_precision(fabric: Fabric) -> None:
     """Refuse a precision that would kill the process later."""
-    precision = fabric._precision.precision
+    precision = fabric.strategy.precision.precision
     if fabric.device.type != "cpu" or precision not in ("bf16-mixed", "bf16-true"):
         return
     if subprocess.run([sys.executable, "-c", PROBE], capture_output=True).returncode != 0:
@@ -45,4 +45,4 @@ def check_precision(fabric: Fabric) -> None:
 
 def convert_input(fabric: Fabric, x: torch.Tensor) -> torch.Tensor:
     """Inputs in the dtype that a true half or double precision wants."""
-    return fabric._precision.convert_input(x)
+    return fabric.strategy.precision.convert_input(x)

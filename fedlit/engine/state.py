@@ -23,6 +23,7 @@ from fedlit.methods.stage import Stage
 from fedlit.records.rows import Row
 
 GIGABYTE = 1e9
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FederationState:
@@ -142,6 +143,6 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
     stay: set[str] = set()
     if batch_norm == "local":
         for prefix, part in module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            if isinstance(part, BATCH_NORMS):
                 stay |= {f"{prefix}.{name}" for name in part.state_dict()}
     return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]

@@ -48,5 +48,5 @@ def record(network: Callable[[Tensor], Tensor], client: Client | None, like: Ten
 
 def twin(module: "FederatedModule") -> "FederatedModule":
     """A copy with networks of its own, on the same fabric and data."""
-    shared = (module._fabric, module.client)
+    shared = (module.fabric, module.client)
     return copy.deepcopy(module, {id(thing): thing for thing in shared if thing is not None})

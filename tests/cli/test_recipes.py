@@ -51,7 +51,7 @@ def marked(recipe: str):
 RECIPES = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("recipe", map(marked, RECIPES))
+@pytest.mark.parametrize("recipe", [marked(recipe) for recipe in RECIPES])
 def test_the_recipe_runs(recipe, data_root, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedlit"])
     fewer = FEWER if "dlad" in recipe else []
