@@ -12,16 +12,21 @@ from torch import Tensor, nn
 class MaxPool(nn.MaxPool2d):
     """PyTorch's of square windows, to the bit; faster on a CPU where a window is 2x2, or nothing is trained."""
 
+    kernel_size: int
+    stride: int
+    padding: int
+
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
             return super().forward(x)
         if not x.requires_grad:
             return self._without_indices(x)
-        halves = (
-            self.kernel_size == self.stride == 2 and not self.padding and not any(side % 2 for side in x.shape[-2:])
-        )
+        is_even = x.shape[-2] % 2 == 0 and x.shape[-1] % 2 == 0
+        halves = self.kernel_size == self.stride == 2 and not self.padding and is_even
         # PyTorch's own is fast, too, in the channels-last layout.
-        return Halved.apply(x) if halves and x.is_contiguous() else super().forward(x)
+        if halves and x.is_contiguous():
+            return Halved.apply(x)
+        return super().forward(x)
 
     def _without_indices(self, x: Tensor) -> Tensor:
         if self.padding:
@@ -52,12 +57,14 @@ class Halved(torch.autograd.Function):
 def _dealt(gradient: Tensor, is_first: Tensor, dim: int) -> Tensor:
     """Twice as long in a dimension: each value goes to the first of its two places or to the second, the other is 0."""
     if torch.is_grad_enabled():  # to be differentiated again
-        pair = torch.stack([gradient * is_first, gradient * ~is_first], dim=gradient.dim() if dim == -1 else dim)
+        pair = torch.stack([gradient * is_first, gradient * ~is_first], dim=dim)
         return pair.flatten(dim - 1, dim)
     shape = [*gradient.shape]
     shape[dim] *= 2
     result = gradient.new_empty(shape)
-    first, second = (result[..., i::2] if dim == -1 else result[..., i::2, :] for i in range(2))
+    pairs = result.unflatten(dim, (-1, 2))
+    first = pairs.select(dim, 0)
+    second = pairs.select(dim, 1)
     torch.mul(gradient, is_first, out=first)
     torch.sub(gradient, first, out=second)
     return result

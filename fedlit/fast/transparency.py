@@ -123,7 +123,10 @@ def _reading(part: nn.Module) -> Reading | None:
 
 
 def _are_parts_or_data(names: set[str], parts: list[nn.Module]) -> bool:
-    """Whether each name gives a part, a number or a known function, whichever part of the network it is asked of."""
+    """Whether each name gives a part, a number or a known function, whichever part of the network it is asked of.
+
+    Parameters and buffers are none of these, so their names are unseen.
+    """
     unseen = names - KNOWN_ATTRIBUTES
     for part in parts:
         state = names & vars(part).keys()
@@ -131,8 +134,6 @@ def _are_parts_or_data(names: set[str], parts: list[nn.Module]) -> bool:
         if not all(name != "training" and is_known(vars(part)[name]) for name in state):
             return False
         if not all(is_data(getattr(type(part), name)) for name in of_its_class):
-            return False
-        if not names.isdisjoint(part._parameters) or not names.isdisjoint(part._buffers):
             return False
         unseen -= part._modules.keys() | state | of_its_class
     return not unseen

@@ -400,6 +400,7 @@ DATA = {
     "another size of batches": Batches(X, Y, 3),
     "fewer samples": Batches(X[:3], Y[:3], 2),
     "fewer inputs": Batches(X[:3], Y, 2),
+    "fewer targets": Batches(X, Y[:3], 2),
     "other inputs": Batches(X[..., :7], Y, 2),
     "double precision": Batches(X.double(), Y, 2),
     "targets elsewhere": Batches(X, Y.to("meta"), 2),

@@ -394,9 +394,9 @@ def with_a_spare_part():
     return network
 
 
-def patched(name, method):
+def patched(name):
     network = sequence()
-    setattr(network[1], name, method)
+    setattr(network[1], name, lambda x: note(nn.Linear.forward(network[1], x)))
     return network
 
 
@@ -422,6 +422,26 @@ class OwnLinear(nn.Linear):
     """The same, but a class of a user's."""
 
 
+class OwnReLU(nn.ReLU):
+    """The same, but a class of a user's."""
+
+
+class Iterated(nn.Module):
+    """Runs what it gives out itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = sequence()
+
+    def __iter__(self):
+        return note(iter(self.net))
+
+    def forward(self, x):
+        for layer in self:
+            x = layer(x)
+        return x
+
+
 class Skip(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Linear(64, 64))
@@ -443,12 +463,6 @@ class OwnParts(Inherited):
 def lambda_on(name, value):
     network = stored_function()
     setattr(network, name, value)
-    return network
-
-
-def compiled():
-    network = sequence()
-    network._compiled_call_impl = network.__call__
     return network
 
 
@@ -507,16 +521,18 @@ OTHERS = {
     "tied layers": tied,
     "a repeated block": repeated,
     "a part that is not run": with_a_spare_part,
-    "a patched forward": lambda: patched("forward", lambda x: x[:, :6]),
-    "a patched call": lambda: patched("_call_impl", lambda x: x[:, :6]),
+    "a patched forward": lambda: patched("forward"),
+    "a patched call": lambda: patched("_call_impl"),
+    "a compiled call": lambda: patched("_compiled_call_impl"),
     "a script": scripted,
-    "a compiled module": compiled,
     "a `train` of its own": lambda: with_a_class_of_its_own(train=lambda self, mode=True: self),
     "a `__call__` of its own": lambda: with_a_class_of_its_own(__call__=lambda self, x: x),
     "a `__getattribute__` of its own": lambda: with_a_class_of_its_own(__getattribute__=object.__getattribute__),
     "a `zero_grad` of its own": lambda: with_a_class_of_its_own(zero_grad=lambda self: None),
     "a class of another kind": of_another_kind,
     "a layer of its own": lambda: nn.Sequential(nn.Flatten(), OwnLinear(64, 3)),
+    "an activation of its own": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), OwnReLU(), nn.Linear(6, 3)),
+    "parts that it gives out itself": Iterated,
     "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2, bias=False)),
     "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 2)),
     "dropout": lambda: sequence(nn.Dropout(0.5)),
