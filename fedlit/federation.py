@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from lightning.pytorch import Callback
@@ -287,7 +287,7 @@ class Federation:
         if training or path is not None:
             self._folder = self._run_folder(path, training)
         for callback in self.options.callbacks:
-            callback.setup(self, model, "fit" if training else "validate")
+            callback.setup(cast(Any, self), model, "fit" if training else "validate")
         return schedule
 
     def _ready_data(self, datamodule: Data) -> FederatedData:

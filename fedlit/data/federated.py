@@ -272,11 +272,13 @@ class FederatedData(LightningDataModule):
         return self.partition.pixel_permutation(0, 1, 0) is not None
 
     def _eval_batches(self, x: Tensor, y: Tensor, parts: list[np.ndarray], clients: Sequence[int]) -> Batches:
-        index = np.concatenate(parts)
+        index = torch.from_numpy(np.concatenate(parts).astype(np.int64, copy=False))
+        targets = y.index_select(0, index)
         if not self.pixels_differ:
-            return Batches(x[index], y[index], self.eval_batch_size, transform=lambda x, _: self._ready(x, None))
+            inputs = x.index_select(0, index)
+            return Batches(inputs, targets, self.eval_batch_size, transform=self._getting_ready(None))
         ready = [self._ready(x[part], k) for part, k in zip(parts, clients, strict=True)]
-        return Batches(torch.cat(ready), y[index], self.eval_batch_size)
+        return Batches(torch.cat(ready), targets, self.eval_batch_size)
 
     def _getting_ready(self, client: int | None) -> Callable[[Tensor, torch.Generator | None], Tensor]:
         return lambda x, generator: self._ready(x, client, generator)

@@ -86,7 +86,7 @@ class Means:
     def _add_up(self, name: str) -> None:
         values = self.values.pop(name)
         try:
-            column = torch.stack([torch.as_tensor(value).cpu().double() for value in values])
+            column = _column(values)
             how = self.reductions.get(name, "mean")
             total = float({"max": torch.amax, "min": torch.amin}.get(how, torch.sum)(column, 0))
         except (ValueError, TypeError, RuntimeError) as error:
@@ -127,6 +127,14 @@ class EpochMeans:
     def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         self.visit(name, value, *args, **options)
         self.epoch(name, value, *args, **options)
+
+
+def _column(values: list[Any]) -> Tensor:
+    """All values in one tensor: stacked as they are where they are alike, which is one call in place of many."""
+    first = values[0]
+    if all(isinstance(value, Tensor) and value.dtype == first.dtype for value in values):
+        return torch.stack(values).cpu().double()
+    return torch.stack([torch.as_tensor(value).cpu().double() for value in values])
 
 
 def _number(name: str, metric: Metric) -> float:

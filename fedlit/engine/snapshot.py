@@ -1,13 +1,11 @@
 """A run as plain tensors, numbers and strings, and back: what a checkpoint holds."""
 
 import warnings
-from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
 import torch
 
-from fedlit.data import FederatedData
 from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.state import FederationState
@@ -27,19 +25,8 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
         "seed": state.options.seed,
         "num_clients": state.data.num_clients,
         "shared state": _shapes(state.global_state),
-        "partition": _partition_hash(state.data),
+        "partition": state.partition_hash,
     }
-
-
-def _partition_hash(data: FederatedData) -> str:
-    """Of the labels, about a hundred inputs, and who holds what."""
-    digest = sha256(data.images.train_y.numpy().tobytes())
-    step = max(1, len(data.images.train_x) // 100)
-    digest.update(data.images.train_x[::step].numpy().tobytes())
-    assignment = data.assignment
-    for part in (*assignment.train, *assignment.val, *assignment.opted_in):
-        digest.update(part.tobytes())
-    return digest.hexdigest()
 
 
 def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Others ask; what changes, changes here: at the end of a round of clients (`end_c
 """
 
 from collections.abc import Iterable, Mapping
+from hashlib import sha256
 from typing import Literal
 
 from lightning.fabric import Fabric
@@ -61,6 +62,7 @@ class FederationState:
         self.server_memory = Memory()
         self.round = 0
         self.stage: Stage | None = None
+        self._partition_hash: str | None = None  # computed once: it takes a moment
         self.scores = Scoreboard(options.metrics, options.monitor or module.monitor)
 
     @property
@@ -81,7 +83,16 @@ class FederationState:
 
     def use(self, data: FederatedData) -> None:
         """Go on with other data: to evaluate on them."""
-        self.data = data
+        if data is not self.data:
+            self.data = data
+            self._partition_hash = None
+
+    @property
+    def partition_hash(self) -> str:
+        """Of the labels, about a hundred inputs, and who holds what: a checkpoint goes on with the same."""
+        if self._partition_hash is None:
+            self._partition_hash = partition_hash(self.data)
+        return self._partition_hash
 
     def personal(self, k: int) -> State:
         """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
@@ -146,3 +157,14 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
             if isinstance(part, BATCH_NORMS):
                 stay |= {f"{prefix}.{name}" for name in part.state_dict()}
     return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
+
+
+def partition_hash(data: FederatedData) -> str:
+    """Of the labels, about a hundred inputs, and who holds what."""
+    digest = sha256(data.images.train_y.numpy().tobytes())
+    step = max(1, len(data.images.train_x) // 100)
+    digest.update(data.images.train_x[::step].numpy().tobytes())
+    assignment = data.assignment
+    for part in (*assignment.train, *assignment.val, *assignment.opted_in):
+        digest.update(part.tobytes())
+    return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Checkpoints that survive a kill at any moment and tell a flipped bit.
 
-A file is written beside its target, synced, and moved over it in one step. Its SHA-256 stands beside it; while the file
+A file is written beside its target and moved over it in one step. Its SHA-256 stands beside it; while the file
 is being replaced that note holds the old digest and the new one.
 """
 
@@ -37,8 +37,6 @@ def save(content: dict[str, Any], path: Path) -> None:
     temporary.unlink(missing_ok=True)  # left by a kill in `keep`, it would be another checkpoint's own file
     with _Hashed(io.FileIO(temporary, "w")) as file:
         torch.save(content, file)
-        file.flush()
-        os.fsync(file.fileno())
     _move(temporary, path, [file.digest.hexdigest()])
 
 
@@ -69,11 +67,16 @@ def _move(temporary: Path, path: Path, digests: list[str]) -> None:
     _write_note(path, [*digests, *known_digests(path)])
     os.replace(temporary, path)
     _write_note(path, digests)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+
+
+def sync(folder: Path) -> None:
+    """Let what was written outlast a power cut, too; a killed process needs none of it, and it may take long."""
+    for path in (*folder.iterdir(), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write_note(path: Path, digests: list[str]) -> None:

@@ -103,6 +103,7 @@ class FitLog:
                 self.recorder.picture("curves", folder / "curves.png", round)
             self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
             self.recorder.event("end", round=round, stopped_by=stopped_by)
+            checkpoint.sync(folder / "checkpoints")
         self.abandon()
         if last:
             self.progress.print("\n" + table(last, best))

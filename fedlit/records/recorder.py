@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from fedlit.records.charts import is_crowded, layout, scalars
+from fedlit.records.charts import add_scalars, is_crowded, layout, scalars
 from fedlit.records.rows import POOLED, LedgerRow, Row, values_by_key
 
 
@@ -41,7 +41,10 @@ class Recorder:
             self._metrics.writelines(map(str, rows))
             self._metrics.flush()
         for logger in self.loggers:
-            logger.log_metrics(scalars(rows), step=round)
+            if type(logger) is TensorBoardLogger:
+                add_scalars(logger.experiment, scalars(rows), round)
+            else:
+                logger.log_metrics(scalars(rows), step=round)
             if isinstance(logger, TensorBoardLogger):
                 self._show(logger.experiment, round, rows)
 
