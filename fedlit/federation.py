@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -10,7 +10,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
-from fedlit.callbacks import as_callbacks
+from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.engine.adapt import adapt
 from fedlit.engine.checks import check_experiment
@@ -132,6 +132,7 @@ class Federation:
         self._stop = StopRequest()
         self._state: FederationState | None = None
         self._folder: Path | None = None
+        self._loaded: dict[str, Any] = {}
 
     if not TYPE_CHECKING:  # a type checker would take every name for an option
 
@@ -199,14 +200,17 @@ class Federation:
             ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
-        fit = Fit(self.state, schedule, self._folder if self.is_global_zero else None, self._stop, self._call)
-        self.running = True
-        self._call("on_fit_start")
-        fit.run()
-        model.client = None
-        self._call("on_fit_end")
-        fit.close()
-        self._call("teardown", "fit")
+        with told_of("fit", self._call):
+            self._remind()
+            fit = Fit(self.state, schedule, self._folder if self.is_global_zero else None, self._stop, self._call)
+            self.running = True
+            self._call("on_fit_start")
+            self._call("on_train_start")
+            fit.run()
+            model.client = None
+            self._call("on_train_end")
+            self._call("on_fit_end")
+            fit.close()
         self.running = False
 
     def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
@@ -218,7 +222,8 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("validate.csv", Scorer(self.state).evaluate(self.state.round))
+        with told_of("validate", self._call):
+            return self._report("validate.csv", Scorer(self.state).evaluate(self.state.round))
 
     def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
@@ -229,7 +234,8 @@ class Federation:
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        return self._report("test.csv", Scorer(self.state).test())
+        with told_of("test", self._call):
+            return self._report("test.csv", Scorer(self.state).test())
 
     def predict(
         self,
@@ -247,10 +253,11 @@ class Federation:
             client: Whose model; the global one by default.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        probabilities, target = Scorer(self.state).predict(client)
-        if self.is_global_zero:
-            tell_which(self.state.round, self._folder)
-            print(write_predictions(self._folder or Path(), client, probabilities, target))
+        with told_of("predict", self._call):
+            probabilities, target = Scorer(self.state).predict(client)
+            if self.is_global_zero:
+                tell_which(self.state.round, self._folder)
+                print(write_predictions(self._folder or Path(), client, probabilities, target))
         return probabilities
 
     def adapt(
@@ -265,9 +272,10 @@ class Federation:
             epochs: Passes over a new client's samples.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
-        rows = self._report("adapt.csv", adapt(self.state, epochs))
-        if self.is_global_zero and self._folder is not None:
-            draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
+        with told_of("adapt", self._call):
+            rows = self._report("adapt.csv", adapt(self.state, epochs))
+            if self.is_global_zero and self._folder is not None:
+                draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
         return rows
 
     def _set_up(self, model: FederatedModule, datamodule: Data, ckpt_path: str | None, training: bool) -> Schedule:
@@ -282,12 +290,12 @@ class Federation:
         if training or path is not None or self._state is None or self._state.module is not model:
             self._begin(model, data)
         self.state.use(data)
+        self._loaded = {}
         if path is not None:
-            restore(self.state, checkpoint.load(path), str(path), schedule, training)
+            self._loaded = checkpoint.load(path)  # for callbacks, too, once they are set up
+            restore(self.state, self._loaded, str(path), schedule, training)
         if training or path is not None:
             self._folder = self._run_folder(path, training)
-        for callback in self.options.callbacks:
-            callback.setup(cast(Any, self), model, "fit" if training else "validate")
         return schedule
 
     def _ready_data(self, datamodule: Data) -> FederatedData:
@@ -320,6 +328,13 @@ class Federation:
         if self.is_global_zero:
             report(rows, name, self.state.round, self._folder)
         return rows
+
+    def _remind(self) -> None:
+        """Give callbacks back what they put into the checkpoint that a fit goes on from."""
+        if self._loaded:
+            self._call("on_load_checkpoint", self._loaded)
+            load_states(self._loaded, self.options.callbacks)
+        self._loaded = {}
 
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.options.callbacks:

@@ -15,7 +15,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "records": NOUNS | {"data"},
     "methods": NOUNS | PARTS | {"data", "records.checkpoint"},
     "fast": NOUNS | {"data", "methods", "engine.plan"},
-    "engine": NOUNS | PARTS | {"data", "methods", "records", "fast"},
+    "engine": NOUNS | PARTS | {"data", "methods", "records", "fast", "callbacks"},
     "callbacks": {"methods", "records"},
     "federation": {"data", "methods", "engine", "fast.memory", "records", "callbacks"},
     "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation"},

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
@@ -116,9 +117,9 @@ class Fit:
         improved = self.state.count_round(number, stage, rows)
         self.log.round(number, stage.name, record, rows, perf_counter() - start)
         self.log.partition_picture(self.state.data)  # training comes first
+        self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
             self._save(improved)
-        self.call("on_round_end", number, rows)
 
     def _trained(self, number: int, clients: list[int], score: bool) -> RoundRecord:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
@@ -143,4 +144,7 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         if self.log.folder is not None:
-            self.log.save(take(self.state, self.schedule), improved)
+            content = take(self.state, self.schedule)
+            add_states(content, self.options.callbacks)
+            self.call("on_save_checkpoint", content)
+            self.log.save(content, improved)
