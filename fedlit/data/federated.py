@@ -88,7 +88,7 @@ class FederatedData(LightningDataModule):
         opt_out_samples: float = 0.0,
         unseen_clients: int = 0,
         public: float | Literal["valid"] = 0.0,
-        eval_batch_size: int = 512,
+        eval_batch_size: int = 256,
     ) -> None:
         super().__init__()
         self.dataset = dataset
