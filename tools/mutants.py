@@ -29,7 +29,10 @@ FILES = {
     "stacked_visits": [VISITS],
 }
 # Of no consequence, and why.
-EQUIVALENT: dict[tuple[str, str], str] = {}
+EQUIVALENT = {
+    ("transparency", "if type(forward) is not FunctionType:"): "what has no code is an error, and an error refuses",
+    ("transparency", "reading is None"): "what was not read has no names: an error, and an error refuses",
+}
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):

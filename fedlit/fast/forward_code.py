@@ -48,7 +48,7 @@ CALLS = {
     "RETURN_VALUE",
 }
 NOTHING = {"CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "NOP", "NOT_TAKEN", "RESUME"}
-LOOPS = {"END_FOR", "FOR_ITER", "GET_ITER", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "JUMP_FORWARD", "POP_ITER"}
+LOOPS = {"END_FOR", "FOR_ITER", "GET_ITER", "JUMP_ABSOLUTE", "JUMP_BACKWARD", "JUMP_FORWARD", "POP_ITER", "POP_TOP"}
 # Of numbers; a stand-in has no arithmetic.
 ARITHMETIC = {
     "BINARY_ADD",
@@ -97,12 +97,10 @@ def read(code: CodeType) -> Reading | None:
     named_globals = set()
     attributes = set()
     branches = False
-    previous = ""
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        ends_a_loop = name == "POP_TOP" and previous == "END_FOR"
         jumps = name.startswith("POP_JUMP_")
-        if name not in HARMLESS and not ends_a_loop and not jumps:
+        if name not in HARMLESS and not jumps:
             return None
         if name == "BINARY_OP" and instruction.argrepr.endswith("="):  # `+=` would change a list where it stands
             return None
@@ -111,7 +109,6 @@ def read(code: CodeType) -> Reading | None:
         if name in ATTRIBUTES:
             attributes.add(instruction.argval)
         branches = branches or jumps
-        previous = name
     return Reading(frozenset(named_globals), frozenset(attributes), branches)
 
 

@@ -40,10 +40,7 @@ def perceptron(network: nn.Module) -> Perceptron | None:
     try:
         if not is_transparent(parts):
             return None
-        result = network(StandIn())
-        if type(result) is not StandIn:
-            return None
-        found = _parsed(result.steps)
+        found = _parsed(network(StandIn()).steps)
     except Exception:  # its own steps will tell, if there is anything to tell
         return None
     if found is None or not _is_all(parts, found.parameters):

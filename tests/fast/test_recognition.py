@@ -74,7 +74,7 @@ class Chain(nn.Module):
         x = x.flatten(1)
         for i, layer in enumerate(self.layers):
             x = layer(x)
-            if i < self.depth - 1:
+            if i != self.depth - 1:
                 x = x.relu()
         return x
 
@@ -422,6 +422,19 @@ class OwnLinear(nn.Linear):
     """The same, but a class of a user's."""
 
 
+class Growing(Chain):
+    """Its list of layers is longer after each batch, were there more."""
+
+    def __init__(self):
+        super().__init__(64, 3)
+        self.more = nn.ModuleList()
+
+    def forward(self, x):
+        grown = self.layers
+        grown += self.more
+        return self.layers[0](x.flatten(1))
+
+
 class OwnReLU(nn.ReLU):
     """The same, but a class of a user's."""
 
@@ -532,10 +545,12 @@ OTHERS = {
     "a class of another kind": of_another_kind,
     "a layer of its own": lambda: nn.Sequential(nn.Flatten(), OwnLinear(64, 3)),
     "an activation of its own": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 6), OwnReLU(), nn.Linear(6, 3)),
+    "parts that grow": Growing,
     "parts that it gives out itself": Iterated,
     "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 2, bias=False)),
     "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 2)),
     "dropout": lambda: sequence(nn.Dropout(0.5)),
+    "a branch that sleeps": lambda: layers(differs_in_training).eval(),
     "dropout that sleeps": lambda: sequence(nn.Dropout(0.5)).eval(),
     "a convolution": LeNet5,
     "a skip": Skip,
