@@ -26,10 +26,19 @@ SET_BY_NAME = {"_mean", "_std"}  # FederatedData's own, by `setattr`
 Uses = dict[str, set[str]]  # by name, the files that use it
 
 # What only an instance has.
+
+
+def sequential_schedule():
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    parts = [torch.optim.lr_scheduler.ConstantLR(optimizer) for _ in range(2)]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[1])
+
+
 INSTANCES = {
     "torch.nn.Module": nn.Module,
     "torch.nn.Parameter": lambda: nn.Parameter(torch.zeros(1)),
     "torch.optim.SGD": lambda: torch.optim.SGD([torch.zeros(1)], lr=0.1),
+    "torch.optim.lr_scheduler.SequentialLR": sequential_schedule,
     "lightning.fabric.Fabric": lambda: Fabric(accelerator="cpu", devices=1),
     "lightning.pytorch.LightningModule": LightningModule,
     "argparse.ArgumentParser": argparse.ArgumentParser,

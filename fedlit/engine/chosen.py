@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from fedlit.engine.state import FederationState
@@ -22,6 +23,8 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
     }
     for part, arguments in parts.items():
         for name, value in arguments.items():
+            if isinstance(value, Path):
+                value = str(value)
             if isinstance(value, bool | int | float | str):
                 values[f"{part}.{name}"] = value
     return values

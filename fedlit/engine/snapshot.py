@@ -10,6 +10,7 @@ from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
+from fedlit.notices import Notice
 from fedlit.records.checkpoint import FORMAT
 from fedlit.rng import isolated
 
@@ -84,7 +85,7 @@ def _check_fingerprint(theirs: dict[str, Any], ours: dict[str, Any], path: str, 
                 detail = ""
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
     if not training and theirs.get("partition") != ours["partition"]:
-        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", stacklevel=2)
+        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
 
 
 def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> None:

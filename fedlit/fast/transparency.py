@@ -54,9 +54,19 @@ FUNCTIONS_OF_PYTORCH = tuple(
 )
 
 
+def has_global_hooks() -> bool:
+    """Whether somebody has hung a hook on all modules; torch's own function for this is younger than torch 2.6."""
+    return bool(
+        module_hooks._global_forward_hooks
+        or module_hooks._global_forward_pre_hooks
+        or module_hooks._global_backward_hooks
+        or module_hooks._global_backward_pre_hooks
+    )
+
+
 def is_transparent(parts: list[nn.Module]) -> bool:
     """Whether nothing but its steps happens when a network of these parts is run."""
-    if module_hooks._has_any_global_hook():
+    if has_global_hooks():
         return False
     if not _is_as_imported():
         return False
