@@ -38,11 +38,13 @@ class Means:
             self._append(name, value)
 
     def _append(self, name: str, value: Any) -> None:
-        if isinstance(value, Metric):
+        if isinstance(value, Tensor):
+            value = value.detach().clone()
+        elif isinstance(value, Metric):
             self.metrics[name] = value
             return
         values = self.values.setdefault(name, [])
-        values.append(value.detach().clone() if isinstance(value, Tensor) else value)
+        values.append(value)
         if len(values) == MANY:
             self._add_up(name)
 

@@ -24,8 +24,9 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
             f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
         )
     # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
-    is_dense = not any(getattr(part, "sparse", False) for part in learner.modules())
-    may_fuse = learner.fast and learner.automatic_optimization and is_dense
+    may_fuse = learner.fast and learner.automatic_optimization
+    if may_fuse:
+        may_fuse = not any(getattr(part, "sparse", False) for part in learner.modules())
     for optimizer in optimizers:
         prepare(optimizer, may_fuse)
         for group in optimizer.param_groups:

@@ -42,12 +42,14 @@ def train(
     stage = plan.stage
     learner = stage.module or module
     client = replace(client, samples=stage.samples)
-    module.client = learner.client = client
-    module.stage = stage
     means = Means()
     trainer = VisitTrainer(fabric, learner, client, plan, means)
-    module._log_sink = learner._log_sink = means
-    reset_metrics(learner)
+    parts = [module] if learner is module else [module, learner]
+    for part in parts:
+        part.client = client
+        part._log_sink = means
+    module.stage = stage
+    reset_metrics(module)
     try:
         with (
             isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
@@ -65,7 +67,8 @@ def train(
                 module.on_client_end(client)
             return trainer.optimizers, means.result() | trainer.validation_logs
     finally:
-        module._log_sink = learner._log_sink = None
+        for part in parts:
+            part._log_sink = None
 
 
 def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:

@@ -5,6 +5,7 @@ Lightning's own `optimizers`, `lr_schedulers`, `manual_backward`, `toggle_optimi
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -148,7 +149,6 @@ class VisitTrainer:
         """What `configure_optimizers` gave."""
         self.optimizers = optimizers
         self.lr_scheduler_configs = schedulers
-        self.strategy._lightning_optimizers = [VisitOptimizer(optimizer, self) for optimizer in optimizers]
 
 
 class VisitStrategy:
@@ -160,7 +160,11 @@ class VisitStrategy:
 
     def __init__(self, trainer: VisitTrainer) -> None:
         self.trainer = trainer
-        self._lightning_optimizers: list[VisitOptimizer] = []  # so `LightningModule.optimizers` finds them
+
+    @cached_property
+    def _lightning_optimizers(self) -> list["VisitOptimizer"]:
+        """Where `LightningModule.optimizers` looks; each is a class of its own, which takes a moment to make."""
+        return [VisitOptimizer(optimizer, self.trainer) for optimizer in self.trainer.optimizers]
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **options: Any) -> None:
         """Backward with its hooks."""
@@ -236,7 +240,7 @@ def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: VisitTrainer)
 @contextmanager
 def attached(module: FederatedModule, learner: FederatedModule, trainer: VisitTrainer) -> Iterator[None]:
     """Let a method and what is trained of it find the visit as `self.trainer`."""
-    parts = (module, learner)
+    parts = [module] if learner is module else [module, learner]
     before = [(part._trainer, part._fabric) for part in parts]
     for part in parts:
         part.trainer = trainer  # type: ignore[assignment]

@@ -190,6 +190,7 @@ class OneArgument(FedAvg):
 KINDS = [Plain, OwnUpdate, Accumulates, Skips, Stops, TwoOptimisers, Closures, Scheduled, Cycle, Plateau, Quasi]
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_come_as_under_the_trainer_and_weights_end_the_same(kind):
     build = partial(seeded, recording(kind), network, SGD)
