@@ -288,6 +288,18 @@ def forgets_a_relu(self, x):
     return self.fc2(hidden)
 
 
+def ends_in_place(self, x):
+    logits = self.fc2(self.fc1(x.flatten(1)).relu())
+    kept = logits.relu_()  # noqa: F841
+    return logits
+
+
+def uses_an_output_twice(self, x):
+    hidden = self.fc1(x.flatten(1))
+    kept = hidden.relu_()  # noqa: F841
+    return self.fc2(hidden.relu())
+
+
 def has_two_relus(self, x):
     return self.fc2(self.fc1(x.flatten(1)).relu().relu())
 
@@ -298,6 +310,10 @@ def has_none(self, x):
 
 def halves_the_batch(self, x):
     return self.fc2(self.fc1(x.view(x.size(0) // 2, -1)).relu())
+
+
+def fixes_the_batch(self, x):
+    return self.fc2(self.fc1(x.view(5, 64)).relu())
 
 
 def sees_a_wrong_size(self, x):
@@ -374,6 +390,16 @@ def of_dtype(dtype):
 def frozen():
     network = sequence()
     network[1].bias.requires_grad_(False)
+    return network
+
+
+class OwnParameter(nn.Parameter):
+    """The same, but a class of a user's."""
+
+
+def with_an_own_parameter(name):
+    network = sequence()
+    setattr(network[1], name, OwnParameter(getattr(network[1], name).detach()))
     return network
 
 
@@ -495,9 +521,12 @@ OTHERS = {
             uses_its_weights,
             uses_a_batch_twice,
             forgets_a_relu,
+            ends_in_place,
+            uses_an_output_twice,
             has_two_relus,
             has_none,
             halves_the_batch,
+            fixes_the_batch,
             sees_a_wrong_size,
             has_another_width,
             has_another_width_within,
@@ -531,6 +560,8 @@ OTHERS = {
     "double precision": lambda: of_dtype(torch.float64),
     "another device": lambda: sequence().to("meta"),
     "a frozen bias": frozen,
+    "a weight of its own": lambda: with_an_own_parameter("weight"),
+    "a bias of its own": lambda: with_an_own_parameter("bias"),
     "tied layers": tied,
     "a repeated block": repeated,
     "a part that is not run": with_a_spare_part,
