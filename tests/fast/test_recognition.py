@@ -143,6 +143,7 @@ THE_SAME = {
     "flat twice": lambda: sequence(nn.Flatten()),
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
     "a number of its class": lambda: layers(lambda self, x: self.fc2(self.fc1(x.flatten(self.scale)).relu())),
+    "numbers in a tuple": lambda: with_calls(reads, (0, (1, 2))),
     "a default": lambda: layers(lambda self, x, start=1: self.fc2(self.fc1(x.flatten(start)).relu())),
     "functions by their full names": lambda: layers(
         lambda self, x: self.fc2(torch.nn.functional.relu(self.fc1(x.flatten(1))))
@@ -209,6 +210,15 @@ def grows(self, x):
 
 def grows_by_default(self, x, seen=SEEN):
     seen = seen * 2
+    return self.fc2(self.fc1(x.flatten(1)).relu())
+
+
+def has_a_list_to_be_named(self, x, *, seen=SEEN):
+    return self.fc2(self.fc1(x.flatten(1)).relu())
+
+
+def reads(self, x):
+    calls = self.calls  # noqa: F841
     return self.fc2(self.fc1(x.flatten(1)).relu())
 
 
@@ -510,6 +520,7 @@ OTHERS = {
         forward.__name__: functools.partial(layers, forward)
         for forward in (
             grows_by_default,
+            has_a_list_to_be_named,
             prints,
             calls_a_function,
             changes_torch,
@@ -540,6 +551,7 @@ OTHERS = {
     },
     "a counter": lambda: with_calls(counts, 0),
     "a counter in a list": lambda: with_calls(counts_in_a_list, [0]),
+    "a list in a tuple": lambda: with_calls(reads, ([0],)),
     "a list that grows": lambda: with_calls(grows, [0]),
     "a list that is appended to": lambda: with_calls(appends, [0]),
     "a method of its own": lambda: layers(calls_a_method, note=lambda self, x: note(x)),
