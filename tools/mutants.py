@@ -9,6 +9,7 @@ or raises. For each, the tests that look at it run in a process of their own; a 
 
 import ast
 import copy
+import importlib
 import importlib.abc
 import importlib.util
 import os
@@ -124,11 +125,7 @@ def is_noticed(name: str, tree: ast.Module, tests: list[str]) -> bool:
 def main() -> int:
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    sys.modules.pop("fedlit", None)
-    import lightning  # noqa: F401
-
-    import fedlit._torchvision  # noqa: F401 (the slow imports, once for all processes)
-
+    importlib.import_module("fedlit.federation")  # the slow imports, once for all processes
     for module in [name for name in sys.modules if name.split(".")[0] == "fedlit"]:
         del sys.modules[module]
     killed = survived = 0

@@ -27,6 +27,7 @@ DATA = {"shared", "server_only", "collected", "wants_index", "weighting", "fast"
 # What a method may define without a part in any visit of a stack: it is asked before, after, or in other stages.
 HARMLESS_TO_A_VISIT = DATA | {
     "aggregate",
+    "check",
     "configure_stages",
     "earlier_uploads",
     "is_shared",

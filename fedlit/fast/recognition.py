@@ -40,7 +40,10 @@ def perceptron(network: nn.Module) -> Perceptron | None:
     try:
         if not is_transparent(parts):
             return None
-        found = _parsed(network(StandIn()).steps)
+        result = network(StandIn())
+        if result.is_used:  # something was done to it in place after all
+            return None
+        found = _parsed(result.steps)
     except Exception:  # its own steps will tell, if there is anything to tell
         return None
     if found is None or not _is_all(parts, found.parameters):
@@ -58,9 +61,10 @@ def _parsed(steps: tuple[Step, ...]) -> Perceptron | None:
     for step in steps:
         if isinstance(step, Flatten):
             flattens = flattens or not weights
-            if step.width not in (None, width) and width is not None:
-                return None
-            width = step.width or width
+            if step.width is not None:
+                if width not in (None, step.width):
+                    return None
+                width = step.width
         elif isinstance(step, Relu):
             if not after_linear:
                 return None

@@ -56,9 +56,7 @@ class StandIn:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "StandIn":
-        noted = FUNCTIONS.get(function)
-        if noted is None:
-            raise Unknown
+        noted = FUNCTIONS[function]  # any other is an error
         return noted(*args, **(kwargs or {}))
 
     def __len__(self) -> int:
@@ -91,7 +89,7 @@ class StandIn:
         match shape:
             case (first, -1) | ((first, -1),) if first == BATCH:
                 return self.then(Flatten())
-            case (first, int(width)) | ((first, int(width)),) if first in (BATCH, -1) and 0 < width < BATCH:
+            case (first, int(width)) | ((first, int(width)),) if first in (BATCH, -1):
                 return self.then(Flatten(width))
         raise Unknown
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlit import FedAvg, FederatedModule, LocalOnly
 from fedlit.data.batches import Batches
-from fedlit.engine.visit import Plan
+from fedlit.engine.plan import Plan
 from fedlit.fast.perceptron import ClosedForm
 from fedlit.fast.permission import for_closed_form, for_stack, is_plain_data, is_plain_sgd, is_same
 from fedlit.fast.recognition import perceptron

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -143,6 +144,7 @@ THE_SAME = {
     "flat twice": lambda: sequence(nn.Flatten()),
     "one layer": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 3)),
     "a number of its class": lambda: layers(lambda self, x: self.fc2(self.fc1(x.flatten(self.scale)).relu())),
+    "numbers in a tuple": lambda: with_calls(reads, (0, (1, 2))),
     "a default": lambda: layers(lambda self, x, start=1: self.fc2(self.fc1(x.flatten(start)).relu())),
     "functions by their full names": lambda: layers(
         lambda self, x: self.fc2(torch.nn.functional.relu(self.fc1(x.flatten(1))))
@@ -209,6 +211,15 @@ def grows(self, x):
 
 def grows_by_default(self, x, seen=SEEN):
     seen = seen * 2
+    return self.fc2(self.fc1(x.flatten(1)).relu())
+
+
+def has_a_list_to_be_named(self, x, *, seen=SEEN):
+    return self.fc2(self.fc1(x.flatten(1)).relu())
+
+
+def reads(self, x):
+    calls = self.calls  # noqa: F841
     return self.fc2(self.fc1(x.flatten(1)).relu())
 
 
@@ -288,6 +299,18 @@ def forgets_a_relu(self, x):
     return self.fc2(hidden)
 
 
+def ends_in_place(self, x):
+    logits = self.fc2(self.fc1(x.flatten(1)).relu())
+    kept = logits.relu_()  # noqa: F841
+    return logits
+
+
+def uses_an_output_twice(self, x):
+    hidden = self.fc1(x.flatten(1))
+    kept = hidden.relu_()  # noqa: F841
+    return self.fc2(hidden.relu())
+
+
 def has_two_relus(self, x):
     return self.fc2(self.fc1(x.flatten(1)).relu().relu())
 
@@ -298,6 +321,10 @@ def has_none(self, x):
 
 def halves_the_batch(self, x):
     return self.fc2(self.fc1(x.view(x.size(0) // 2, -1)).relu())
+
+
+def fixes_the_batch(self, x):
+    return self.fc2(self.fc1(x.view(5, 64)).relu())
 
 
 def sees_a_wrong_size(self, x):
@@ -377,6 +404,16 @@ def frozen():
     return network
 
 
+class OwnParameter(nn.Parameter):
+    """The same, but a class of a user's."""
+
+
+def with_an_own_parameter(name):
+    network = sequence()
+    setattr(network[1], name, OwnParameter(getattr(network[1], name).detach()))
+    return network
+
+
 def tied():
     first, second = nn.Linear(64, 64), nn.Linear(64, 64)
     second.weight = first.weight
@@ -401,7 +438,9 @@ def patched(name):
 
 
 def scripted():
-    return torch.jit.script(sequence())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # whoever has one still trains it
+        return torch.jit.script(sequence())
 
 
 def with_a_class_of_its_own(**members):
@@ -484,6 +523,7 @@ OTHERS = {
         forward.__name__: functools.partial(layers, forward)
         for forward in (
             grows_by_default,
+            has_a_list_to_be_named,
             prints,
             calls_a_function,
             changes_torch,
@@ -495,9 +535,12 @@ OTHERS = {
             uses_its_weights,
             uses_a_batch_twice,
             forgets_a_relu,
+            ends_in_place,
+            uses_an_output_twice,
             has_two_relus,
             has_none,
             halves_the_batch,
+            fixes_the_batch,
             sees_a_wrong_size,
             has_another_width,
             has_another_width_within,
@@ -511,6 +554,7 @@ OTHERS = {
     },
     "a counter": lambda: with_calls(counts, 0),
     "a counter in a list": lambda: with_calls(counts_in_a_list, [0]),
+    "a list in a tuple": lambda: with_calls(reads, ([0],)),
     "a list that grows": lambda: with_calls(grows, [0]),
     "a list that is appended to": lambda: with_calls(appends, [0]),
     "a method of its own": lambda: layers(calls_a_method, note=lambda self, x: note(x)),
@@ -531,6 +575,8 @@ OTHERS = {
     "double precision": lambda: of_dtype(torch.float64),
     "another device": lambda: sequence().to("meta"),
     "a frozen bias": frozen,
+    "a weight of its own": lambda: with_an_own_parameter("weight"),
+    "a bias of its own": lambda: with_an_own_parameter("bias"),
     "tied layers": tied,
     "a repeated block": repeated,
     "a part that is not run": with_a_spare_part,

@@ -8,26 +8,18 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import equal, fitted, toy_data
-from lightning.fabric import Fabric
+from conftest import fitted
 from torch import nn
 
 from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
 from fedlit.engine.means import Means
-from fedlit.engine.plain_step import PlainStep
 from fedlit.engine.sampling import ClientSampler
-from fedlit.fast.max_pool import Halved, MaxPool
 from fedlit.fast.memory import set_fast
-from fedlit.fast.perceptron import ClosedForm
-from fedlit.fast.permission import is_plain_sgd
-from fedlit.fast.recognition import perceptron
-from fedlit.fast.sgd import plain_clear_and_step, prepare
 from fedlit.fast.stack import Stack
-from fedlit.methods import FML, FedProx, MixtureOfExperts
-from fedlit.networks import MLP, LeNet5, McMahanCNN
+from fedlit.methods import MixtureOfExperts
+from fedlit.networks import LeNet5, McMahanCNN
 from fedlit.records import checkpoint
 from fedlit.rng import derive, generator, isolated
 
@@ -124,251 +116,6 @@ def test_fast_mode_is_recorded(tmp_path):
     assert federation.fast
 
 
-@pytest.mark.parametrize("batch", [1, 7, 32])
-@pytest.mark.parametrize("hidden", [(), (5,), (20, 10, 6)])
-def test_closed_form_is_autograd_to_the_bit(batch, hidden):
-    slow, quick, rough = (MLP(image_size=8, num_classes=3, hidden=hidden) for _ in range(3))
-    quick.load_state_dict(slow.state_dict())
-    rough.load_state_dict(slow.state_dict())
-    optimizers = [SGD(network.parameters()) for network in (slow, quick, rough)]
-    exact = ClosedForm(perceptron(quick), optimizers[1], fused=False)
-    fused = ClosedForm(perceptron(rough), optimizers[2], fused=True)
-    for _ in range(5):
-        x, y = torch.randn(batch, 1, 8, 8), torch.randint(0, 3, (batch,))
-        optimizers[0].zero_grad()
-        loss = F.cross_entropy(slow(x), y)
-        loss.backward()
-        optimizers[0].step()
-        assert torch.equal(exact(x, y), loss.detach())
-        assert torch.allclose(fused(x, y), loss.detach(), atol=1e-5)
-    assert all(torch.equal(a, b) for a, b in zip(slow.parameters(), quick.parameters(), strict=True))
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(slow.parameters(), rough.parameters(), strict=True))
-
-
-def test_closed_form_by_hand():
-    # x = (1, 2), z = (0, 0), p = (1/2, 1/2), y = 0: d = (-1/2, 1/2); lr 1: W = ((1/2, 1), (-1/2, -1)), b = (1/2, -1/2).
-    network = nn.Sequential(nn.Flatten(), nn.Linear(2, 2))
-    nn.init.zeros_(network[1].weight)
-    nn.init.zeros_(network[1].bias)
-    for fused in (False, True):
-        step = ClosedForm(perceptron(network), torch.optim.SGD(network.parameters(), lr=1.0), fused)
-        step(torch.tensor([[1.0, 2.0]]), torch.tensor([0]))
-        assert network[1].weight.tolist() == [[0.5, 1.0], [-0.5, -1.0]]
-        assert network[1].bias.tolist() == [0.5, -0.5]
-        nn.init.zeros_(network[1].weight)
-        nn.init.zeros_(network[1].bias)
-
-
-def hooked() -> nn.Module:
-    network = MLP()
-    network.head.register_forward_hook(lambda *_: None)
-    return network
-
-
-def frozen() -> nn.Module:
-    network = MLP()
-    network.head.weight.requires_grad_(False)
-    return network
-
-
-def tied() -> nn.Module:
-    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
-    second.weight = first.weight
-    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)
-
-
-def repeated() -> nn.Module:
-    block = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-    return nn.Sequential(nn.Flatten(), block, block, nn.Linear(4, 2))
-
-
-def with_a_spare_part() -> nn.Module:
-    network = MLP()
-    network.spare = nn.Sequential(nn.ReLU(), nn.Linear(10, 10))
-    return network
-
-
-def masked() -> nn.Module:
-    network = MLP()
-    network.head.weight.register_hook(lambda gradient: gradient * 0)
-    return network
-
-
-def patched() -> nn.Module:
-    network = MLP()
-    network.head.forward = lambda x: x[:, :10]
-    return network
-
-
-OTHERS = {
-    "tied layers": tied,
-    "a repeated block": repeated,
-    "a part that is not run": with_a_spare_part,
-    "a hook on a gradient": masked,
-    "a patched layer": patched,
-    "a convolution": LeNet5,
-    "a hook": hooked,
-    "a frozen layer": frozen,
-    "double precision": lambda: MLP().double(),
-    "no bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)),
-    "another activation": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)),
-    "dropout": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Dropout(), nn.Linear(3, 2)),
-    "a skip": lambda: Skip(),
-    "no layer at all": nn.Flatten,
-    "an end in ReLU": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU()),
-}
-
-
-class Skip(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(4, 4))
-
-    def forward(self, x):
-        return x + super().forward(x)
-
-
-@pytest.mark.parametrize("build", OTHERS.values(), ids=OTHERS)
-def test_what_is_no_perceptron_has_no_closed_form(build):
-    assert perceptron(build()) is None
-    assert len(perceptron(MLP()).weights) == 3
-
-
-class LooksBack(FedAvg):
-    def on_client_end(self, client):
-        self.norm = self.network.head.weight.grad.norm()
-
-
-class OwnStep(FedAvg):
-    def training_step(self, batch, batch_idx):
-        return 2 * super().training_step(batch, batch_idx)
-
-
-def test_only_plain_cross_entropy_has_a_closed_form():
-    def closed(method):
-        return ClosedForm.of(method, SGD(method.parameters()))
-
-    assert closed(FedAvg(MLP, SGD)) is not None
-    assert closed(OwnStep(MLP, SGD)) is None
-    assert closed(FedProx(MLP, SGD, mu=0.1)) is None
-    assert closed(FML(MLP, MLP, SGD)) is None
-    assert closed(LooksBack(MLP, SGD)) is None
-    hooked = FedAvg(MLP, SGD)
-    hooked.register_forward_pre_hook(lambda *_: None)
-    assert closed(hooked) is None
-    part = FedAvg(MLP, SGD)
-    assert ClosedForm.of(part, SGD(part.network.head.parameters())) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "plain"),
-    [({}, True), ({"momentum": 0.9}, False), ({"weight_decay": 0.1}, False), ({"maximize": True}, False)],
-)
-def test_a_plain_step_is_the_optimiser_s_to_the_bit(options, plain):
-    networks = [nn.Linear(5, 3) for _ in range(2)]
-    networks[1].load_state_dict(networks[0].state_dict())
-    ours, theirs = (torch.optim.SGD(network.parameters(), lr=0.3, **options) for network in networks)
-    assert is_plain_sgd(ours) == plain
-    clear, step = plain_clear_and_step(ours)
-    for _ in range(3):
-        x = torch.randn(4, 5)
-        theirs.zero_grad(), clear()
-        for network in networks:
-            network(x).square().sum().backward()
-        theirs.step(), step()
-    assert torch.equal(networks[0].weight, networks[1].weight) == plain  # it would be wrong for any other
-
-
-def test_a_watched_optimiser_is_stepped_as_it_is():
-    method, seen = FedAvg(LeNet5, SGD), []
-    optimizer = SGD(method.parameters())
-    optimizer.register_step_post_hook(lambda *_: seen.append(1))
-    assert not is_plain_sgd(optimizer)
-    descend = PlainStep(Fabric(accelerator="cpu"), method, [optimizer], None)
-    descend((torch.randn(2, 3, 32, 32), torch.tensor([0, 1])), 0)
-    assert seen == [1]
-
-
-@pytest.mark.parametrize(
-    "build", [partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01), torch.optim.Adam, torch.optim.AdamW]
-)
-def test_prepared_optimisers_agree(build):
-    networks = [nn.Linear(30, 20) for _ in range(3)]
-    for network in networks[1:]:
-        network.load_state_dict(networks[0].state_dict())
-    optimizers = [build(network.parameters(), lr=0.01) for network in networks]
-    prepare(optimizers[1], fast=False)
-    prepare(optimizers[2], fast=True)
-    for _ in range(5):
-        x = torch.randn(4, 30)
-        for network, optimizer in zip(networks, optimizers, strict=True):
-            optimizer.zero_grad()
-            network(x).square().sum().backward()
-            optimizer.step()
-    assert optimizers[1].param_groups[0]["foreach"]
-    assert optimizers[2].param_groups[0]["fused"]
-    assert torch.equal(networks[0].weight, networks[1].weight)
-    assert torch.allclose(networks[0].weight, networks[2].weight, atol=1e-6)
-
-
-def test_a_user_s_choice_of_update_stays():
-    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))], foreach=False)
-    prepare(optimizer, fast=True)
-    assert optimizer.param_groups[0]["foreach"] is False
-    assert not optimizer.param_groups[0]["fused"]
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (4, 28, 28), (2, 2, 14, 14)])
-def test_halving_is_pytorch_s_pool_to_the_bit(shape):
-    x = torch.randn(shape).mul(2).round().requires_grad_()  # many ties
-    gradient = torch.randn(*shape[:-2], shape[-2] // 2, shape[-1] // 2)
-    (ours,) = torch.autograd.grad(Halved.apply(x), x, gradient)
-    (theirs,) = torch.autograd.grad(F.max_pool2d(x, 2), x, gradient)
-    assert torch.equal(Halved.apply(x), F.max_pool2d(x, 2))
-    assert torch.equal(ours, theirs)
-    assert not torch.equal(torch.autograd.grad(F.max_pool2d(x.flip(-1), 2), x, gradient)[0], theirs)  # ties are seen
-
-
-@pytest.mark.parametrize("size", [7, 8])
-def test_a_pool_falls_back_where_windows_are_cut(size):
-    x = torch.randn(2, 3, size, size, requires_grad=True)
-    assert torch.equal(MaxPool(2, stride=2)(x), F.max_pool2d(x, 2))
-    per_sample = torch.func.vmap(torch.func.grad(lambda image: MaxPool(2, stride=2)(image).square().sum()))
-    assert torch.allclose(per_sample(x.detach()), torch.autograd.grad(F.max_pool2d(x, 2).square().sum(), x)[0])
-
-
-def test_relu_after_the_pool_has_the_same_gradients():
-    conv, x = nn.Conv2d(1, 4, 3), torch.randn(3, 1, 10, 10)
-    before = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(2))
-    after = nn.Sequential(conv, MaxPool(2, stride=2), nn.ReLU(inplace=True))
-    gradients = [torch.autograd.grad(order(x).square().sum(), conv.parameters()) for order in (before, after)]
-    assert torch.equal(before(x), after(x))
-    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
-class Thawing(FedAvg):
-    """Trains its head alone from the second epoch on."""
-
-    epoch = 0
-
-    def on_client_start(self, client):
-        self.epoch = 0
-
-    def on_train_epoch_start(self):
-        self.epoch += 1
-        self.network.extractor.requires_grad_(self.epoch == 1)
-
-
-def test_layers_that_are_frozen_between_epochs_stay():
-    def extractor(epochs):
-        torch.manual_seed(3)
-        method = Thawing(partial(MLP, image_size=8, num_classes=3), SGD)
-        state = fitted(method, toy_data(num_clients=1), num_rounds=1, local_epochs=epochs).global_state
-        return {name: tensor for name, tensor in state.items() if "extractor" in name}
-
-    # The order of the first epoch's batches is the same.
-    assert equal(extractor(1), extractor(3))
-
-
 class FrozenNorm(nn.Sequential):
     """Keeps its statistics, as many fine-tuning recipes do."""
 
@@ -451,17 +198,6 @@ def test_parts_of_a_method_are_fast_too():
     assert all(part.fast for part in method.modules() if isinstance(part, FederatedModule))
     set_fast(nn_with_three_dimensions := FedAvg(partial(nn.Conv3d, 1, 2, 3), SGD), True)
     assert nn_with_three_dimensions.network.weight.is_contiguous()
-
-
-def test_rates_that_are_tensors_are_left_alone():
-    optimizer = torch.optim.Adam([nn.Parameter(torch.ones(1))], lr=torch.tensor(0.1))
-    prepare(optimizer, fast=False)
-    assert optimizer.param_groups[0]["foreach"] is None
-
-
-def test_a_pool_can_be_differentiated_twice():
-    x = torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(lambda x: Halved.apply(x).square(), x)
 
 
 def test_a_file_left_by_a_kill_is_not_written_through(tmp_path):

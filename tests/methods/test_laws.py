@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from conftest import SGD, SmallCNN, equal, fitted, toy_data
 
 import fedlit.engine.round
-import fedlit.engine.visit
+import fedlit.engine.training
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
 from fedlit.partition import Dirichlet
@@ -192,7 +192,7 @@ def test_the_order_of_visits_does_not_matter(undisturbed, monkeypatch):
 def test_the_order_of_visits_would_matter_if_clients_shared_their_random_numbers(undisturbed, monkeypatch):
     from contextlib import nullcontext
 
-    monkeypatch.setattr(fedlit.engine.visit, "isolated", lambda seed: nullcontext())
+    monkeypatch.setattr(fedlit.engine.training, "isolated", lambda seed: nullcontext())
     torch.manual_seed(3)
     forwards = states(experiment())
     monkeypatch.setattr(fedlit.engine.round, "in_order", backwards)
