@@ -36,6 +36,7 @@ BESIDE_STEPS = {
 }
 OUTSIDE_VISITS = {
     "aggregate",
+    "check",
     "configure_stages",
     "earlier_uploads",
     "is_shared",

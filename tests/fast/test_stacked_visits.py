@@ -340,9 +340,9 @@ def test_a_hook_that_is_hung_up_beside_a_visit_is_seen_at_once(moment, stacks):
 
     batches = data.train_batches
 
-    def watched_batches(*args):
+    def watched_batches(*args, **options):
         hang()
-        return batches(*args)
+        return batches(*args, **options)
 
     if moment == "optimiser":
         method = FedAvg(SMALL, optimizer)
