@@ -27,7 +27,8 @@ def recording(kind: type[FederatedModule], hooks=CALLED) -> type[FederatedModule
 
         def hook(self, *args, **options):
             numbers = [value for value in args if isinstance(value, int)]
-            self.calls.append((name, *numbers, self.current_epoch, self.global_step, self.training))
+            outputs = [sorted(value) for value in args if isinstance(value, dict)]
+            self.calls.append((name, *numbers, *outputs, self.current_epoch, self.global_step, self.training))
             return original(self, *args, **options)
 
         return hook
