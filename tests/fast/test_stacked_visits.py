@@ -15,7 +15,7 @@ from torch import nn
 from fedlit import FedAvg
 from fedlit.augment import Flip
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.plan import Plan
+from fedlit.engine.plan import Memory, Plan
 from fedlit.fast.stack import Stack
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.methods import FedProx
@@ -126,6 +126,25 @@ def test_the_same_clients_are_stacked_on_one_process_and_on_many(monkeypatch):
     monkeypatch.setattr("fedlit.fast.stacked_visits.MANY", 1)
     monkeypatch.setattr("fedlit.fast.stacked_visits.SHARE", 0.1)
     assert 0 in stacked(0, 1)
+
+
+def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit(stacks):
+    method = FedAvg(SMALL, SGD)
+    method.fast = True
+    data = toy_data(size=60, num_clients=5)
+    data.setup()
+    fabric = Fabric(accelerator="cpu")
+    stage = method.configure_stages()[0]
+    server = method.state_dict()
+    names = perceptron_names(fabric, method, Plan(stage, 0), server)
+
+    def entered(k):
+        method.client = data.client(k)
+
+    cohort = Cohort(fabric, method, list(range(5)), lambda k: Plan(stage, 0), data.client, entered, server, names)
+    assert cohort.outcome(0, Memory(optimizer={"federate": {names[0]: {"momentum_buffer": None}}})) is None
+    assert cohort.outcome(1, Memory()).upload.client == 1
+    assert stacks == [[1, 2, 3, 4]]
 
 
 class OwnStart(FedAvg):
