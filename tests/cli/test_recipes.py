@@ -14,8 +14,6 @@ SAMPLE = [
     "fml_v1_table2_mnist_mlp_fml.yaml",
     "fml_v2_table1_mnist_lenet5_niid1_fedprox.yaml",
     "fml_v2_fig5_fml.yaml",
-    "fml_v2_fig6_fml.yaml",
-    "fedmmd_fig4a_fedmmd.yaml",
     "fedmmd_fig4d_l2_0001.yaml",
     "fedfusion_table1_c_multi.yaml",
     "fedfusion_fig6_conv.yaml",

@@ -33,7 +33,10 @@ def all_states(federation):
     return [run.global_state, *federation.personal_states.values(), *(run.collected[k] for k in sorted(run.collected))]
 
 
-@pytest.mark.parametrize(("experiment", "rounds"), [(mixture, 6), (dlad, 5), (partial(dlad, (Flip(),)), 5)])
+@pytest.mark.parametrize(
+    ("experiment", "rounds"),
+    [(mixture, 6), (dlad, 5), pytest.param(partial(dlad, (Flip(),)), 5, marks=pytest.mark.slow)],
+)
 def test_killed_in_any_stage_a_programme_resumes_to_the_same_bits(experiment, rounds, tmp_path):
     undisturbed = all_states(experiment(default_root_dir=str(tmp_path / "whole")))
     for round in range(1, rounds + 1):

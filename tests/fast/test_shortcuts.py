@@ -65,9 +65,9 @@ def copy_into(network: nn.Module, values) -> None:
 
 
 WORK = {  # with fewer clients and samples
-    "W1": replace(WORKLOADS["W1"], num_clients=3, per_round=3, samples=40),
+    "W1": replace(WORKLOADS["W1"], num_clients=2, per_round=2, samples=36),
     "W2": replace(WORKLOADS["W2"], num_clients=20, per_round=4),
-    "W3": replace(WORKLOADS["W3"], num_clients=2, per_round=2, samples=40),
+    "W3": replace(WORKLOADS["W3"], num_clients=2, per_round=2, samples=36),
 }
 BENCHMARKS = sorted(path.stem for path in Path(bare.__file__).parent.glob("[a-z]*.py") if "peer" not in path.stem)
 
@@ -89,7 +89,7 @@ def test_exact_mode_has_the_bits_of_a_hand_written_loop(name, tmp_path):
                 assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("name", WORK)
+@pytest.mark.parametrize("name", ["W1", "W2", pytest.param("W3", marks=pytest.mark.slow)])
 def test_fast_mode_is_near_exact_mode(name, tmp_path):
     exact, fast, again = (after_three_rounds(WORK[name], mode, tmp_path).global_state for mode in (False, True, True))
     assert all(torch.equal(fast[n], again[n]) for n in fast)  # its own bits, every time
