@@ -1,6 +1,6 @@
 """What one would write by hand: FedAvg and FML in plain PyTorch, without fedlit. The yardstick of `make bench`.
 
-Exact mode ends in the same bits (tests/fast/test_shortcuts.py), given the same order of batches and `mean_dtype` float64.
+Exact mode ends in the same bits (tests/fast/test_shortcuts.py), given the same order of batches and a mean in float64.
 """
 
 import copy
