@@ -351,17 +351,25 @@ def test_a_metric_with_persistent_state_is_refused():
 
 
 class Validated(FineTuned):
-    """Logs its own number of each validation."""
+    """Logs its own number of each validation, and notes what the trainer says it is doing."""
 
     number = 0
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.told = []
 
     def on_fit_start(self):
         super().on_fit_start()
         self.number = 0
 
+    def on_train_epoch_end(self):
+        self.told.append((self.trainer.training, self.trainer.validating, self.trainer.sanity_checking))
+
     def on_validation_epoch_end(self):
         self.number += 1
         self.log("validation", self.number)
+        self.told.append((self.trainer.training, self.trainer.validating, self.trainer.sanity_checking))
 
 
 def test_validation_comes_with_every_check_of_early_stopping():
@@ -371,6 +379,9 @@ def test_validation_comes_with_every_check_of_early_stopping():
     found = [(row["stage"], float(row["value"])) for row in rows(federation) if row["metric"] == "validation"]
     assert found == [("federate", 1.0), ("finetune", 1.0)]
     assert method.number == 3  # before the first epoch, after five and after ten
+    trains, validates, begins = (True, False, False), (False, True, False), (False, True, True)
+    federated = [validates, trains]
+    assert method.told == [*federated, begins, *[trains] * 4, validates, *[trains] * 5, validates, trains]
 
 
 def test_on_client_start_runs_once_even_if_on_fit_start_calls_its_parent():
