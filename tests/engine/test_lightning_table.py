@@ -384,6 +384,19 @@ def test_validation_comes_with_every_check_of_early_stopping():
     assert method.told == [*federated, begins, *[trains] * 4, validates, *[trains] * 5, validates, trains]
 
 
+def test_what_is_logged_after_a_validation_is_the_visit_s():
+    class Mine(FedAvg):
+        def on_validation_start(self):
+            self.log("epoch", 100.0)  # of the validation, whose last value it is
+
+        def on_train_epoch_end(self):
+            self.log("trained", self.current_epoch)
+
+    federation = fitted(Mine(linear, SGD), toy_data(num_clients=1), num_rounds=1, local_epochs=3)
+    found = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
+    assert (found["trained"], found["epoch"]) == (1.0, 100.0)
+
+
 def test_on_client_start_runs_once_even_if_on_fit_start_calls_its_parent():
     method = overriding(Spy, "on_fit_start")()
     fitted(method, num_rounds=1)
