@@ -136,7 +136,7 @@ class Cohort:
         try:
             plan = self.plan_for(k)
             client = self.client_of(k)
-            if client.data is None or not client.sees_the_same_inputs:
+            if not client.sees_the_same_inputs:
                 return None
             samples = client.num_opted_in if plan.stage.samples == "opted_in" else client.num_samples
             return Kind(samples, client.data.batch_size_of(k), plan.epochs, plan.steps)
