@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedlit"
-NOUNS = {"rng", "partition", "augment", "losses", "aggregation", "notices"}
+NOUNS = {"strict_yaml", "rng", "partition", "augment", "losses", "aggregation", "notices"}
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself
     **dict.fromkeys(NOUNS, NOUNS),
@@ -18,7 +18,8 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "engine": NOUNS | PARTS | {"data", "methods", "records", "fast", "callbacks"},
     "callbacks": {"methods", "records"},
     "federation": {"data", "methods", "engine", "fast.memory", "records", "callbacks"},
-    "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation"},
+    "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation", "studies"},
+    "studies": {"strict_yaml", "records"},
     "__main__": {"cli"},
     "": {"_torchvision"},
     "_torchvision": set(),

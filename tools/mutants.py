@@ -32,6 +32,7 @@ FILES = {
 # Of no consequence, and why.
 EQUIVALENT = {
     ("transparency", "if type(forward) is not FunctionType:"): "what has no code is an error, and an error refuses",
+    ("stacked_visits", "if not client.sees_the_same_inputs:"): "spares building batches that `is_plain_data` refuses",
     ("transparency", "reading is None"): "what was not read has no names: an error, and an error refuses",
 }
 

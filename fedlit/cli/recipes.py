@@ -4,9 +4,8 @@ import difflib
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 import fedlit
+from fedlit.strict_yaml import read_yaml
 
 CONFIG = ("-c", "--config")
 CKPT_PATH = ("--ckpt_path",)
@@ -88,38 +87,12 @@ def _folders() -> list[Path]:
     return [place for place in places if place.is_dir()]
 
 
-class OnceLoader(yaml.SafeLoader):
-    """YAML in which no key stands twice: the first one would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"{key.value!r} stands twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def checked_recipe(path: str) -> str:
     """The path, if the file is YAML that holds options by name."""
-    try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), OnceLoader)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"`--config {path}` must be YAML, but: not a text file.") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"`--config {path}` must be YAML, but{_where(error)}.") from error
+    content = read_yaml(Path(path), f"`--config {path}`")
     if isinstance(content, dict) and content:
         return path
     kind = "nothing"
     if content:
         kind = f"a {type(content).__name__}"
     raise ValueError(f"`--config {path}` must hold options by name, such as `trainer:`, got {kind}.")
-
-
-def _where(error: yaml.YAMLError) -> str:
-    problem = getattr(error, "problem", None) or "not a text file"  # a character that no text has
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return f": {problem}"
-    return f" in line {mark.line + 1}: {problem}"
