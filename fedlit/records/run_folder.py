@@ -65,6 +65,15 @@ def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
     return found
 
 
+def newest_run(root: Path) -> Path | None:
+    """The folder of the newest run in `root`, if there is one."""
+    runs = root / RUNS
+    versions = _versions(runs)
+    if not versions:
+        return None
+    return runs / f"version_{max(versions)}"
+
+
 def _versions(runs: Path) -> list[int]:
     numbers = []
     for path in runs.glob("version_*"):
