@@ -209,4 +209,3 @@ def _to_target(outcome: Outcome, measure: Measure) -> dict[str, float | None]:
     for at in TO_TARGET:
         found[at] = number_of(outcome, replace(measure, at=at))
     return found
-

@@ -6,7 +6,7 @@ Cells that differ only in what they measure share their runs.
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +35,7 @@ class Run:
     cell: Cell
     seeds: SeedPair
     root: Path
-    config: Config
+    config: Config = field(compare=False, repr=False)
 
     def __str__(self) -> str:
         """As a person would call it."""
