@@ -5,12 +5,11 @@ import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fedlit.cli.extras import need_report
 from fedlit.cli.messages import refuse
 from fedlit.cli.notices import notices_in_one_line
-from fedlit.cli.recipes import find_recipe
 
 DESCRIPTION = """\
 Run a study, or compare recipes: every cell with the same seeds, side by side, and write tables, figures and a page.

@@ -4,6 +4,7 @@ A run is claimed by a lock on its folder, which its process inherits: two calls 
 the first was killed and left its processes behind. What is done is never run again; what was begun goes on.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -140,10 +141,8 @@ def _claimed(root: Path) -> TextIO:
 
 def _end_with_parent() -> None:
     """Ask Linux for a SIGTERM when the parent dies; elsewhere a run that is left alone goes on to its end."""
-    try:
+    with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    except (AttributeError, OSError):
-        pass
 
 
 def reason(run: Run, code: int) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from fedlit.records.rows import POOLED
-from fedlit.studies.measure import TO_TARGET, At, Measure
+from fedlit.studies.measure import TO_TARGET, Measure, OverClients
 from fedlit.studies.outcome import Outcome, number_of, over_clients
 from fedlit.studies.seeds import SeedPair
 from fedlit.studies.statistics import Estimate, estimate, paired
@@ -96,7 +96,7 @@ class Results:
         return bool(others)
 
     def _run(self, cell: Cell, seeds: SeedPair) -> dict[str, Any]:
-        line = dict.fromkeys(RUN_COLUMNS, nan)
+        line: dict[str, Any] = dict.fromkeys(RUN_COLUMNS, nan)
         line |= {
             "row": cell.row,
             "column": cell.column,
@@ -148,7 +148,7 @@ class Results:
         runs = self.runs[(self.runs["row"] == cell.row) & (self.runs["column"] == cell.column)]
         done = runs[runs["status"] == "done"]
         found = estimate(list(self.values(cell).values()))
-        line = {
+        line: dict[str, Any] = {
             "row": cell.row,
             "column": cell.column,
             "measure": str(cell.measure),
@@ -193,8 +193,9 @@ def _over_clients(outcome: Outcome, measure: Measure) -> dict[str, float]:
     if values is None:
         return {}
     frame = values.to_frame().T
+    kinds: dict[str, OverClients] = {"worst_client": "worst", "worst_tenth": "worst_tenth", "spread": "spread"}
     found = {}
-    for column, kind in (("worst_client", "worst"), ("worst_tenth", "worst_tenth"), ("spread", "spread")):
+    for column, kind in kinds.items():
         series = over_clients(frame, Measure(metric=measure.metric, over_clients=kind))
         found[column] = float(series.iloc[0])
     return found
@@ -204,8 +205,7 @@ def _to_target(outcome: Outcome, measure: Measure) -> dict[str, float | None]:
     """Rounds, bytes and seconds to the target, where there is one."""
     if measure.target is None:
         return {}
-    found = {}
-    at: At
+    found: dict[str, float | None] = {}
     for at in TO_TARGET:
         found[at] = number_of(outcome, replace(measure, at=at))
     return found
