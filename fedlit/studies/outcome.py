@@ -193,5 +193,6 @@ def _to_target(outcome: Outcome, measure: Measure, curve: pd.Series) -> float | 
         return None
     if measure.at == "rounds_to_target":
         return float(round)
-    by_round = outcome.bytes_by_round() if measure.at == "bytes_to_target" else outcome.seconds_by_round()
-    return float(by_round[by_round.index <= round].iloc[-1])
+    if measure.at == "bytes_to_target":
+        return float(outcome.ledger.loc[outcome.ledger["round"] <= round, "bytes"].sum())
+    return float(outcome.rounds.loc[:round, "seconds"].sum())

@@ -100,7 +100,7 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         >>> flat({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}})
         {'model.class_path': 'FML', 'model.alpha': 0.5}
     """
-    found = {}
+    found: dict[str, Any] = {}
     for key, value in config.items():
         name = prefix if key == "init_args" else f"{prefix}{key}."
         if isinstance(value, Mapping) and value:

@@ -7,9 +7,10 @@ Two rows are run with the same pairs of seeds, so what is looked at is the diffe
 A p-value is of one comparison; nothing is corrected for there being many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
+from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -66,7 +67,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(n, mean, sd, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def paired(a: dict[int, float], b: dict[int, float]) -> Estimate:
+def paired(a: Mapping[Any, float], b: Mapping[Any, float]) -> Estimate:
     """The difference a - b over the pairs of seeds that both have.
 
     Example:
