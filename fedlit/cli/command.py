@@ -19,6 +19,7 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
 }
 TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
     "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
+    "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
 EXAMPLES = """\

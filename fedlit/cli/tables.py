@@ -54,3 +54,20 @@ def _lines(row: list[str], widths: list[int]) -> list[str]:
         padded = [part.ljust(size) for part, size in zip(parts, widths, strict=True)]
         lines.append(GAP.join(padded).rstrip())
     return lines
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """Rows of cells, the first being the header; numbers stand under each other at the right, the first column left.
+
+    Example:
+        >>> print(aligned([["client", "n"], ["0", "12"], ["1", "3"]]))
+        client   n
+        0       12
+        1        3
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+        lines.append(GAP.join([first.ljust(widths[0]), *cells]).rstrip())
+    return "\n".join(lines)
