@@ -19,6 +19,8 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
 }
 TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
+    "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
+    "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
 EXAMPLES = """\

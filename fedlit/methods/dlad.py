@@ -27,6 +27,7 @@ from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -105,6 +106,15 @@ class DLAD(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Ma et al., 2020",
+        link="https://arxiv.org/abs/2008.07948",
+        travels="a classifier and a density classifier, up, once",
+        stages=("classify", "density", "distil"),
+        recipes=("dlad_fashion.yaml", "dlad_cifar10.yaml"),
+        law="equal confidences are the mean of all teachers; every client uploads once",
+    )
 
     shared = ()
     server_only = ("student.",)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedlit.aggregation import State, Upload, weighted_mean
 from fedlit.data.client import Client
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
 
@@ -88,6 +89,14 @@ class FedFusion(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Yao et al., 2019",
+        link="https://arxiv.org/abs/1908.05891",
+        travels="extractor, fusion and head",
+        recipes=("fedfusion_fashion.yaml", "fedfusion_cifar10.yaml"),
+        law="lam held at 0 is FedAvg",
+    )
 
     network: FusedNetwork
     server_only = (REFERENCE,)

@@ -25,6 +25,7 @@ from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import mutual_loss
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -61,6 +62,15 @@ class FML(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Shen et al., 2020",
+        link="https://arxiv.org/abs/2006.16765",
+        travels="the meme",
+        stays="a personal network",
+        recipes=("fml_fashion.yaml", "fml_cifar10.yaml"),
+        law="beta = 1: the global model is FedAvg's; alpha = 1: the personal one is trained alone",
+    )
 
     weighting = "uniform"
 

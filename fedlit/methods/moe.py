@@ -23,6 +23,7 @@ from fedlit.data.client import Client
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import EarlyStopping, Stage
@@ -71,6 +72,16 @@ class MixtureOfExperts(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Zec et al., 2020",
+        link="https://arxiv.org/abs/2010.02056",
+        travels="the global expert",
+        stays="a local expert, a gate, an own copy of the global expert",
+        stages=("federate", "local", "longer", "finetune", "mixture"),
+        recipes=("moe_fashion.yaml", "moe_cifar10.yaml"),
+        law="a gate of 1 is the local expert, of 0 the global one; no upload depends on an opted-out sample",
+    )
 
     shared = ("federated.",)
 
