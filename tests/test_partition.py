@@ -109,6 +109,38 @@ def test_ten_thousand_clients_all_get_something(partition):
     assert min(map(len, parts)) >= 1
 
 
+KNOWING = [partition for partition in EVERY if not isinstance(partition, Shards)]
+
+
+@pytest.mark.parametrize("partition", KNOWING, ids=lambda partition: type(partition).__name__)
+def test_what_a_client_holds_is_near_the_class_probabilities_that_its_partition_tells(partition):
+    labels = shuffled(MNIST_TEST)
+    p = partition.class_probabilities(np.bincount(labels), 5, seed=4)
+    np.testing.assert_allclose(p.sum(axis=1), 1)
+    held = table(partition.assign(labels, 5, 10, seed=4), labels)
+    assert np.abs(held / held.sum(axis=1, keepdims=True) - p).max() < 0.1
+
+
+@pytest.mark.parametrize("partition", [BinarySeparated("random"), Dirichlet(0.1)])
+def test_class_probabilities_are_those_of_the_seed(partition):
+    labels = shuffled(MNIST_TEST)
+    p = partition.class_probabilities(np.bincount(labels), 5, seed=5)
+    held = table(partition.assign(labels, 5, 10, seed=4), labels)
+    assert np.abs(held / held.sum(axis=1, keepdims=True) - p).max() > 0.1
+
+
+def test_class_probabilities_by_hand():
+    sizes = np.array([30, 10])
+    assert IID().class_probabilities(sizes, 2, seed=0).tolist() == [[0.75, 0.25]] * 2
+    assert ClassSets([[0], [0, 1]]).class_probabilities(sizes, 3, seed=0).tolist() == [[1, 0], [0.5, 0.5], [1, 0]]
+    majority = Majority(0.8, 10, 1).class_probabilities(np.array([10] * 5), 1, seed=0)
+    np.testing.assert_allclose(sorted(majority[0]), [0.05] * 4 + [0.8])
+
+
+def test_shards_tell_no_class_probabilities():
+    assert Shards(2).class_probabilities(np.array([5, 5]), 2, seed=0) is None
+
+
 # The law: what a client gets is the same on training and test labels
 
 

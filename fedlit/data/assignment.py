@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedlit.partition import Partition, grouped, require
+from fedlit.dealing import grouped, require
+from fedlit.partition import Partition
 from fedlit.rng import stream
 
 HEADER = "client,split,index,label,shared"

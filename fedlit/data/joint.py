@@ -94,6 +94,9 @@ class JointData(FederatedData):
     def client(self, id: int, round: int = 0) -> Client:
         return replace(super().client(id, round), num_classes=self._part_of[id].images.num_classes)
 
+    def class_probabilities(self, round: int = 0) -> np.ndarray | None:
+        return None  # classes are each part's own
+
     def test_batches(self, client: int | None = None) -> Batches:
         if client is None:
             return super().test_batches()
