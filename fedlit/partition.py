@@ -26,6 +26,7 @@ from fedlit.dealing import (
 from fedlit.rng import stream
 
 Mode = Literal["equal_size", "per_class"]
+Pairs = Literal["drawn", "fixed"]
 Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
 CLASS_SETS = {
@@ -221,14 +222,23 @@ class Majority(Partition):
     Args:
         p: Share of the majority classes, in [0, 1]; 1 is nothing else, ``m / C`` is IID.
         samples_per_client: ``n``, majority and rest together.
-        majority_classes: ``m``; client k has ``m k, ..., m k + m - 1`` modulo C, disjoint while they last.
+        majority_classes: ``m``; clients have the next ``m`` classes each, disjoint while they last.
+        pairs: The classes are ``drawn`` by the seed, as in the authors' runs, or ``fixed``: client k has
+            ``m k, ..., m k + m - 1`` modulo C.
     """
 
-    def __init__(self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2) -> None:
+    def __init__(
+        self,
+        p: float = 0.9,
+        samples_per_client: int = 500,
+        majority_classes: int = 2,
+        pairs: Pairs = "drawn",
+    ) -> None:
         require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
         self.p = p
         self.samples_per_client: int = at_least("samples_per_client", samples_per_client)
         self.majority_classes = at_least("majority_classes", majority_classes)
+        self.pairs = one_of("pairs", pairs, Pairs)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
@@ -249,8 +259,9 @@ class Majority(Partition):
         major = round(self.p * n)
         rng = stream(seed, "gets")
         counts = np.zeros((num_classes, num_clients), dtype=np.int64)
+        order = self._order(num_classes, seed)
         for k in range(num_clients):
-            classes = self._own_first(k, num_classes)
+            classes = np.roll(order, -k * m)
             counts[classes[:m], k] = even_parts(major, m)
             counts[rng.permutation(classes[m:]), k] = even_parts(n - major, others)
         return counts
@@ -259,13 +270,16 @@ class Majority(Partition):
         num_classes = len(class_sizes)
         m = self.majority_classes
         p = np.full((num_clients, num_classes), (1 - self.p) / (num_classes - m))
+        order = self._order(num_classes, seed)
         for k in range(num_clients):
-            p[k, self._own_first(k, num_classes)[:m]] = self.p / m
+            p[k, np.roll(order, -k * m)[:m]] = self.p / m
         return p
 
-    def _own_first(self, k: int, num_classes: int) -> np.ndarray:
-        """All classes, those of client k's majority first, ``[C]``."""
-        return np.roll(np.arange(num_classes), -k * self.majority_classes)
+    def _order(self, num_classes: int, seed: int) -> np.ndarray:
+        """The classes in the order in which clients have their majorities of them, ``[C]``."""
+        if self.pairs == "fixed":
+            return np.arange(num_classes)
+        return stream(seed, "majorities").permutation(num_classes)
 
 
 class Dirichlet(Partition):

@@ -181,8 +181,8 @@ def test_class_sets_are_the_same_on_any_labels(sets):
     assert held != class_sets(ClassSets([[0], [5]], 500).assign(test, 5, 10, seed=0), test)
 
 
-def test_majority_counts_are_equal_on_any_labels_and_differ_by_seed_only_in_the_odd_samples():
-    test, partition = shuffled(MNIST_TEST), Majority(0.9, 500)
+def test_majority_counts_are_equal_on_any_labels_and_fixed_ones_differ_by_seed_only_in_the_odd_samples():
+    test, partition = shuffled(MNIST_TEST), Majority(0.9, 500, pairs="fixed")
     counts = table(partition.assign(CIFAR, 5, 10, seed=0), CIFAR)
     assert np.array_equal(counts, table(partition.assign(test, 5, 10, seed=0), test))
     other = table(partition.assign(test, 5, 10, seed=1), test)
@@ -398,13 +398,13 @@ def test_class_sets_refuse_unknown_names_empty_lists_and_absent_classes():
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.29, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("n", [500, 100, 7])
 def test_majority_and_rest_are_exactly_n(p, n):
-    counts = table(Majority(p, n).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    counts = table(Majority(p, n, pairs="fixed").assign(CIFAR, 5, 10, seed=0), CIFAR)
     assert (counts.sum(axis=1) == n).all()
     assert [row[2 * k : 2 * k + 2].sum() for k, row in enumerate(counts)] == [round(p * n)] * 5
 
 
 def test_nine_tenths_of_500_are_225_of_two_classes_and_50_of_the_others():
-    counts = table(Majority(0.9, 500).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    counts = table(Majority(0.9, 500, pairs="fixed").assign(CIFAR, 5, 10, seed=0), CIFAR)
     for k, row in enumerate(counts):
         assert row[2 * k : 2 * k + 2].tolist() == [225, 225]
         assert sorted(np.delete(row, [2 * k, 2 * k + 1]).tolist()) == [6] * 6 + [7] * 2
@@ -417,17 +417,41 @@ def test_majority_of_a_fifth_is_iid_for_ten_classes_and_can_use_all_data():
 
 
 def test_majority_classes_start_again_when_they_run_out():
-    held = class_sets(Majority(1.0, 10).assign(CIFAR, 7, 10, seed=0), CIFAR)
+    held = class_sets(Majority(1.0, 10, pairs="fixed").assign(CIFAR, 7, 10, seed=0), CIFAR)
     assert held == [{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {0, 1}, {2, 3}]
-    assert class_sets(Majority(1.0, 9, 3).assign(CIFAR, 4, 10, 0), CIFAR)[3] == {9, 0, 1}
+    assert class_sets(Majority(1.0, 9, 3, "fixed").assign(CIFAR, 4, 10, 0), CIFAR)[3] == {9, 0, 1}
     assert len(set().union(*class_sets(Majority(1.0, 10).assign(CIFAR100, 50, 100, seed=0), CIFAR100))) == 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_majorities_are_the_fixed_ones_of_classes_in_another_order(seed):
+    drawn = class_sets(Majority(1.0, 10).assign(CIFAR, 6, 10, seed), CIFAR)
+    assert [len(pair) for pair in drawn] == [2] * 6
+    assert set().union(*drawn[:5]) == set(range(10))  # disjoint while they last
+    assert drawn[5] == drawn[0]
+
+
+def test_another_seed_draws_other_majorities_and_fixed_ones_stay():
+    def held(seed, **options):
+        return class_sets(Majority(1.0, 10, **options).assign(CIFAR, 5, 10, seed), CIFAR)
+
+    assert held(0) != held(1)
+    assert held(0, pairs="fixed") == held(1, pairs="fixed") == [{2 * k, 2 * k + 1} for k in range(5)]
+
+
+def test_a_client_has_its_drawn_majority_on_the_test_labels_too():
+    test, partition = shuffled(MNIST_TEST), Majority(1.0, 50)
+    held = class_sets(partition.assign(CIFAR, 5, 10, seed=3), CIFAR)
+    assert held == class_sets(partition.assign(test, 5, 10, seed=3), test)
 
 
 def test_majority_refuses_what_the_data_cannot_give():
     with pytest.raises(ValueError, match=r"`samples_per_client`=400 for 50 clients needs 200 .* class 0, there are"):
-        Majority(1.0, 400).assign(shuffled([100] * 100), 50, 100, seed=0)
+        Majority(1.0, 400, pairs="fixed").assign(shuffled([100] * 100), 50, 100, seed=0)
     with pytest.raises(ValueError, match=r"`p` must lie in \[0, 1\], got 90"):
         Majority(p=90)
+    with pytest.raises(ValueError, match="`pairs` must be one of drawn, fixed, got 'random'"):
+        Majority(pairs="random")
     with pytest.raises(ValueError, match="`majority_classes` must be below the number of classes, 2, got 2"):
         Majority().assign(np.array([0, 1]), 1, 2, seed=0)
 

@@ -58,7 +58,7 @@ def test_validation_from_test_is_the_test_set_dealt_out_by_the_same_shards():
 
 
 def test_a_validation_pool_has_the_same_majority_and_no_training_sample():
-    data = ready(partition=Majority(p=0.8, samples_per_client=100), validation="reserve", val_size=0.5)
+    data = ready(partition=Majority(p=0.8, samples_per_client=100, pairs="fixed"), validation="reserve", val_size=0.5)
     for k in range(5):
         train, val = data.assignment.train[k], data.assignment.val[k]
         assert len(train) == len(val) == 100
