@@ -61,6 +61,32 @@ def dealt(labels: np.ndarray, counts: np.ndarray, seed: int) -> list[np.ndarray]
     return grouped(np.concatenate(taken), owners, num_clients)
 
 
+def distinct_owners(rng: np.random.Generator, num_clients: int, num_classes: int, pieces: int) -> np.ndarray:
+    """The owners of `pieces` shards of each class, ``[C pieces]``: equally many for all, no two of a class for anybody.
+
+    Class by class, in random order. Who needs a shard of every class that is left gets one for sure: at most `pieces`
+    clients do, for together all need as many as there are. So it always comes out even.
+    """
+    needs = np.full(num_clients, num_classes * pieces // num_clients)
+    owners = np.empty((num_classes, pieces), dtype=np.int64)
+    for position, c in enumerate(rng.permutation(num_classes)):
+        rank = rng.random(num_clients)
+        rank[needs == num_classes - position] = -1
+        rank[needs == 0] = 2
+        owners[c] = np.argsort(rank, kind="stable")[:pieces]
+        needs[owners[c]] -= 1
+    return owners.ravel()
+
+
+def log_dirichlet(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> np.ndarray:
+    """Logarithms of rows drawn from Dir(alpha), which may be too small for a float themselves."""
+    # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small alpha rng.dirichlet underflows to 0 / 0
+    log_g = np.log(rng.standard_gamma(alpha + 1, shape))
+    log_g -= rng.standard_exponential(shape) / alpha
+    log_g -= log_g.max(axis=1, keepdims=True)
+    return log_g - np.log(np.exp(log_g).sum(axis=1, keepdims=True))
+
+
 def row_shares(weights: np.ndarray) -> np.ndarray:
     """Each row of ``[K, C]`` divided by its sum; 0 where there is nothing to share.
 

@@ -15,9 +15,11 @@ from fedlit.dealing import (
     at_least,
     checked_labels,
     dealt,
+    distinct_owners,
     enough,
     even_parts,
     grouped,
+    log_dirichlet,
     one_of,
     require,
     row_shares,
@@ -25,7 +27,7 @@ from fedlit.dealing import (
 )
 from fedlit.rng import stream
 
-Mode = Literal["equal_size", "per_class"]
+Mode = Literal["equal_size", "per_class", "distinct"]
 Pairs = Literal["drawn", "fixed"]
 Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
@@ -101,7 +103,8 @@ class Shards(Partition):
     Args:
         per_client: ``p``; a client holds about that many classes, fewer when it draws two shards of one class.
         mode: ``equal_size`` shards straddle classes of unequal size (MNIST); ``per_class`` cuts every class into the
-            same number of shards: at most ``p`` classes for sure.
+            same number of shards: at most ``p`` classes for sure; ``distinct`` does so, too, and gives no
+            client two shards of one class: exactly ``p`` classes. With ``K p`` = C no two clients share one.
     """
 
     def __init__(self, per_client: int = 2, mode: Mode = "equal_size") -> None:
@@ -111,20 +114,30 @@ class Shards(Partition):
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
         runs = np.array([len(labels)])  # samples in each stretch that is cut by itself
-        if self.mode == "per_class":
+        if self.mode != "equal_size":
             runs = np.bincount(labels, minlength=num_classes)
         num_shards = num_clients * self.per_client
         pieces, left = divmod(num_shards, len(runs))
         told = f"`per_client`={self.per_client} for {num_clients} clients makes {num_shards} shards"
-        require(not left, f"{told}; `mode`='per_class' needs a multiple of the {num_classes} classes.")
+        require(not left, f"{told}; `mode`={self.mode!r} needs a multiple of the {num_classes} classes.")
         require(pieces <= runs.min(), f"{told}, {pieces} of them to be cut from {runs.min()} samples.")
         # round(i n / pieces) in integers: shards of floor(n / pieces) would drift across the class borders of CIFAR
         ends = (2 * np.arange(pieces + 1) * runs[:, None] + pieces) // (2 * pieces)
         sizes = np.diff(ends, axis=1).ravel()
-        owner_of_shard = stream(seed, "gets").permutation(num_shards) // self.per_client
+        owner_of_shard = self._owners(num_clients, num_shards, pieces, seed)
         owner_of_sample = np.repeat(owner_of_shard, sizes)
         by_label = np.argsort(labels, kind="stable")
         return grouped(by_label, owner_of_sample, num_clients)
+
+    def _owners(self, num_clients: int, num_shards: int, pieces: int, seed: int) -> np.ndarray:
+        """Who gets each shard; those of one class, `pieces` of them, lie side by side."""
+        rng = stream(seed, "gets")
+        if self.mode != "distinct":
+            return rng.permutation(num_shards) // self.per_client
+        num_classes = num_shards // pieces
+        wanted = f"`per_client`={self.per_client} different classes for each client"
+        require(pieces <= num_clients, f"{wanted}, but `mode`='distinct' has only {num_classes} classes to give.")
+        return distinct_owners(rng, num_clients, num_classes, pieces)
 
 
 class BinarySeparated(Partition):
@@ -228,11 +241,7 @@ class Majority(Partition):
     """
 
     def __init__(
-        self,
-        p: float = 0.9,
-        samples_per_client: int = 500,
-        majority_classes: int = 2,
-        pairs: Pairs = "drawn",
+        self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2, pairs: Pairs = "drawn"
     ) -> None:
         require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
         self.p = p
@@ -310,13 +319,7 @@ class Dirichlet(Partition):
 
     def log_proportions(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """Logarithms of the clients' shares of each class, ``[C, K]``."""
-        rng = stream(seed, "gets")
-        shape = (num_classes, num_clients)
-        # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small alpha rng.dirichlet underflows to 0 / 0
-        log_g = np.log(rng.standard_gamma(self.alpha + 1, shape))
-        log_g -= rng.standard_exponential(shape) / self.alpha
-        log_g -= log_g.max(axis=1, keepdims=True)
-        return log_g - np.log(np.exp(log_g).sum(axis=1, keepdims=True))
+        return log_dirichlet(stream(seed, "gets"), self.alpha, (num_classes, num_clients))
 
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
         q = np.exp(self.log_proportions(num_clients, len(class_sizes), seed))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedlit.dealing import distinct_owners
 from fedlit.partition import IID, BinarySeparated, ClassSets, Dirichlet, Majority, PermutedPixels, Shards
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -40,6 +41,7 @@ EVERY = [
     IID(300),
     Shards(2),
     Shards(4, "per_class"),
+    Shards(4, "distinct"),
     BinarySeparated(),
     BinarySeparated("random"),
     ClassSets("niid3", 300),
@@ -145,7 +147,7 @@ def test_shards_tell_no_class_probabilities():
 
 
 @pytest.mark.parametrize("per_client", [6, 4, 2])
-@pytest.mark.parametrize("mode", ["equal_size", "per_class"])
+@pytest.mark.parametrize("mode", ["equal_size", "per_class", "distinct"])
 def test_shards_of_balanced_test_labels_have_the_classes_and_shares_of_training(per_client, mode):
     train = table(Shards(per_client, mode).assign(CIFAR, 5, 10, seed=4), CIFAR)
     test = table(Shards(per_client, mode).assign(CIFAR_TEST, 5, 10, seed=4), CIFAR_TEST)
@@ -278,6 +280,35 @@ def test_per_class_shards_of_mnist_hold_one_class_and_clients_at_most_p():
     assert (table(Shards(2, "per_class").assign(labels, 5, 10, seed=0), labels) > 0).sum(axis=1).max() <= 2
 
 
+@pytest.mark.parametrize("p", [2, 4, 6])
+@pytest.mark.parametrize("seed", range(5))
+def test_distinct_shards_of_mnist_give_every_client_exactly_p_digits_and_every_digit_to_as_many(p, seed):
+    labels = shuffled(MNIST)
+    held = table(Shards(p, "distinct").assign(labels, 5, 10, seed), labels) > 0
+    assert (held.sum(axis=1) == p).all()
+    assert (held.sum(axis=0) == p // 2).all()  # 5 p shards of 10 digits; one client each where p = 2: no overlap
+
+
+def test_per_class_shards_need_not_give_a_client_p_digits():
+    labels = shuffled(MNIST)
+    counts = [(table(Shards(4, "per_class").assign(labels, 5, 10, s), labels) > 0).sum(axis=1).min() for s in range(5)]
+    assert min(counts) < 4
+
+
+def test_two_distinct_digits_are_other_digits_for_another_seed():
+    labels = shuffled(MNIST)
+    held = [class_sets(Shards(2, "distinct").assign(labels, 5, 10, seed), labels) for seed in (0, 1)]
+    assert held[0] != held[1]
+
+
+@pytest.mark.parametrize(("num_clients", "num_classes", "pieces"), [(1, 7, 1), (7, 7, 7), (100, 10, 20), (6, 4, 3)])
+def test_distinct_shards_come_out_even_however_many(num_clients, num_classes, pieces):
+    for seed in range(20):
+        owners = distinct_owners(np.random.default_rng(seed), num_clients, num_classes, pieces)
+        assert (np.bincount(owners) == num_classes * pieces // num_clients).all()
+        assert all(len(set(row)) == pieces for row in owners.reshape(num_classes, pieces).tolist())
+
+
 def test_nine_of_two_hundred_mnist_shards_straddle_two_digits():
     shards = shards_of(shuffled(MNIST), 200, 10)
     assert (shards.sum(axis=1) == 300).all()
@@ -297,7 +328,11 @@ def test_shards_refuse_what_they_cannot_cut():
         Shards(3, "per_class").assign(CIFAR, 5, 10, seed=0)
     with pytest.raises(ValueError, match="20 shards, 2 of them to be cut from 1 samples"):
         Shards(4, "per_class").assign(shuffled([9] * 9 + [1]), 5, 10, seed=0)
-    with pytest.raises(ValueError, match="`mode` must be one of equal_size, per_class, got 'equal'"):
+    with pytest.raises(ValueError, match="15 shards; `mode`='distinct' needs a multiple of the 10 classes"):
+        Shards(3, "distinct").assign(CIFAR, 5, 10, seed=0)
+    with pytest.raises(ValueError, match=r"`per_client`=4 different classes .*='distinct' has only 2"):
+        Shards(4, "distinct").assign(shuffled([50] * 2), 3, 2, seed=0)
+    with pytest.raises(ValueError, match="`mode` must be one of equal_size, per_class, distinct, got 'equal'"):
         Shards(mode="equal")
     with pytest.raises(ValueError, match="`per_client` must be at least 1, got 0"):
         Shards(0)
