@@ -49,7 +49,8 @@ class Dealer:
             train = self._deal(self.partition, self.private, self.labels, seed)
             val = self.deal_test_set(round)
         opted_in = opt_in_masks(train, options.opt_out, options.opt_out_samples, self._seed("opt_out"))
-        return Assignment(train=train, val=val, val_split=val_split, opted_in=opted_in)
+        own_test = self.deal_test_set(round) if options.own_test else []
+        return Assignment(train, val, val_split, opted_in, own_test)
 
     def deal_test_set(self, round: int = 0) -> list[np.ndarray]:
         """Samples of the test set for each client, in the setting of its training samples."""
@@ -95,4 +96,6 @@ class Dealer:
             raise ValueError(
                 f"`{partition.path}` assigns {saved.num_clients} clients, but `data.num_clients` is {wanted}."
             )
+        if self.options.own_test and not saved.own_test:
+            raise ValueError(f"`data.own_test` needs own_test rows, but `{partition.path}` has none.")
         return saved

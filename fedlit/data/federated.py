@@ -61,6 +61,9 @@ class FederatedData(LightningDataModule):
         public: A public pool without labels: a fraction in [0, 1) of the training set, or the data
             set's `valid` part.
         eval_batch_size: Samples per batch in evaluation.
+        own_test: Deal the test set out in the same setting, beside validation samples from the
+            training set: clients' models are evaluated there too (`own_test`), and nothing is chosen
+            by it.
     """
 
     _images: datasets.Images | None = None
@@ -90,6 +93,7 @@ class FederatedData(LightningDataModule):
         unseen_clients: int = 0,
         public: float | Literal["valid"] = 0.0,
         eval_batch_size: int = 256,
+        own_test: bool = False,
     ) -> None:
         super().__init__()
         self.dataset = dataset
@@ -112,6 +116,7 @@ class FederatedData(LightningDataModule):
         self.opt_out = opt_out
         self.opt_out_samples = opt_out_samples
         self.public = public
+        self.own_test = own_test
         check_options(self)
 
     @property
@@ -200,6 +205,14 @@ class FederatedData(LightningDataModule):
         assignment = self.at_round(round)
         x, y = self.images.split(assignment.val_split)
         parts = [assignment.val[k] for k in clients]
+        sizes = np.array([len(part) for part in parts])
+        return self._eval_batches(x, y, parts, clients), sizes
+
+    def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
+        """The clients' shares of the test set, in order, and how many samples each has."""
+        x, y = self.images.split("test")
+        own_test = self.at_round(round).own_test
+        parts = [own_test[k] for k in clients]
         sizes = np.array([len(part) for part in parts])
         return self._eval_batches(x, y, parts, clients), sizes
 
