@@ -176,28 +176,47 @@ class Scorer:
 
     def _global_on_own(self, clients: list[int], round: int) -> Found:
         self.state.load_global()
-        batches, sizes = self.state.data.val_batches(clients, round)
-        logits, target = outputs(self.state.fabric, self.network, batches)
-        scores_of = scores_by_group(logits, target, sizes, self.state.options.metrics)
         found = Found()
-        for k, scores in zip(clients, scores_of, strict=True):
+        batches, sizes = self.state.data.val_batches(clients, round)
+        for k, scores in zip(clients, self._scores_of_each(batches, sizes), strict=True):
             found.add(k, "global", self._whose(k), scores)
+        tested = [k for k in clients if self._has_own_test(k, round)]
+        if tested:
+            batches, sizes = self.state.data.own_test_batches(tested, round)
+            for k, scores in zip(tested, self._scores_of_each(batches, sizes), strict=True):
+                found.add(k, "global", "own_test", scores)
         return found
+
+    def _scores_of_each(self, batches: Batches, sizes: np.ndarray) -> list[Scores]:
+        """Of the global model, for clients whose samples lie end to end."""
+        logits, target = outputs(self.state.fabric, self.network, batches)
+        return scores_by_group(logits, target, sizes, self.state.options.metrics)
 
     def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> Found:
         found = Found()
         try:
             if model == "global":
                 self.state.enter(k, "server", round)
-                found.add(k, "global", self._whose(k), self._scores(self.network, self._val_batches(k, round)))
+                self._add_own(found, k, "global", self.network, round)
             else:
                 self.state.enter(k, "personal", round)
-                scores = self._scores(self.personal, self._val_batches(k, round)) | self._probe(k, round)
-                found.add(k, self._reported_as, self._whose(k), scores)
+                self._add_own(found, k, self._reported_as, self.personal, round)
+                found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
         except Exception as error:  # one client's model must not keep the others from being looked at
             self.state.live.mend()
             return Found(failed={k: failure(error).reason})
         return found
+
+    def _add_own(self, found: Found, k: int, model: str, network: nn.Module, round: int) -> None:
+        """On the client's validation samples, and on its share of the test set if it has one."""
+        found.add(k, model, self._whose(k), self._scores(network, self._val_batches(k, round)))
+        if self._has_own_test(k, round):
+            batches, _ = self.state.data.own_test_batches([k], round)
+            found.add(k, model, "own_test", self._scores(network, batches))
+
+    def _has_own_test(self, k: int, round: int) -> bool:
+        own_test = self.state.data.at_round(round).own_test
+        return bool(own_test) and len(own_test[k]) > 0 and self._whose(k) == "own"
 
     def _client_on_pooled(self, k: int) -> Found:
         found = Found()

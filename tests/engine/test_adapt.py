@@ -50,6 +50,14 @@ def test_a_new_client_of_fml_starts_with_a_network_of_its_own():
     assert curve(rows, "personal")[0] != curve(rows, "finetuned")[0]
 
 
+def test_a_new_client_of_fml_may_start_from_the_servers_model():
+    rows = adapted(FML(linear, linear, SGD, alpha=1.0, personal_from="server"))
+    assert curve(rows, "personal") == curve(rows, "finetuned")  # with labels alone that is fine-tuning
+    rows = adapted(FML(linear, linear, SGD, alpha=0.5, personal_from="server"))
+    assert curve(rows, "personal")[0] == curve(rows, "finetuned")[0]
+    assert curve(rows, "personal")[1:] != curve(rows, "finetuned")[1:]
+
+
 def test_a_new_client_of_fedfusion_starts_from_extractor_fusion_and_head():
     from test_fedfusion import Small
 

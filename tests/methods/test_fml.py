@@ -266,3 +266,66 @@ def test_sharing_an_extractor_needs_one():
 def test_defaults_are_the_authors():
     method = FML(linear, linear, SGD)
     assert (method.alpha, method.beta) == (0.5, 0.5)
+
+
+# --- a personal network that starts from the server's model
+
+
+def personal_and_meme(**options):
+    """Of one client after its first visit, trained by labels alone unless the options say otherwise."""
+    method = FML(linear, linear, SGD, **{"alpha": 1.0, "beta": 1.0, "personal_from": "server", **options})
+    federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
+    personal = federation.personal_states[0]
+    return renamed({n: t for n, t in personal.items() if n.startswith("personal.")}, ""), renamed(
+        federation.global_state, ""
+    )
+
+
+def test_with_labels_alone_a_start_from_the_server_ends_a_first_visit_with_two_equal_networks():
+    assert equal(*personal_and_meme())
+
+
+@pytest.mark.parametrize("options", [{"personal_from": "own"}, {"alpha": 0.5, "beta": 0.9, "personal_from": "own"}])
+def test_with_a_start_of_its_own_it_does_not(options):
+    assert not equal(*personal_and_meme(**options))
+
+
+def test_a_personal_network_starts_from_the_server_only_once():
+    starts = []
+
+    class Watched(FML):
+        def on_client_start(self, client):
+            before = [p.clone() for p in self.personal.parameters()]
+            super().on_client_start(client)
+            same = [torch.equal(p, q) for p, q in zip(before, self.personal.parameters(), strict=True)]
+            starts.append((client.round, client.id, not all(same)))
+
+    fitted(Watched(linear, linear, SGD, personal_from="server"), fraction_fit=0.5, min_clients=2, num_rounds=4)
+    first = {}
+    for number, k, _ in starts:
+        first.setdefault(k, number)
+    assert set(first) == {0, 1, 2}
+    assert max(first.values()) > 1  # somebody came later, and still started from the server
+    assert [(n, k) for n, k, started in starts if started] == [(n, k) for n, k, _ in starts if first[k] == n]
+
+
+def test_before_it_has_started_a_personal_network_is_the_servers():
+    method = FML(linear, linear, SGD, personal_from="server")
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(method(x), method.meme(x))
+    method.on_client_start(None)
+    assert torch.equal(method(x), method.personal(x))
+    assert not torch.equal(FML(linear, linear, SGD)(x), method(x))
+
+
+def test_only_the_meme_travels_where_networks_start_from_the_server():
+    federation = fitted(FML(linear, linear, SGD, personal_from="server"), num_rounds=1)
+    assert all(name.startswith("meme.") for name in federation.global_state)
+
+
+def test_a_start_from_the_server_needs_one_architecture():
+    with pytest.raises(ValueError, match=r"`model.personal_from: server` needs `model.personal` of the same arch"):
+        FML(other, linear, SGD, personal_from="server")
+    method = FML(linear, linear, SGD, personal_from="server", client_networks={1: other})
+    with pytest.raises(ValueError, match=r"needs `model.client_networks` of client 1 of the same architecture"):
+        fitted(method)
