@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from fedlit.studies.grids import reached
+from fedlit.studies.grids import reached, targets_of
 from fedlit.studies.results import Results
 from fedlit.studies.series import Curve, curve_of, points_of, rounds_to_target
 from fedlit.studies.study import Cell
@@ -70,7 +70,8 @@ def forest(results: Results, cells: Sequence[Cell]) -> Chart | None:
             continue
         factor = cell.measure.factor
         lane: dict[str, Any] = {
-            "label": f"{cell.row}: {difference(found, cell.measure)}",
+            "label": cell.row,
+            "told": difference(found, cell.measure),
             "style": results.study.rows.index(cell.row),
             "mean": found.mean * factor,
         }
@@ -97,8 +98,8 @@ def client_lanes(results: Results, cells: Sequence[Cell]) -> Chart | None:
             named.append({"name": name, "value": point.value})
         quartiles = [float(value) for value in np.percentile(values, (25, 50, 75))]
         style = results.study.rows.index(cell.row)
-        label = f"{cell.row}: median {quartiles[1]:.4g}"
-        lanes.append({"label": label, "style": style, "points": named, "box": quartiles})
+        told = f"median {quartiles[1]:.4g}"
+        lanes.append({"label": cell.row, "told": told, "style": style, "points": named, "box": quartiles})
     if not lanes:
         return None
     label = "; ".join(dict.fromkeys(metric_label(cell.measure) for cell in cells))
@@ -118,13 +119,12 @@ def target_bars(results: Results, cells: Sequence[Cell]) -> Chart | None:
                 points.append({"name": seeds.name.replace("_", " "), "value": rounds})
         mean = float(np.mean([point["value"] for point in points])) if points else None
         told = "not reached" if mean is None else f"{mean:.1f} rounds"
-        label = f"{cell.row}: {told} ({came} of {done} runs)"
-        lanes.append({"label": label, "style": results.study.rows.index(cell.row), "mean": mean, "points": points})
+        told += f" ({came} of {done} runs)"
+        style = results.study.rows.index(cell.row)
+        lanes.append({"label": cell.row, "told": told, "style": style, "mean": mean, "points": points})
     if not lanes:
         return None
-    targets = " or ".join(
-        dict.fromkeys(f"{cell.measure.target:g}" for cell in cells if cell.measure.target is not None)
-    )
+    targets = " or ".join(f"{target:g}" for target in targets_of(cells))
     label = f"rounds until {cells[0].measure.metric} is {targets}"
     return {"kind": "lanes", "bars": True, "whole": True, "x": label, "lanes": lanes}
 

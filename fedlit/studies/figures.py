@@ -7,15 +7,15 @@ styles and markers of their own, for print without colours.
 from collections.abc import Callable, Iterator
 from math import ceil, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedlit.studies.grids import reached
+from fedlit.studies.grids import reached, targets_of
 from fedlit.studies.results import Results
 from fedlit.studies.series import Curve, curve_of, points_of, rounds_to_target
 from fedlit.studies.study import Cell
-from fedlit.studies.wording import metric_label, unit_of
+from fedlit.studies.wording import metric_label, short, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,16 +53,6 @@ def save(figure: "Figure", path: Path, kind: str) -> None:
     figure.savefig(path, format=kind, dpi=150, metadata=metadata)
 
 
-def short(name: str, most: int = NAME) -> str:
-    """A name that fits.
-
-    Example:
-        >>> short("FedAvg with momentum", 10)
-        'FedAvg wi…'
-    """
-    return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
 def _panels(results: Results, draw: Draw, height: float, note: str, names: bool = False) -> "Figure":
     """A panel for each column, and below them what lines or rows are called.
 
@@ -80,7 +70,7 @@ def _panels(results: Results, draw: Draw, height: float, note: str, names: bool 
     beside = min(BESIDE, len(columns))
     below = ceil(len(columns) / beside)
     rows = len(results.study.rows)
-    margin = 0.075 * max(len(short(row)) for row in results.study.rows) if names else 0.3
+    margin = 0.075 * max(len(short(row, NAME)) for row in results.study.rows) if names else 0.3
     legend = 0.25 if names else 0.25 + 0.22 * ceil(rows / max(1, beside))
     width = max(4.6, beside * WIDTH + margin)
     figure = Figure(figsize=(width, below * height + 0.35 + legend), layout="constrained")
@@ -106,14 +96,19 @@ def _cells(results: Results, column: str) -> Iterator[Cell]:
 
 def _legend(figure: "Figure", axes: np.ndarray, beside: int) -> None:
     """One for all panels, above them, where nothing is drawn."""
-    handles = {}
+    handles: dict[str, Any] = {}
     for panel in axes.flat:
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     if handles:
         columns = max(1, beside)
         figure.legend(
-            handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False, fontsize="small"
+            list(handles.values()),
+            list(handles),
+            loc="outside upper center",
+            ncols=columns,
+            frameon=False,
+            fontsize="small",
         )
 
 
@@ -158,7 +153,7 @@ def _draw_curve(
         marker=MARKERS[number % len(MARKERS)],
         markersize=4,
         markevery=max(1, len(at) // MOST_MARKERS),
-        label=short(cell.row),
+        label=short(cell.row, NAME),
     )
     if curve.n > 1:
         sd = np.asarray(curve.sd)
@@ -173,7 +168,7 @@ def _draw_silent(axes: "Axes", results: Results, cell: Cell, curve: Curve) -> No
         curve.mean[-1],
         color=COLOURS[number % len(COLOURS)],
         linestyle=DASHES[number % len(DASHES)],
-        label=f"{short(cell.row)} (sends nothing: last value)",
+        label=f"{short(cell.row, NAME)} (sends nothing: last value)",
     )
 
 
@@ -208,15 +203,14 @@ def _draw_target(axes: "Axes", results: Results, cells: list[Cell]) -> None:
         axes.annotate(text, (max([mean, *rounds]), number), va="center", fontsize="small")
     axes.margins(x=0.45)
     axes.set_xlim(left=0)
-    targets = sorted({cell.measure.target for cell in cells if cell.measure.target is not None})
-    words = " or ".join(f"{target:g}" for target in targets)
+    words = " or ".join(f"{target:g}" for target in targets_of(cells))
     axes.set_xlabel(f"rounds until {cells[0].measure.metric} is {words}")
     _name_rows(axes, results)
 
 
 def _name_rows(axes: "Axes", results: Results) -> None:
     rows = results.study.rows
-    axes.set_yticks(range(len(rows)), [short(row) for row in rows])
+    axes.set_yticks(range(len(rows)), [short(row, NAME) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(color="0.92", axis="x")
     axes.set_axisbelow(True)

@@ -1,9 +1,10 @@
 """What a study's tables say, as text in rows and columns, whatever they are written as.
 
-The first table has a number for each cell, the paper's beside it. `Best` is what stands in bold: a cell that is ahead of
-every other of its column by a paired interval that excludes 0.
+The first table has a number for each cell, the paper's beside it. `Best` is what stands in bold: a cell that is ahead
+of every other of its column by a paired interval that excludes 0.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import isnan
 
@@ -92,7 +93,7 @@ def difference_grid(results: Results) -> Grid | None:
         rows.append((row, *[_difference(results, cell) for cell in cells]))
     head = ("", *map(_column_name, study.columns))
     note = (
-        "Mean of the differences within pairs of seeds [95 % interval of the t-distribution] and p of the paired t-test, "
+        "Mean of the differences within pairs of seeds [95 % interval of the t-distribution] and p of the paired t-test "
         "of each comparison by itself: nothing is corrected for there being several."
     )
     return Grid(f"Paired difference to {study.baseline}", head, tuple(rows), note)
@@ -131,16 +132,21 @@ def cost_grid(results: Results) -> Grid:
 
 def target_grid(results: Results) -> Grid | None:
     """Rounds, bytes and seconds to the target, and how many runs reached it; None without a target."""
-    targets = {cell.measure.target for cell in results.study.cells if cell.measure.target is not None}
+    targets = targets_of(results.study.cells)
     if not targets:
         return None
     rows = []
     for cell in results.study.cells:
         if cell.measure.target is not None:
             rows.append((str(cell), *_to_target(results, cell)))
-    values = " or ".join(f"{target:g}" for target in sorted(targets))
+    values = " or ".join(f"{target:g}" for target in targets)
     note = "Mean ± standard deviation over the runs that reached the target; the others are in no mean."
     return Grid(f"To the target {values}", ("", "reached", "rounds", "bytes", "seconds"), tuple(rows), note)
+
+
+def targets_of(cells: Iterable[Cell]) -> list[float]:
+    """The targets of some cells, each once."""
+    return sorted({cell.measure.target for cell in cells if cell.measure.target is not None})
 
 
 def reached(results: Results, cell: Cell) -> tuple[int, int]:

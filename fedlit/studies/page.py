@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fedlit.studies.charts import MOST_CLIENTS, Chart, client_lanes, curves, forest, heat, target_bars
 from fedlit.studies.comparison import between_columns, between_rows, unequal_data
@@ -95,8 +96,8 @@ def _by_column(page: Page, results: Results, chart_of: Callable[[Results, Sequen
 
 
 def _curves(page: Page, results: Results) -> None:
-    over_rounds = _by_column(page, results, lambda *given: curves(*given, over="rounds"))
-    over_bytes = _by_column(page, results, lambda *given: curves(*given, over="bytes"))
+    over_rounds = _by_column(page, results, partial(curves, over="rounds"))
+    over_bytes = _by_column(page, results, partial(curves, over="bytes"))
     legend = page.legend(results.study.rows, "curves")
     note = "Mean over seeds; the band is ± one standard deviation. Click a name to hide it."
     parts = [legend, tag("h3", "Over rounds"), over_rounds, tag("h3", "Over bytes"), over_bytes]

@@ -3,11 +3,13 @@
 import re
 from shutil import get_terminal_size
 
-from fedlit.studies.grids import Best, Grid, clients_grid, cost_grid, difference_grid, main_grid, target_grid
+from fedlit.studies.grids import Best, Grid, Paper, clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.results import Results
+from fedlit.studies.wording import short
 
 MARK = " *"
 GAP = "  "
+MOST = 40  # characters of a name
 
 
 def terminal_table(results: Results, width: int | None = None) -> str:
@@ -41,10 +43,10 @@ def markdown_tables(results: Results) -> str:
 
 def _in_terminal(grid: Grid, width: int) -> str:
     """A grid in columns; those that do not fit beside each other stand in blocks below."""
-    texts = [[*map(_marked, row)] for row in (grid.head, *grid.rows)]
+    texts = [[short(row[0], MOST), *map(_marked, row[1:])] for row in (grid.head, *grid.rows)]
     widths = [max(len(row[i]) for row in texts) for i in range(len(grid.head))]
     lines = [grid.title]
-    for block in _blocks(widths, width):
+    for block in _blocks(widths, [isinstance(name, Paper) for name in grid.head], width):
         if len(lines) > 1:
             lines.append("")
         for row in texts:
@@ -53,18 +55,24 @@ def _in_terminal(grid: Grid, width: int) -> str:
     return "\n".join(lines)
 
 
-def _blocks(widths: list[int], width: int) -> list[list[int]]:
+def _blocks(widths: list[int], belongs: list[bool], width: int) -> list[list[int]]:
     """Columns by number, as many as fit side by side; the names of rows lead every block.
 
+    Args:
+        widths: Characters of each column.
+        belongs: Whether it stays with the column before it.
+        width: Characters of a line.
+
     Example:
-        >>> _blocks([5, 10, 10, 10], 30)
+        >>> _blocks([5, 10, 10, 10], [False] * 4, 30)
         [[0, 1, 2], [0, 3]]
     """
     blocks = [[0]]
     used = widths[0]
     for i in range(1, len(widths)):
         needed = len(GAP) + widths[i]
-        if used + needed > width and len(blocks[-1]) > 1:
+        is_too_wide = used + needed > width and not belongs[i]
+        if is_too_wide and len(blocks[-1]) > 1:
             blocks.append([0])
             used = widths[0]
         blocks[-1].append(i)

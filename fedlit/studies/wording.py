@@ -11,6 +11,16 @@ from fedlit.studies.study import Cell
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
+def short(name: str, most: int) -> str:
+    """A name that fits.
+
+    Example:
+        >>> short("FedAvg with momentum", 10)
+        'FedAvg wi…'
+    """
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def size(number: float) -> str:
     """Bytes as one would say them; a kB has 1,000.
 
@@ -136,7 +146,7 @@ def _scale(mean: float, measure: Measure) -> tuple[float, int, str]:
     """Factor, decimals and unit of a measured number."""
     if measure.at == "bytes_to_target":
         bytes_of_unit, unit = unit_of(abs(mean))
-        return 1 / bytes_of_unit, 2, f" {unit}"
+        return 1 / bytes_of_unit, 0 if unit == "B" else 2, f" {unit}"
     if measure.at == "seconds_to_target":
         return 1.0, 1, " s"
     if measure.at == "rounds_to_target":

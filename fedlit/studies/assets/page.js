@@ -202,8 +202,10 @@ function drawLanes(figure, svg, spec, width) {
   if (spec.zero) make(svg, "line", { x1: x(0), x2: x(0), y1: frame.top, y2: frame.bottom, stroke: "#000" });
   spec.lanes.forEach((lane, i) => {
     const top = 8 + i * each;
-    const name = make(svg, "text", { x: 2, y: top + 12, style: "paint-order:stroke", stroke: "#fff", "stroke-width": 4 }, lane.label);
-    shorten(name, width - 4);
+    const over = { y: top + 12, style: "paint-order:stroke", stroke: "#fff", "stroke-width": 4 };
+    const told = make(svg, "text", { x: width - 2, "text-anchor": "end", ...over }, lane.told);
+    const name = make(svg, "text", { x: 2, ...over }, lane.label);
+    shorten(name, width - 14 - told.getComputedTextLength());
     drawLane(figure, svg, spec, lane, x, top + 29);
   });
 }
@@ -230,7 +232,7 @@ function drawLane(figure, svg, spec, lane, x, y) {
   }
   if (!spec.bars && lane.mean !== null && lane.mean !== undefined) {
     const dot = marker(svg, lane.style, x(lane.mean), y, 4.5);
-    hover(figure, dot, [lane.label], x(lane.mean), y);
+    hover(figure, dot, [lane.label, lane.told], x(lane.mean), y);
   }
 }
 
