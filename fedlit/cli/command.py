@@ -19,6 +19,7 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
 }
 TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
+    "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
 EXAMPLES = """\

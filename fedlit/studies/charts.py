@@ -1,24 +1,21 @@
 """The charts of a page as data; page.js draws them.
 
 Kinds: `lines` (over rounds or bytes), `lanes` (a lane for each row: dots and a box, an interval, or a bar) and `heat`
-(clients x classes). A style is the number of a row: its colour, dashes and marker.
+(clients x classes, in run_charts.py). A style is the number of a row: its colour, dashes and marker.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import isnan
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
 from fedlit.studies.grids import reached, targets_of
 from fedlit.studies.results import Results
+from fedlit.studies.run_charts import Chart
 from fedlit.studies.series import Curve, curve_of, points_of, rounds_to_target
 from fedlit.studies.study import Cell
 from fedlit.studies.wording import difference, metric_label
-
-Chart = Mapping[str, Any]
-MOST_CLIENTS = 60  # in a heat map
 
 
 def curves(results: Results, cells: Sequence[Cell], over: Literal["rounds", "bytes"]) -> Chart:
@@ -127,14 +124,3 @@ def target_bars(results: Results, cells: Sequence[Cell]) -> Chart | None:
     targets = " or ".join(f"{target:g}" for target in targets_of(cells))
     label = f"rounds until {cells[0].measure.metric} is {targets}"
     return {"kind": "lanes", "bars": True, "whole": True, "x": label, "lanes": lanes}
-
-
-def heat(counts: pd.DataFrame) -> Chart:
-    """Who holds what, clients x classes; of many clients, the first."""
-    shown = counts.iloc[:MOST_CLIENTS]
-    return {
-        "kind": "heat",
-        "clients": [str(client) for client in shown.index],
-        "classes": [str(label) for label in shown.columns],
-        "counts": shown.to_numpy().tolist(),
-    }

@@ -51,6 +51,7 @@ def save(figure: "Figure", path: Path, kind: str) -> None:
     """One file; without the time, so that the same study gives the same file."""
     metadata = {"CreationDate": None} if kind == "pdf" else {"Software": None}
     figure.savefig(path, format=kind, dpi=150, metadata=metadata)
+    figure.set_layout_engine("none")  # it is laid out now; a second time would cost as much again
 
 
 def _panels(results: Results, draw: Draw, height: float, note: str, names: bool = False) -> "Figure":

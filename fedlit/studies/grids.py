@@ -5,11 +5,11 @@ of every other of its column by a paired interval that excludes 0.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import isnan
 
 import pandas as pd
 
+from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.measure import TO_TARGET, Measure
 from fedlit.studies.results import Results
 from fedlit.studies.statistics import estimate
@@ -17,34 +17,7 @@ from fedlit.studies.study import ONLY_COLUMN, Cell
 from fedlit.studies.wording import difference, measured, metric_value, plus_minus, size
 
 NONE = "–"
-
-
-class Best(str):
-    """Text that stands in bold."""
-
-
-class Paper(str):
-    """The head of a column that holds the paper's numbers of the column before it."""
-
-
 PAPER = Paper("paper")
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table.
-
-    Attributes:
-        title: What it shows.
-        head: Names of its columns; the first is empty.
-        rows: Text, `Best` in bold; the first of each row is its name.
-        note: What a reader must know.
-    """
-
-    title: str
-    head: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
 
 
 def main_grid(results: Results) -> Grid:
@@ -93,8 +66,8 @@ def difference_grid(results: Results) -> Grid | None:
         rows.append((row, *[_difference(results, cell) for cell in cells]))
     head = ("", *map(_column_name, study.columns))
     note = (
-        "Mean of the differences within pairs of seeds [95 % interval of the t-distribution] and p of the paired t-test "
-        "of each comparison by itself: nothing is corrected for there being several."
+        "Mean of the differences within pairs of seeds [95 % interval of the t-distribution] and p of the paired "
+        "t-test of each comparison by itself: nothing is corrected for there being several."
     )
     return Grid(f"Paired difference to {study.baseline}", head, tuple(rows), note)
 

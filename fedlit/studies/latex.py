@@ -2,7 +2,8 @@
 
 import re
 
-from fedlit.studies.grids import Best, Grid, Paper, main_grid
+from fedlit.studies.grid import Best, Grid, Paper
+from fedlit.studies.grids import main_grid
 from fedlit.studies.results import Results
 
 SPECIAL = {

@@ -7,7 +7,7 @@ from importlib.resources import files
 from math import isfinite
 from typing import Any
 
-from fedlit.studies.grids import Best, Grid, Paper
+from fedlit.studies.grid import Best, Grid, Paper
 
 ASSETS = files("fedlit.studies") / "assets"
 

@@ -4,13 +4,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fedlit.studies.charts import MOST_CLIENTS, Chart, client_lanes, curves, forest, heat, target_bars
+from fedlit.studies.charts import client_lanes, curves, forest, target_bars
 from fedlit.studies.comparison import between_columns, between_rows, unequal_data
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.markup import Markup, Page, details, grid_table, tag, words_table
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.results import Results
-from fedlit.studies.series import class_counts, outcomes_of
+from fedlit.studies.run_charts import MOST_CLIENTS, Chart, class_counts, heat
+from fedlit.studies.series import outcomes_of
 from fedlit.studies.study import Cell
 
 ENVIRONMENT = ("fedlit", "torch", "lightning", "python", "cpu", "threads", "processes", "fast")

@@ -105,13 +105,3 @@ def rounds_to_target(results: Results, cell: Cell) -> dict[SeedPair, float]:
         seeds = SeedPair(int(run["training_seed"]), int(run["partition_seed"]))
         found[seeds] = nan if pd.isna(rounds) else float(rounds)
     return found
-
-
-def class_counts(outcome: Outcome) -> pd.DataFrame:
-    """Training samples of every client: clients x classes."""
-    partition = outcome.partition
-    train = partition[partition["split"] == "train"]
-    counts = train.groupby(["client", "label"]).size().unstack(fill_value=0)
-    everybody = range(int(partition["client"].max()) + 1) if len(partition) else range(0)
-    classes = range(int(partition["label"].max()) + 1) if len(partition) else range(0)
-    return counts.reindex(index=everybody, columns=classes, fill_value=0)

@@ -3,7 +3,8 @@
 import re
 from shutil import get_terminal_size
 
-from fedlit.studies.grids import Best, Grid, Paper, clients_grid, cost_grid, difference_grid, main_grid, target_grid
+from fedlit.studies.grid import Best, Grid, Paper
+from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.results import Results
 from fedlit.studies.wording import short
 

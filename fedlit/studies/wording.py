@@ -3,10 +3,13 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from math import isnan
+from typing import TYPE_CHECKING
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.statistics import Estimate
 from fedlit.studies.study import Cell
+
+if TYPE_CHECKING:
+    from fedlit.studies.statistics import Estimate  # scipy takes long to import
 
 UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
@@ -98,10 +101,11 @@ def plus_minus(mean: float, sd: float, measure: Measure) -> str:
     return text + unit
 
 
-def difference(found: Estimate, measure: Measure) -> str:
+def difference(found: "Estimate", measure: Measure) -> str:
     """A difference with its interval and p.
 
     Example:
+        >>> from fedlit.studies.statistics import Estimate
         >>> difference(Estimate(3, 0.031, 0.01, 0.012, 0.05, 0.0123), Measure())
         '+3.10 [+1.20, +5.00], p = 0.012'
     """

@@ -10,6 +10,7 @@ from fedlit.studies.latex import latex_table
 from fedlit.studies.page import study_page
 from fedlit.studies.results import Results
 from fedlit.studies.tables import markdown_tables
+from fedlit.studies.whole_files import replacing, write_whole
 
 KINDS = ("png", "pdf")
 
@@ -40,20 +41,3 @@ def write_all(results: Results, output: Path, command: str) -> None:
             with replacing(output / f"{name}.{kind}") as temporary:
                 save(figure, temporary, kind)
     write_whole(output / "report.html", study_page(results, command))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A file of text that is never seen half written."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file beside the one meant, which it becomes once it is whole."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
