@@ -1,6 +1,7 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
 from dataclasses import fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,6 +65,7 @@ class Federation:
         default_root_dir: Folder in which `lightning_logs` stands.
         fast_dev_run: One batch of two clients in one round of every stage, and nothing written: does it run at all?
         enable_progress_bar: A bar on a terminal, a line a round elsewhere; off is silence.
+        report: Write report.html, the page of the run, where the extra `report` is installed.
         seed: Of every random stream of the run.
     """
 
@@ -95,6 +97,7 @@ class Federation:
         default_root_dir: str = ".",
         fast_dev_run: bool = False,
         enable_progress_bar: bool = True,
+        report: bool = True,
         seed: int = 0,
     ) -> None:
         self.options = Options(
@@ -124,6 +127,7 @@ class Federation:
             default_root_dir=Path(default_root_dir).expanduser(),
             fast_dev_run=fast_dev_run,
             enable_progress_bar=enable_progress_bar,
+            report=report,
             seed=seed,
         )
         self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
@@ -211,6 +215,7 @@ class Federation:
             self._call("on_train_end")
             self._call("on_fit_end")
             fit.close()
+        self._write_page()
         self.running = False
 
     def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
@@ -303,6 +308,15 @@ class Federation:
         set_fast(model, self.options.fast)
         self._state = FederationState(self.fabric, model, data, self.options)
         self._state.synchronise()
+
+    def _write_page(self) -> None:
+        """The page of the run, if it is wanted and can be made."""
+        if not self.is_global_zero or self._folder is None or not self.options.report:
+            return
+        if find_spec("pandas") is not None:
+            from fedlit.studies.run_page import write_run_page
+
+            write_run_page(self._folder)
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         if self.is_global_zero:

@@ -21,6 +21,7 @@ TOOLS = {  # each is `main` of the module of that name beside this one, imported
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
     "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
     "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
+    "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
 EXAMPLES = """\

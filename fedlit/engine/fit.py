@@ -18,6 +18,7 @@ from fedlit.engine.schedule import Schedule
 from fedlit.engine.server import serve
 from fedlit.engine.snapshot import take
 from fedlit.engine.state import FederationState
+from fedlit.records.environment import environment
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import RoundRecord
@@ -70,7 +71,9 @@ class Fit:
     def _begin_log(self) -> None:
         state = self.state
         processes = state.fabric.world_size
-        self.log.recorder.event("fit", round=state.round, processes=processes, fast=state.module.fast)
+        rounds = len(self.schedule)
+        started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
+        self.log.recorder.event("fit", **started, **environment())
         if state.round == 0:
             self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed

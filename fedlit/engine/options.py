@@ -55,6 +55,7 @@ class Options:
     default_root_dir: Path
     fast_dev_run: bool
     enable_progress_bar: bool
+    report: bool
     seed: int
 
     def __post_init__(self) -> None:

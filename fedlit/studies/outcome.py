@@ -95,8 +95,16 @@ class Outcome:
 
     def by_client(self, measure: Measure) -> pd.DataFrame:
         """The measured metric: rounds x clients; one column `all` where it is of the pooled test set."""
-        rows = self._rows(measure)
-        return rows.pivot_table(index="round", columns="client", values="value", aggfunc="last")
+        key = (measure.metric, measure.stage, measure.client)
+        if key not in self._tables:
+            rows = self._rows(measure)
+            self._tables[key] = rows.pivot_table(index="round", columns="client", values="value", aggfunc="last")
+        return self._tables[key]
+
+    @cached_property
+    def _tables(self) -> dict[tuple[str, str | None, int | None], pd.DataFrame]:
+        """What `by_client` has made: every table and figure asks for it, and it takes long."""
+        return {}
 
     def curve(self, measure: Measure) -> pd.Series:
         """The measured metric over rounds, one number each."""

@@ -66,12 +66,16 @@ class Results:
 
     def values(self, cell: Cell) -> dict[SeedPair, float]:
         """The measured number of every run that is done and, if there is a target, reached it."""
-        found = {}
-        for (other, seeds), outcome in self.outcomes.items():
-            if other == cell:
-                number = number_of(outcome, cell.measure)
-                if number is not None:
-                    found[seeds] = number
+        return self._values.get(cell, {})
+
+    @cached_property
+    def _values(self) -> dict[Cell, dict[SeedPair, float]]:
+        """Of every cell, once: each comparison asks for them."""
+        found: dict[Cell, dict[SeedPair, float]] = {}
+        for (cell, seeds), outcome in self.outcomes.items():
+            number = number_of(outcome, cell.measure)
+            if number is not None:
+                found.setdefault(cell, {})[seeds] = number
         return found
 
     def difference(self, cell: Cell, other: Cell) -> Estimate:

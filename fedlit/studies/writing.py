@@ -1,14 +1,43 @@
-"""What a study writes into its folder."""
+"""What a study writes into its folder: tables, figures and a page, each whole at every moment."""
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from fedlit.studies.figures import draw_all, save
+from fedlit.studies.latex import latex_table
+from fedlit.studies.page import study_page
 from fedlit.studies.results import Results
+from fedlit.studies.tables import markdown_tables
+from fedlit.studies.whole_files import replacing, write_whole
+
+KINDS = ("png", "pdf")
+
+
+@contextmanager
+def study_lock(output: Path) -> Iterator[None]:
+    """Wait until no other call gathers and writes this study: the last to write has then seen the most runs."""
+    output.mkdir(parents=True, exist_ok=True)
+    with (output / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_all(results: Results, output: Path, command: str) -> None:
-    """runs.csv and summary.csv, each whole at every moment."""
-    output.mkdir(parents=True, exist_ok=True)
+    """All that is made of a study; to be called within `study_lock`, in which the runs were gathered.
+
+    Args:
+        results: What is known of its runs.
+        output: The study's folder.
+        command: As it was typed.
+    """
     for name, frame in (("runs.csv", results.runs), ("summary.csv", results.summary)):
-        temporary = output / f".{name}.tmp"
-        frame.to_csv(temporary, index=False)
-        temporary.replace(output / name)
+        write_whole(output / name, frame.to_csv(index=False))
+    write_whole(output / "table.md", markdown_tables(results))
+    write_whole(output / "table.tex", latex_table(results))
+    for name, figure in draw_all(results):
+        for kind in KINDS:
+            with replacing(output / f"{name}.{kind}") as temporary:
+                save(figure, temporary, kind)
+    write_whole(output / "report.html", study_page(results, command))

@@ -1,0 +1,126 @@
+"""The table of a study for a paper, with booktabs."""
+
+import re
+
+from fedlit.studies.grid import Best, Grid, Paper
+from fedlit.studies.grids import main_grid
+from fedlit.studies.results import Results
+
+SPECIAL = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    '"': "''",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "–": "--",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+}
+WIDEST = 64  # characters that surely fit beside each other on a page of the class article
+
+
+def latex_table(results: Results) -> str:
+    r"""A `table` for a document with \usepackage{booktabs}; columns that do not fit stand in blocks below."""
+    grid = main_grid(results)
+    study = results.study
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table}",
+        r"  \centering\small",
+        f"  \\caption{{{_caption(results, grid)}}}",
+    ]
+    for number, block in enumerate(_blocks(grid)):
+        if number:
+            lines.append(r"  \par\medskip")
+        lines += _tabular(grid, block)
+    lines += [f"  \\label{{tab:{_label(study.title)}}}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    r"""Text that LaTeX prints as it is.
+
+    Example:
+        >>> print(escaped("100 % of A&B_1 ± 2"))
+        100 \% of A\&B\_1 $\pm$ 2
+    """
+    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+
+
+def _caption(results: Results, grid: Grid) -> str:
+    note = grid.note.replace("Marked as best:", "Bold:")
+    parts = [results.study.title, f"Measured: {grid.title}.", note]
+    if any(isinstance(name, Paper) for name in grid.head):
+        source = results.study.source
+        parts.append(f"Paper: as printed there ({source})." if source else "Paper: as printed there.")
+    return " ".join(escaped(part if part.endswith(".") else f"{part}.") for part in parts)
+
+
+def _blocks(grid: Grid) -> list[list[int]]:
+    """Columns by number, a column and its paper's numbers together, so many as fit on a page."""
+    pairs: list[list[int]] = []
+    for i in range(1, len(grid.head)):
+        if isinstance(grid.head[i], Paper):
+            pairs[-1].append(i)
+        else:
+            pairs.append([i])
+    names = max(len(row[0]) for row in grid.rows)
+    blocks: list[list[int]] = []
+    used = WIDEST + 1
+    for pair in pairs:
+        needed = _width(grid, pair)
+        if used + needed > WIDEST:
+            blocks.append([])
+            used = names
+        blocks[-1] += pair
+        used += needed
+    return blocks
+
+
+def _width(grid: Grid, columns: list[int]) -> int:
+    """Characters that columns take; a name spans its pair."""
+    entries = 0
+    for i in columns:
+        entries += max(len(row[i]) for row in grid.rows) + 2
+    return max(entries, len(grid.head[columns[0]]) + 2)
+
+
+def _tabular(grid: Grid, block: list[int]) -> list[str]:
+    lines = [rf"  \begin{{tabular}}{{l{'r' * len(block)}}}", r"    \toprule"]
+    lines += _head(grid, block)
+    lines.append(r"    \midrule")
+    for row in grid.rows:
+        cells = [escaped(row[0]), *[_bold(row[i]) for i in block]]
+        lines.append(f"    {' & '.join(cells)} \\\\")
+    return [*lines, r"    \bottomrule", r"  \end{tabular}"]
+
+
+def _head(grid: Grid, block: list[int]) -> list[str]:
+    """Names of columns; with the paper's numbers a name spans both, and a second line tells them apart."""
+    if not any(isinstance(grid.head[i], Paper) for i in block):
+        return [f"    & {' & '.join(escaped(grid.head[i]) for i in block)} \\\\"]
+    names: list[str] = []
+    rules: list[str] = []
+    kinds: list[str] = []
+    for position, i in enumerate(block, start=2):
+        if isinstance(grid.head[i], Paper):
+            kinds.append(grid.head[i])
+            continue
+        has_paper = i + 1 < len(grid.head) and isinstance(grid.head[i + 1], Paper)
+        span = 2 if has_paper else 1
+        names.append(rf"\multicolumn{{{span}}}{{c}}{{{escaped(grid.head[i])}}}")
+        rules.append(rf"\cmidrule(lr){{{position}-{position + span - 1}}}")
+        kinds.append("ours")
+    if len(grid.head) == 3:  # one column only: its name would be "ours" twice
+        return [f"    & {' & '.join(kinds)} \\\\"]
+    return [f"    & {' & '.join(names)} \\\\", f"    {' '.join(rules)}", f"    & {' & '.join(kinds)} \\\\"]
+
+
+def _bold(text: str) -> str:
+    return rf"\textbf{{{escaped(text)}}}" if isinstance(text, Best) else escaped(text)
+
+
+def _label(title: str) -> str:
+    return re.sub(r"\W+", "-", title.casefold(), flags=re.ASCII).strip("-") or "study"

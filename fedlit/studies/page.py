@@ -1,0 +1,195 @@
+"""The page of a study: one file that opens without a network, every number of it from the records of the runs."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from fedlit.studies.charts import client_lanes, curves, forest, target_bars
+from fedlit.studies.comparison import between_columns, between_rows, unequal_data
+from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
+from fedlit.studies.markup import Markup, Page, details, grid_table, tag, words_table
+from fedlit.studies.outcome import Outcome
+from fedlit.studies.results import Results
+from fedlit.studies.run_charts import MOST_CLIENTS, Chart, class_counts, heat
+from fedlit.studies.series import outcomes_of
+from fedlit.studies.study import Cell
+
+ENVIRONMENT = ("fedlit", "torch", "lightning", "python", "cpu", "threads", "processes", "fast")
+
+
+def study_page(results: Results, command: str) -> str:
+    """The whole page, as HTML."""
+    study = results.study
+    page = Page(study.title, [study.source, study.note, _told(results)])
+    _warn(page, results)
+    main = main_grid(results)
+    page.section(main.title, grid_table(main), _runs(results))
+    _differences(page, results)
+    _curves(page, results)
+    _clients(page, results)
+    _costs(page, results)
+    _partitions(page, results)
+    _left_out(page, results)
+    _configurations(page, results)
+    _origin(page, results, command)
+    return str(page)
+
+
+def _told(results: Results) -> str:
+    study = results.study
+    done = len(results.outcomes)
+    shape = f"{len(study.rows)} rows"
+    if len(study.columns) > 1:
+        shape += f", {len(study.columns)} columns"
+    return f"{shape}, {len(study.seeds)} pairs of seeds; {done} of {len(study.cells) * len(study.seeds)} runs are done."
+
+
+def _warn(page: Page, results: Results) -> None:
+    """What a reader must know before the first number."""
+    for column, options in unequal_data(results).items():
+        where = f" of {column}" if column else ""
+        text = f"The rows{where} differ in their data, so their numbers do not compare the methods alone: "
+        page.section("Rows differ in their data", tag("p", text, tag("code", ", ".join(options))), warning=True)
+    lines = []
+    for _, run in results.runs.iterrows():
+        if run["status"] != "done":
+            seeds = f"{run['training_seed']} and {run['partition_seed']}"
+            lines.append([run["row"], run["column"], seeds, run["status"], ""])
+    reasons = {
+        (cell.row, cell.column, f"{seeds.training} and {seeds.partition}"): reason
+        for (cell, seeds), reason in results.failures.items()
+    }
+    for line in lines:
+        line[4] = reasons.get((line[0], line[1], line[2]), "")
+    if lines:
+        head = ("row", "column", "seeds of training and partition", "status", "why")
+        page.section("Runs that are not there", words_table(head, lines), warning=True)
+
+
+def _runs(results: Results) -> Markup:
+    """Every run's own number."""
+    rows = []
+    for _, run in results.runs.iterrows():
+        value = "" if run["value"] != run["value"] or run["value"] is None else f"{run['value']:.6g}"
+        seeds = f"{run['training_seed']} and {run['partition_seed']}"
+        rows.append((run["row"], run["column"], seeds, run["status"], value, str(run["folder"])))
+    head = ("row", "column", "seeds of training and partition", "status", "value", "folder")
+    return details("Every run", words_table(head, rows))
+
+
+def _differences(page: Page, results: Results) -> None:
+    grid = difference_grid(results)
+    if grid is not None:
+        page.section(grid.title, grid_table(grid), _by_column(page, results, forest))
+
+
+def _by_column(page: Page, results: Results, chart_of: Callable[[Results, Sequence[Cell]], Chart | None]) -> Markup:
+    """A chart for each column."""
+    figures = []
+    for column in results.study.columns:
+        cells = [cell for cell in results.study.cells if cell.column == column]
+        chart = chart_of(results, cells)
+        if chart is not None:
+            figures.append(page.figure(column, chart))
+    if not figures:
+        return Markup("")
+    return tag("div", *figures, class_="charts")
+
+
+def _curves(page: Page, results: Results) -> None:
+    over_rounds = _by_column(page, results, partial(curves, over="rounds"))
+    over_bytes = _by_column(page, results, partial(curves, over="bytes"))
+    legend = page.legend(results.study.rows, "curves")
+    note = "Mean over seeds; the band is ± one standard deviation. Click a name to hide it."
+    parts = [legend, tag("h3", "Over rounds"), over_rounds, tag("h3", "Over bytes"), over_bytes]
+    page.section("Curves", *parts, tag("p", note, class_="note"))
+
+
+def _clients(page: Page, results: Results) -> None:
+    grid = clients_grid(results)
+    if grid is not None:
+        note = "A dot is a client of a run in the end; the box spans the middle half of them, with the median."
+        page.section(
+            grid.title, grid_table(grid), _by_column(page, results, client_lanes), tag("p", note, class_="note")
+        )
+
+
+def _costs(page: Page, results: Results) -> None:
+    cost = cost_grid(results)
+    page.section(cost.title, grid_table(cost))
+    target = target_grid(results)
+    if target is not None:
+        page.section(target.title, grid_table(target), _by_column(page, results, target_bars))
+
+
+def _partitions(page: Page, results: Results) -> None:
+    """Who holds what, of the first seeds of every column; columns that hold the same share a picture."""
+    shown: dict[str, tuple[Outcome, list[str]]] = {}
+    for column in results.study.columns:
+        outcome = _first_outcome(results, column)
+        if outcome is None or not (outcome.folder / "partition.csv").is_file():
+            continue
+        key = class_counts(outcome).to_csv()
+        shown.setdefault(key, (outcome, []))[1].append(column)
+    figures = [page.figure("; ".join(names), heat(class_counts(outcome))) for outcome, names in shown.values()]
+    if not figures:
+        return
+    note = "Training samples of every client by class, of the first pair of seeds."
+    clients = max(len(class_counts(outcome)) for outcome, _ in shown.values())
+    if clients > MOST_CLIENTS:
+        note += f" The first {MOST_CLIENTS} of {clients} clients."
+    page.section("Who holds what", tag("div", *figures, class_="charts"), tag("p", note, class_="note"))
+
+
+def _first_outcome(results: Results, column: str) -> Outcome | None:
+    for cell in results.study.cells:
+        if cell.column == column:
+            for _, outcome in outcomes_of(results, cell):
+                return outcome
+    return None
+
+
+def _left_out(page: Page, results: Results) -> None:
+    """Who was left out, and why: a line for each client and reason of a run."""
+    rounds = defaultdict(list)
+    for cell in results.study.cells:
+        for seeds, outcome in outcomes_of(results, cell):
+            for event in outcome.left_out:
+                name = seeds.name.replace("_", " ")
+                rounds[str(cell), name, str(event["client"]), str(event["reason"])].append(event["round"])
+    if not rounds:
+        page.section("Who was left out", tag("p", "Nobody: every client that took part was counted."))
+        return
+    rows = [(*key, ", ".join(map(str, numbers))) for key, numbers in rounds.items()]
+    page.section("Who was left out", words_table(("cell", "run", "client", "why", "rounds"), rows))
+
+
+def _configurations(page: Page, results: Results) -> None:
+    parts = []
+    for words, names, options in (
+        ("between rows", results.study.rows, between_rows(results)),
+        ("between columns", results.study.columns, between_columns(results)),
+    ):
+        if options:
+            lines = [(option, *[values.get(name, "") for name in names]) for option, values in options.items()]
+            parts.append(tag("h3", f"What differs {words}"))
+            parts.append(words_table(("option", *names), lines))
+    if not parts:
+        parts = [tag("p", "Nothing but seeds differs between the runs.")]
+    page.section("Configurations", *parts)
+
+
+def _origin(page: Page, results: Results, command: str) -> None:
+    """Command, seeds, and what the runs were made with."""
+    made_with: Counter[tuple[str, ...]] = Counter()
+    for outcome in results.outcomes.values():
+        environment = outcome.environment
+        made_with[tuple(str(environment.get(name, "not noted")) for name in ENVIRONMENT)] += 1
+    lines = [(f"{number} runs", *values) for values, number in made_with.items()]
+    seeds = ", ".join(f"{pair.training} and {pair.partition}" for pair in results.study.seeds)
+    page.section(
+        "How it was made",
+        tag("pre", command),
+        tag("p", f"Seeds of training and partition: {seeds}."),
+        words_table(("", *ENVIRONMENT), lines),
+    )
