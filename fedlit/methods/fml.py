@@ -42,8 +42,10 @@ class FML(FederatedModule):
     """A personal and a shared network in deep mutual learning.
 
     Args:
-        personal: Builds the network that stays with the client; its architecture is free.
-        meme: Builds the network that travels; the same architecture everywhere.
+        personal: Builds the network that stays with the client; its architecture is free. By
+            default as `network`.
+        meme: Builds the network that travels; the same architecture everywhere. By default as
+            `network`.
         optimizer: Builds the optimiser of a visit from the parameters of both.
         alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as
             if alone.
@@ -60,15 +62,17 @@ class FML(FederatedModule):
             catfish.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        network: Builds `personal` and `meme` where they are not given: FML in place of a method with
+            one network.
     """
 
     weighting = "uniform"
 
     def __init__(
         self,
-        personal: NetworkFactory,
-        meme: NetworkFactory,
-        optimizer: OptimizerCallable,
+        personal: NetworkFactory | None = None,
+        meme: NetworkFactory | None = None,
+        optimizer: OptimizerCallable | None = None,
         alpha: float = 0.5,
         beta: float = 0.5,
         alpha_ramp: Ramp | None = None,
@@ -78,7 +82,10 @@ class FML(FederatedModule):
         client_memes: ClientNetworks = None,
         untrained_clients: list[int] | None = None,
         client_optimizers: ClientOptimizers = None,
+        network: NetworkFactory | None = None,
     ) -> None:
+        if optimizer is None:  # it has a default only because networks, which come first, may be left out
+            raise ValueError("`model.optimizer` must be given, such as torch.optim.SGD.")
         super().__init__(optimizer, client_optimizers)
         _check_weight("alpha", alpha, alpha_ramp, way="fall")
         _check_weight("beta", beta, beta_ramp, way="rise")
@@ -89,13 +96,12 @@ class FML(FederatedModule):
         self.alpha_ramp = alpha_ramp
         self.beta_ramp = beta_ramp
         self.share = share
-        self.factory = personal
-        self.meme_factory = meme
+        self.factory, self.meme_factory = _factories(personal, meme, network)
         self.client_networks = client_networks
         self.client_memes = client_memes
         self.untrained_clients = untrained_clients or []
-        self.personal = build(personal, "model.personal")
-        self.meme = build(meme, "model.meme")
+        self.personal = build(self.factory, "model.personal")
+        self.meme = build(self.meme_factory, "model.meme")
         self.shared = ("meme.",)
         if share == "extractor":
             self.shared = ("meme.extractor.",)
@@ -172,3 +178,16 @@ def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall
     turns_back = until > start if way == "fall" else until < start
     if not in_range or turns_back:
         raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")
+
+
+def _factories(
+    personal: NetworkFactory | None, meme: NetworkFactory | None, network: NetworkFactory | None
+) -> tuple[NetworkFactory, NetworkFactory]:
+    """What builds the personal network, and what the meme."""
+    if personal is not None and meme is not None:
+        if network is not None:
+            raise ValueError("`model.network` plays no part where `model.personal` and `model.meme` are both given.")
+        return personal, meme
+    if network is None:
+        raise ValueError("`model.personal` and `model.meme` must be given, or `model.network` for both.")
+    return personal or network, meme or network
