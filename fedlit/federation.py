@@ -13,13 +13,13 @@ from torchmetrics import Metric
 from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.engine.adapt import adapt
+from fedlit.engine.begin import chosen_checkpoint, chosen_folder, ready_data
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
 from fedlit.engine.options import Options
 from fedlit.engine.plan import KeepOptimizer
-from fedlit.engine.precision import check_precision
-from fedlit.engine.processes import broadcast, make_fabric
+from fedlit.engine.processes import make_fabric
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.snapshot import restore
 from fedlit.engine.state import FederationState
@@ -29,7 +29,6 @@ from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report, tell_which, write_predictions
 from fedlit.records.rows import Row
-from fedlit.records.run_folder import find_checkpoint, run_folder
 
 Data = FederatedData | None
 OPTIONS = {option.name for option in fields(Options)}
@@ -197,7 +196,8 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run.
+            ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run;
+                `auto` is `last` where the newest run has one, and else begins.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
         with told_of("fit", self._call):
@@ -284,9 +284,9 @@ class Federation:
         self._stop = StopRequest()
         torch.set_num_threads(self.options.num_threads)
         keep_large_blocks()
-        data = self._ready_data(datamodule)
+        data = ready_data(self.fabric, datamodule)
         schedule = Schedule(check_experiment(model, data, self.options), self.options)
-        path = find_checkpoint(ckpt_path, self.options.default_root_dir)
+        path = chosen_checkpoint(self.fabric, ckpt_path, self.options.default_root_dir, training)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._begin(model, data)
         self.state.use(data)
@@ -295,34 +295,14 @@ class Federation:
             self._loaded = checkpoint.load(path)  # for callbacks, too, once they are set up
             restore(self.state, self._loaded, str(path), schedule, training)
         if training or path is not None:
-            self._folder = self._run_folder(path, training)
+            self._folder = chosen_folder(self.fabric, path, self.options, training)
         return schedule
-
-    def _ready_data(self, datamodule: Data) -> FederatedData:
-        """The data, set up on every process, and fetched by the first."""
-        data = FederatedData() if datamodule is None else datamodule
-        if not self.fabric._launched:
-            self.fabric.launch()
-        check_precision(self.fabric)
-        if self.is_global_zero:
-            data.prepare_data()
-        self.fabric.barrier()
-        data.setup()
-        return data
 
     def _begin(self, model: FederatedModule, data: FederatedData) -> None:
         self.fabric.setup_module(model)
         set_fast(model, self.options.fast)
         self._state = FederationState(self.fabric, model, data, self.options)
         self._state.synchronise()
-
-    def _run_folder(self, path: Path | None, training: bool) -> Path | None:
-        """The folder of the checkpoint's run, or a new one to train in; none in a development run."""
-        if self.options.fast_dev_run:
-            return None
-        is_new = training and self.is_global_zero
-        folder = broadcast(self.fabric, run_folder(path, self.options.default_root_dir if is_new else None))
-        return Path(folder) if folder else None
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         if self.is_global_zero:

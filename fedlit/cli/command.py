@@ -20,6 +20,7 @@ examples:
   fedlit fit --config fml_fashion.yaml                      a recipe that comes with fedlit, on embedded data
   fedlit fit --config fml_fashion.yaml --model.alpha 0.7    with an option changed
   fedlit fit --config my.yaml --ckpt_path last              go on with the newest run
+  fedlit fit --config my.yaml --ckpt_path auto              go on if there is something, else begin
   fedlit fit --config fml_fashion.yaml --print_config       all options of a recipe, for a file of your own
   fedlit fit --help                                         every option
 """
@@ -53,5 +54,7 @@ def main() -> None:
         help_parser().print_help()
     elif args == ["--version"]:
         print(versions())
+    elif args[0] == "compare":
+        import_module("fedlit.cli.compare").main(args[1:])
     else:
         import_module("fedlit.cli.app").main()

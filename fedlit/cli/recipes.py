@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import fedlit
+from fedlit.records.run_folder import RUNS, last_checkpoint
 from fedlit.strict_yaml import read_yaml
 
 CONFIG = ("-c", "--config")
@@ -17,13 +18,16 @@ def with_recipes_found(args: list[str]) -> list[str]:
     files = recipe_files(found)
     if not files:
         return found
-    checkpoints = Path(files[-1]).parent / "checkpoints"
-    if not checkpoints.is_dir():  # not the config of a run
+    folder = Path(files[-1]).parent
+    checkpoints = folder / "checkpoints"
+    if not checkpoints.is_dir() and folder.resolve().parent.name != RUNS:  # not the config of a run
         return found
 
     def of_own_run(ckpt_path: str) -> str:
         if ckpt_path in ("last", "best"):
             return str(checkpoints / f"{ckpt_path}.ckpt")
+        if ckpt_path == "auto" and args[0] == "fit":
+            return str(last_checkpoint(checkpoints) or "null")
         return ckpt_path
 
     return _with_values(found, CKPT_PATH, of_own_run)

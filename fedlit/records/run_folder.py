@@ -50,19 +50,39 @@ def run_folder(path: Path | None, root: Path | None) -> str | None:
 
 
 def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
-    """The file that `--ckpt_path` names: a path, or `last` or `best` of the newest run."""
+    """The file that `--ckpt_path` names: a path, or `last` or `best` of the newest run; `auto` is its last, if any."""
     if not ckpt_path:
         return None
-    if ckpt_path not in ("last", "best"):
+    if ckpt_path not in ("last", "best", "auto"):
         return Path(ckpt_path)
     runs = root / RUNS
     versions = _versions(runs)
     if not versions:
+        if ckpt_path == "auto":
+            return None
         raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {runs}.")
-    found = runs / f"version_{max(versions)}" / "checkpoints" / f"{ckpt_path}.ckpt"
+    checkpoints = runs / f"version_{max(versions)}" / "checkpoints"
+    if ckpt_path == "auto":
+        return last_checkpoint(checkpoints)
+    found = checkpoints / f"{ckpt_path}.ckpt"
     if not found.exists():
         raise ValueError(f"`--ckpt_path {ckpt_path}` means the newest run, but there is no {found}.")
     return found
+
+
+def newest_run(root: Path) -> Path | None:
+    """The folder of the newest run in `root`, if there is one."""
+    runs = root / RUNS
+    versions = _versions(runs)
+    if not versions:
+        return None
+    return runs / f"version_{max(versions)}"
+
+
+def last_checkpoint(checkpoints: Path) -> Path | None:
+    """What a run can go on from; None if it was killed before its first checkpoint."""
+    found = checkpoints / "last.ckpt"
+    return found if found.exists() else None
 
 
 def _versions(runs: Path) -> list[int]:

@@ -13,7 +13,7 @@ from fedlit.studies.reading import check_keys, is_number
 
 At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to_target", "seconds_to_target"]
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]
-TO_TARGET = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
+TO_TARGET: tuple[At, ...] = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "percent")
 KEY = re.compile(r"(?P<metric>.+)/(?P<model>\w+)_on_(?P<data>\w+)")
 

@@ -55,7 +55,7 @@ class Cell:
     row: str
     column: str
     recipe: str
-    options: tuple[Mapping[str, Any], ...]  # one after the other; the last word holds
+    options: tuple[Mapping[str, Any], ...] = field(compare=False)  # one after the other; the last word holds
     measure: Measure
     paper: float | None = None
 

@@ -147,6 +147,23 @@ def test_last_means_the_newest_run_where_the_config_is_of_none():
     assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [1, 2]
 
 
+def test_auto_means_the_own_run_of_a_saved_config():
+    main([*FIT, "--trainer.num_rounds=1"])
+    main(FIT)
+    main(["fit", "--config=lightning_logs/version_0/config.yaml", "--ckpt_path=auto", "--trainer.num_rounds=3"])
+    assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [3, 2]
+
+
+def test_auto_begins_anew_with_the_config_of_a_run_that_left_no_checkpoint():
+    main(FIT)
+    folder = Path("lightning_logs/version_1")
+    folder.mkdir()
+    Path("lightning_logs/version_0/config.yaml").rename(folder / "config.yaml")
+    main(["fit", "--config", str(folder / "config.yaml"), "--ckpt_path", "auto"])
+    assert equal(final_state(2), final_state(0))
+    assert not (folder / "checkpoints").exists()
+
+
 def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
     main(FIT)
     for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions_global.csv")):

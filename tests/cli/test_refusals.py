@@ -52,6 +52,8 @@ COMMANDS = {
     "fit --model FedAvg --model.network MLP": r"^`model.network`: several classes are named MLP; give one in full: ",
     "predict --config run.yaml --client 3": r"^`--client` must be 0 to 2, got 3",
     "predict --config local.yaml": r"^LocalOnly has no global model; name one of its clients with `--client`",
+    "test --config run.yaml --ckpt_path auto": r"^`--ckpt_path auto` is for `fit`, .*; give a file, `last` or `best`",
+    "test --config run/config.yaml --ckpt_path=auto": r"^`--ckpt_path auto` is for `fit`",
     f"validate --config local.yaml {CHECKPOINT}": OTHER + r"method differs \(FedAvg there, LocalOnly here\)",
     "validate --config local.yaml --ckpt_path=local/checkpoints/last.ckpt --model.network.hidden=[9]": (
         r"^`--ckpt_path` local/checkpoints/last.ckpt is of another experiment: its personal state differs"

@@ -1,0 +1,133 @@
+"""`fedlit compare`: runs a study side by side and writes its tables, figures and page."""
+
+import os
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NoReturn
+
+from fedlit.cli.extras import need_report
+from fedlit.cli.messages import refuse
+from fedlit.cli.notices import notices_in_one_line
+
+DESCRIPTION = """\
+Run a study, or compare recipes: every cell with the same seeds, side by side, and write tables, figures and a page.
+Options of `fedlit fit` (--trainer..., --model..., --data...) hold for all runs."""
+EXAMPLES = """\
+examples:
+  fedlit compare fedavg_fashion.yaml fml_fashion.yaml --seeds 3
+  fedlit compare fedavg_fashion.yaml fml_fashion.yaml --seeds 3 --target 0.8 --trainer.num_rounds 5
+  fedlit compare papers/fml_v2_table1.yaml --only 'MNIST*' --trainer.num_rounds 30 --dry-run
+  fedlit compare study.yaml --array 3/8          the third of eight shares, as an array job would run it
+  fedlit compare --from-runs lightning_logs/*    tables and page of runs that are there already
+"""
+PASSED_ON = ("--trainer", "--model", "--data")  # options of `fedlit fit`
+SAID_BY_STUDY = (
+    "--seed_everything",
+    "--data.partition_seed",
+    "--data.init_args.partition_seed",
+    "--trainer.default_root_dir",
+)
+
+
+class Parser(ArgumentParser):
+    """A parser that refuses in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        refuse(f"{message}; see `fedlit compare --help`.")
+
+
+def parser() -> Parser:
+    """What `fedlit compare --help` prints."""
+    found = Parser(
+        "fedlit compare",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    found.add_argument("files", nargs="*", metavar="FILE", help="A study, or recipes to compare.")
+    found.add_argument("--seeds", type=int, help="So many pairs of seeds; 1 by default, or what the study says.")
+    found.add_argument(
+        "--metric", help="What is compared, such as acc/global_on_pooled; clients' own accuracy by default."
+    )
+    found.add_argument("--at", help="last, best, median_of_last_ten, rounds_to_target, bytes_to_target ...")
+    found.add_argument("--target", type=float, help="Also tell rounds, bytes and seconds to this value.")
+    found.add_argument("--baseline", help="The row that others are compared with; the first by default.")
+    found.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="Rows and columns, such as 'F*' 'IID'.")
+    found.add_argument("--array", metavar="N/M", help="Run the N-th of M shares, on a cluster.")
+    found.add_argument("--jobs", type=int, help="Runs side by side; one for each core by default.")
+    found.add_argument("--output", type=Path, help="Folder of the study; studies/NAME by default.")
+    found.add_argument("--dry-run", action="store_true", help="List the runs and about how long they take.")
+    found.add_argument(
+        "--from-runs", nargs="+", default=[], type=Path, metavar="FOLDER", help="Of runs that are there."
+    )
+    return found
+
+
+def main(args: list[str]) -> None:
+    """Entry point of `fedlit compare`."""
+    sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
+    own, overrides = split_overrides(args)
+    given = parser().parse_args(own)
+    need_report("fedlit compare")
+    try:
+        with notices_in_one_line():
+            code = _compare(given, overrides)
+    except ValueError as error:
+        refuse(str(error))
+    raise SystemExit(code)
+
+
+def _compare(given: Namespace, overrides: list[str]) -> int:
+    from fedlit.cli.study_call import StudyCall
+
+    _check(given, overrides)
+    call = StudyCall(given, overrides)
+    if given.dry_run:
+        call.tell_plan()
+        return 0
+    return call.run()
+
+
+def split_overrides(args: Iterable[str]) -> tuple[list[str], list[str]]:
+    """The command's own arguments, and those that it passes on to every run.
+
+    Example:
+        >>> split_overrides(["a.yaml", "--trainer.num_rounds", "3", "--seeds", "2", "--model.alpha=0.5"])
+        (['a.yaml', '--seeds', '2'], ['--trainer.num_rounds=3', '--model.alpha=0.5'])
+    """
+    own: list[str] = []
+    overrides: list[str] = []
+    waiting: str | None = None
+    for arg in args:
+        if waiting is not None:
+            overrides.append(f"{waiting}={arg}")
+            waiting = None
+        elif not arg.startswith((*PASSED_ON, "--seed_everything")):
+            own.append(arg)
+        elif "=" in arg:
+            overrides.append(arg)
+        else:
+            waiting = arg
+    if waiting is not None:
+        refuse(f"`{waiting}` needs a value.")
+    return own, overrides
+
+
+def _check(given: Namespace, overrides: list[str]) -> None:
+    for override in overrides:
+        name = override.partition("=")[0]
+        if name in SAID_BY_STUDY:
+            raise ValueError(f"`{name}` is the study's to say; see `--seeds` and `--output`.")
+    if not given.files and not given.from_runs:
+        raise ValueError("give a study, recipes to compare, or `--from-runs`; see `fedlit compare --help`.")
+    if given.files and given.from_runs:
+        raise ValueError("`--from-runs` takes runs that are there; it does not go with recipes or a study.")
+    if given.from_runs and overrides:
+        raise ValueError(f"`{overrides[0].partition('=')[0]}` cannot change runs that are there already.")
+    for name in ("seeds", "jobs"):
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise ValueError(f"`--{name}` must be at least 1, got {value}.")

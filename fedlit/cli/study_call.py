@@ -1,0 +1,154 @@
+"""One call of `fedlit compare`: from what was typed to a folder with tables, figures and a page."""
+
+import os
+import sys
+from argparse import Namespace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedlit.cli.recipes import find_recipe
+from fedlit.cli.resolve import resolve
+from fedlit.studies.execution import Execution
+from fedlit.studies.outcome import Outcome
+from fedlit.studies.progress import StudyProgress, duration
+from fedlit.studies.questions import of_recipes, of_runs
+from fedlit.studies.reading import check_keys, read_mapping
+from fedlit.studies.results import Results
+from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
+from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen
+from fedlit.studies.tables import terminal_table
+from fedlit.studies.writing import write_all
+
+MEASURED = ("metric", "at", "target")
+
+
+class StudyCall:
+    """What `fedlit compare` was asked for.
+
+    Args:
+        given: The command's own options.
+        overrides: Options that hold for all runs.
+    """
+
+    def __init__(self, given: Namespace, overrides: list[str]) -> None:
+        self.given = given
+        self.overrides = overrides
+        self.jobs = given.jobs or len(os.sched_getaffinity(0))
+        self.failures: dict[Run, str] = {}
+        if given.from_runs:
+            self.study, self.outcomes = of_runs(given.from_runs, self._said())
+        else:
+            self.study = self._read()
+            self.outcomes = {}
+
+    def run(self) -> int:
+        """Make the runs that are left, and write what is known; the exit code."""
+        if self.given.from_runs:
+            self._write()
+            return 0
+        runs = share(in_order(self.planned), self.given.array)
+        for run in runs:
+            run.check_config()
+        progress = StudyProgress(runs, self.jobs)
+        execution = Execution(runs, self.jobs, progress, waits=self.given.array is None)
+        execution.run()
+        progress.close()
+        self.failures = execution.failures
+        self._gather()
+        self._write()
+        if execution.stopped_by is not None:
+            print("Stopped; the same command goes on where it was.", file=sys.stderr)
+            return 128 + execution.stopped_by
+        for run, reason in self.failures.items():
+            print(f"fedlit: failed: {run}: {reason}", file=sys.stderr)
+        return 1 if self.failures else 0
+
+    def tell_plan(self) -> None:
+        """The runs, what is known of each, and about how long they take."""
+        runs = share(in_order(self.planned), self.given.array)
+        for run in runs:
+            run.check_config()
+        for run in runs:
+            print(f"{run.status:5}  {run}")
+        progress = StudyProgress(runs, self.jobs, enabled=False)
+        progress.finished = [run for run in runs if run.status == "done"]
+        left = progress.left()
+        told = "nothing is known of their time before the first is done"
+        if left is not None:
+            told = f"about {duration(left)} left with {self.jobs} side by side"
+        print(f"{len(runs)} runs, {len(progress.finished)} of them done; {told}.")
+
+    @property
+    def output(self) -> Path:
+        """The study's folder."""
+        if self.given.output is not None:
+            return self.given.output
+        return Path("studies") / self._name
+
+    @cached_property
+    def planned(self) -> dict[Cell, list[Run]]:
+        """The runs of every chosen cell."""
+        cells = chosen(self.study, self.given.only)
+        return plan_runs(self.study, cells, self.output, lambda cell: resolve(cell, self.overrides))
+
+    @property
+    def _name(self) -> str:
+        if self.given.from_runs:
+            return "runs"
+        stems = [Path(name).stem for name in self.given.files]
+        if len(stems) <= 2:
+            return slug("_and_".join(stems))
+        return slug(f"{stems[0]}_and_{len(stems) - 1}_others")
+
+    def _read(self) -> Study:
+        """The study of a file, or of recipes."""
+        files = [find_recipe(name) for name in self.given.files]
+        contents = [read_mapping(Path(file)) for file in files]
+        are_studies = ["rows" in content for content in contents]
+        if not any(are_studies):
+            return build_study({**of_recipes(self.given.files), **self._said()})
+        if len(files) > 1:
+            raise ValueError("give one study, or recipes to compare; not both.")
+        path = Path(files[0])
+        check_keys(contents[0], KEYS, str(path))
+        said = self._said()
+        measure = {**(contents[0].get("measure") or {}), **said.pop("measure", {})}
+        try:
+            return build_study({**contents[0], **said, "measure": measure}, path)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def _said(self) -> dict[str, Any]:
+        """What the command's options say of the study."""
+        said: dict[str, Any] = {}
+        for name in ("seeds", "baseline"):
+            if getattr(self.given, name) is not None:
+                said[name] = getattr(self.given, name)
+        measure = {name: getattr(self.given, name) for name in MEASURED if getattr(self.given, name) is not None}
+        if measure:
+            said["measure"] = measure
+        return said
+
+    def _gather(self) -> None:
+        """Whatever is done by now, by whichever call; cells that `--only` leaves out count if they are done."""
+        for cell, runs in self.planned.items():
+            for run in runs:
+                folder = run.folder
+                if folder is not None and run.status == "done":
+                    self.outcomes[cell, run.seeds] = Outcome(folder)
+
+    def _write(self) -> None:
+        failures = {}
+        for cell, runs in ({} if self.given.from_runs else self.planned).items():
+            for run in runs:
+                if run in self.failures:
+                    failures[cell, run.seeds] = self.failures[run]
+        results = Results(self.study, self.outcomes, failures)
+        command = " ".join(["fedlit", *sys.argv[1:]])
+        if not self.outcomes:
+            print("No run is done yet: there is nothing to compare.", file=sys.stderr)
+            return
+        write_all(results, self.output, command)
+        print(terminal_table(results))
+        print(f"\nLook at {self.output}/report.html")

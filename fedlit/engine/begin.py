@@ -1,0 +1,42 @@
+"""Before the first round, on every process: the data, the checkpoint that is meant, and the folder of the run."""
+
+from pathlib import Path
+
+from lightning.fabric import Fabric
+
+from fedlit.data import FederatedData
+from fedlit.engine.options import Options
+from fedlit.engine.precision import check_precision
+from fedlit.engine.processes import broadcast
+from fedlit.records.run_folder import find_checkpoint, run_folder
+
+
+def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedData:
+    """The data, set up on every process, and fetched by the first."""
+    data = FederatedData() if datamodule is None else datamodule
+    if not fabric._launched:
+        fabric.launch()
+    check_precision(fabric)
+    if fabric.is_global_zero:
+        data.prepare_data()
+    fabric.barrier()
+    data.setup()
+    return data
+
+
+def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, root: Path, training: bool) -> Path | None:
+    """The first process says which: another might find the folder that the first is about to claim."""
+    if ckpt_path == "auto" and not training:
+        raise ValueError("`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last` or `best`.")
+    found = find_checkpoint(ckpt_path, root)
+    told = broadcast(fabric, None if found is None else str(found))
+    return None if told is None else Path(told)
+
+
+def chosen_folder(fabric: Fabric, path: Path | None, options: Options, training: bool) -> Path | None:
+    """The folder of the checkpoint's run, or a new one to train in; none in a development run."""
+    if options.fast_dev_run:
+        return None
+    root = options.default_root_dir if training and fabric.is_global_zero else None
+    told = broadcast(fabric, run_folder(path, root))
+    return None if told is None else Path(told)

@@ -1,0 +1,153 @@
+"""Runs of a study side by side, each a `fedlit fit` in a process of its own.
+
+A run is claimed by a lock on its folder, which its process inherits: two calls never make one run at once, also when
+the first was killed and left its processes behind. What is done is never run again; what was begun goes on.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from fedlit.records.run_folder import lock_folder, stop_signals
+from fedlit.studies.progress import StudyProgress
+from fedlit.studies.runs import Run
+
+LOG = "fit.log"  # what a run printed
+PAUSE = 0.2  # seconds between two looks at the runs
+PR_SET_PDEATHSIG = 1  # of Linux' prctl
+
+
+@dataclass
+class Job:
+    """A run that is under way."""
+
+    run: Run
+    process: subprocess.Popen
+    lock: TextIO
+
+
+class Execution:
+    """Makes runs, so many at a time.
+
+    Args:
+        runs: In the order in which they begin.
+        jobs: How many are made at once.
+        progress: Where a person is told.
+        waits: Whether to wait for runs that another call is making, and to make those that it leaves.
+    """
+
+    def __init__(self, runs: Iterable[Run], jobs: int, progress: StudyProgress, waits: bool) -> None:
+        self.queue = deque(runs)
+        self.jobs = jobs
+        self.progress = progress
+        self.waits = waits
+        self.held: deque[Run] = deque()  # by another call
+        self.active: list[Job] = []
+        self.failures: dict[Run, str] = {}
+        self.stopped_by: int | None = None
+
+    def run(self) -> None:
+        """All runs, or until a signal asks to stop: then those under way end after their batch and are saved."""
+        with stop_signals(self._stop):
+            while self.queue or self.active or (self.held and self.waits):
+                self._begin_some()
+                time.sleep(PAUSE)
+                self._end_some()
+                self.progress.show([job.run for job in self.active], len(self.held))
+                if not self.queue and not self.active and self.stopped_by is None:
+                    self.queue.extend(self.held if self.waits else ())
+                    self.held.clear()
+
+    def _stop(self, number: int) -> None:
+        self.stopped_by = number
+        self.queue.clear()
+        self.held.clear()
+        for job in self.active:
+            job.process.terminate()
+
+    def _begin_some(self) -> None:
+        while self.queue and len(self.active) < self.jobs:
+            run = self.queue.popleft()
+            if run.status == "done":
+                self.progress.done(run)
+                continue
+            try:
+                job = start(run)
+            except BlockingIOError:
+                self.held.append(run)
+                continue
+            if job is None:
+                self.progress.done(run)
+            else:
+                self.active.append(job)
+                self.progress.begun(run)
+
+    def _end_some(self) -> None:
+        for job in [*self.active]:
+            code = job.process.poll()
+            if code is None:
+                continue
+            self.active.remove(job)
+            job.lock.close()
+            if job.run.status == "done":
+                self.progress.done(job.run)
+            elif self.stopped_by is None:
+                self.failures[job.run] = reason(job.run, code)
+                self.progress.failed(job.run, self.failures[job.run])
+
+
+def start(run: Run) -> Job | None:
+    """The run's process; None if it is done meanwhile.
+
+    Raises:
+        BlockingIOError: Another call is making the run.
+    """
+    run.root.mkdir(parents=True, exist_ok=True)
+    lock = _claimed(run.root)
+    if run.status == "done":  # while we looked away
+        lock.close()
+        return None
+    config = run.write_config()
+    command = [sys.executable, "-m", "fedlit", "fit", "--config", str(config), "--ckpt_path", "auto"]
+    with (run.root / LOG).open("a") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": "200"},
+            start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
+            pass_fds=(lock.fileno(),),  # the claim outlives us as long as the run does
+            preexec_fn=_end_with_parent,
+        )
+    return Job(run, process, lock)
+
+
+def _claimed(root: Path) -> TextIO:
+    try:
+        return lock_folder(root)
+    except ValueError as error:
+        raise BlockingIOError from error
+
+
+def _end_with_parent() -> None:
+    """Ask Linux for a SIGTERM when the parent dies; elsewhere a run that is left alone goes on to its end."""
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def reason(run: Run, code: int) -> str:
+    """Why a run failed: the last line that it printed."""
+    log = run.root / LOG
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else "no word"
+    return f"{last.removeprefix('fedlit: error: ')} (exit {code}; all of it in {log})"

@@ -1,0 +1,198 @@
+"""What a run left behind, read from its folder: every number of a study comes from these files."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedlit.records.rows import POOLED
+from fedlit.studies.measure import KEY, Measure
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The records of one run."""
+
+    folder: Path
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """metrics.csv; `client` is text, as `all` stands for the pooled test set."""
+        return pd.read_csv(self.folder / "metrics.csv", dtype={"client": str, "stage": str, "model": str, "data": str})
+
+    @cached_property
+    def ledger(self) -> pd.DataFrame:
+        """ledger.csv: what crossed a client's border."""
+        return pd.read_csv(self.folder / "ledger.csv")
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """events.jsonl, without half a line that a kill may have left."""
+        found = []
+        for line in (self.folder / "events.jsonl").read_text().splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return found
+
+    @cached_property
+    def partition(self) -> pd.DataFrame:
+        """partition.csv: who holds how many samples of which class."""
+        return pd.read_csv(self.folder / "partition.csv")
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Every option of the run; empty where it was started from Python."""
+        path = self.folder / "config.yaml"
+        if not path.exists():
+            return {}
+        return yaml.safe_load(path.read_text())
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, processor and threads of the last start."""
+        for event in reversed(self.events):
+            if event["event"] == "fit":
+                return event
+        return {}
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """Seconds of every round, by its number; a round that was run again counts as it was last."""
+        rounds = {}
+        for event in self.events:
+            if event["event"] == "round":
+                rounds[event["round"]] = event["seconds"]
+        return pd.DataFrame({"seconds": pd.Series(rounds, dtype=float).sort_index()})
+
+    @property
+    def left_out(self) -> list[dict[str, Any]]:
+        """Who was left out of a round, and why."""
+        return [event for event in self.events if event["event"] == "left_out"]
+
+    @property
+    def total_bytes(self) -> int:
+        """All that crossed clients' borders, up and down."""
+        return int(self.ledger["bytes"].sum())
+
+    @property
+    def total_seconds(self) -> float:
+        """Of all rounds, with their evaluation and records."""
+        return float(self.rounds["seconds"].sum())
+
+    def bytes_by_round(self) -> pd.Series:
+        """Bytes up to and with each round."""
+        return self.ledger.groupby("round")["bytes"].sum().cumsum()
+
+    def seconds_by_round(self) -> pd.Series:
+        """Seconds up to and with each round."""
+        return self.rounds["seconds"].cumsum()
+
+    def by_client(self, measure: Measure) -> pd.DataFrame:
+        """The measured metric: rounds x clients; one column `all` where it is of the pooled test set."""
+        rows = self._rows(measure)
+        return rows.pivot_table(index="round", columns="client", values="value", aggfunc="last")
+
+    def curve(self, measure: Measure) -> pd.Series:
+        """The measured metric over rounds, one number each."""
+        return over_clients(self.by_client(measure), measure)
+
+    def _rows(self, measure: Measure) -> pd.DataFrame:
+        """The lines of metrics.csv that are measured."""
+        words = KEY.fullmatch(measure.metric)
+        assert words is not None  # a Measure is checked
+        rows = self.metrics
+        rows = rows[(rows["metric"] == words["metric"]) & (rows["data"] == words["data"])]
+        if measure.stage is not None:
+            rows = rows[rows["stage"] == measure.stage]
+        rows = rows[rows["model"] == _model(words["model"], rows)]
+        if measure.client is not None:
+            rows = rows[rows["client"] == str(measure.client)]
+        if rows.empty:
+            raise ValueError(f"{self.folder}: {measure.metric} was never measured; there are {', '.join(self.keys())}.")
+        return rows
+
+    def keys(self) -> list[str]:
+        """Every metric of the run, as metric/model_on_data."""
+        rows = self.metrics
+        names = rows["metric"] + "/" + rows["model"] + "_on_" + rows["data"]
+        return sorted(names.unique())
+
+
+def _model(wanted: str, rows: pd.DataFrame) -> str:
+    """The model `client` is what a client would use itself."""
+    if wanted != "client":
+        return wanted
+    if (rows["model"] == "personal").any():
+        return "personal"
+    return "global"
+
+
+def over_clients(values: pd.DataFrame, measure: Measure) -> pd.Series:
+    """One number a round of the clients' values, rounds x clients."""
+    if list(values.columns) == [POOLED] or measure.client is not None:
+        return values.iloc[:, 0]
+    if measure.over_clients == "spread":
+        return values.std(axis=1, ddof=0)
+    if measure.over_clients == "worst":
+        return values.min(axis=1) if measure.rises else values.max(axis=1)
+    if measure.over_clients == "worst_tenth":
+        return values.apply(lambda row: worst_tenth(row.dropna(), measure.rises), axis=1)
+    return values.mean(axis=1)
+
+
+def worst_tenth(values: pd.Series, rises: bool = True) -> float:
+    """Mean of the worst tenth of the clients, at least one of them.
+
+    Example:
+        >>> worst_tenth(pd.Series(range(20)))
+        0.5
+        >>> worst_tenth(pd.Series([0.5, 0.7]))
+        0.5
+    """
+    number = max(1, round(len(values) / 10))
+    return float(values.sort_values(ascending=rises).iloc[:number].mean())
+
+
+def number_of(outcome: Outcome, measure: Measure) -> float | None:
+    """The measured number; None where the target was not reached."""
+    curve = outcome.curve(measure).dropna()
+    if measure.at == "last":
+        return float(curve.iloc[-1])
+    if measure.at == "best":
+        return float(curve.max() if measure.rises else curve.min())
+    if measure.at == "median_of_last_ten":
+        return float(curve.iloc[-10:].median())
+    return _to_target(outcome, measure, curve)
+
+
+def round_of_target(curve: pd.Series, target: float, rises: bool) -> int | None:
+    """The first round in which the target is reached.
+
+    Example:
+        >>> round_of_target(pd.Series({1: 0.5, 2: 0.8, 3: 0.7}), 0.75, True)
+        2
+        >>> round_of_target(pd.Series({1: 0.5, 2: 0.8}), 0.9, True) is None
+        True
+    """
+    reached = curve[curve >= target] if rises else curve[curve <= target]
+    if reached.empty:
+        return None
+    return int(reached.index[0])
+
+
+def _to_target(outcome: Outcome, measure: Measure, curve: pd.Series) -> float | None:
+    assert measure.target is not None  # a Measure is checked
+    round = round_of_target(curve, measure.target, measure.rises)
+    if round is None:
+        return None
+    if measure.at == "rounds_to_target":
+        return float(round)
+    if measure.at == "bytes_to_target":
+        return float(outcome.ledger.loc[outcome.ledger["round"] <= round, "bytes"].sum())
+    return float(outcome.rounds.loc[:round, "seconds"].sum())

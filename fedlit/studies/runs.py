@@ -1,0 +1,208 @@
+"""The runs of a study: one for each cell and pair of seeds, where it lies, and how far it has come.
+
+Cells that differ only in what they measure share their runs.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from fedlit.records.run_folder import newest_run
+from fedlit.studies.seeds import SeedPair
+from fedlit.studies.study import ONLY_COLUMN, Cell, Study
+
+Config = Mapping[str, Any]  # every option of a run, resolved
+Status = Literal["done", "begun", "new"]
+CONFIG = "run.yaml"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fit of a study.
+
+    Attributes:
+        cell: The first cell that it serves.
+        seeds: Of training and of the partition.
+        root: Its folder in the study's; `lightning_logs` stands in it.
+        config: Every option, resolved, without seeds and folder.
+    """
+
+    cell: Cell
+    seeds: SeedPair
+    root: Path
+    config: Config = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        """As a person would call it."""
+        return f"{self.cell}, {self.seeds.name.replace('_', ' ')}"
+
+    @property
+    def folder(self) -> Path | None:
+        """Of its newest attempt, if it was begun."""
+        return newest_run(self.root)
+
+    @property
+    def status(self) -> Status:
+        """Whether it is done."""
+        folder = self.folder
+        if folder is None:
+            return "new"
+        return "done" if is_finished(folder) else "begun"
+
+    @property
+    def whole_config(self) -> dict[str, Any]:
+        """What `fedlit fit` is given."""
+        config = json.loads(json.dumps(self.config))
+        config["seed_everything"] = self.seeds.training
+        config["data"]["init_args"]["partition_seed"] = self.seeds.partition
+        config["trainer"]["default_root_dir"] = str(self.root)
+        return config
+
+    def write_config(self) -> Path:
+        """The options where the run begins; it is an error if it began with others."""
+        path = self.root / CONFIG
+        content = yaml.safe_dump(self.whole_config, sort_keys=False)
+        if path.exists():
+            self.check_config()
+        else:
+            self.root.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_name(f".{CONFIG}.tmp")
+            temporary.write_text(content)
+            temporary.replace(path)
+        return path
+
+    def check_config(self) -> None:
+        """Refuse to count a run of other options as this one."""
+        path = self.root / CONFIG
+        if not path.exists():
+            return
+        before = flat(yaml.safe_load(path.read_text()))
+        now = flat(self.whole_config)
+        del before["trainer.default_root_dir"]  # a study may be moved
+        del now["trainer.default_root_dir"]
+        for name in [*now, *before]:
+            if before.get(name) != now.get(name):
+                raise ValueError(
+                    f"{self.root} was run with `{name}` {before.get(name)!r}, and now it would be {now.get(name)!r}; "
+                    "give another `--output`, or delete what is to be run again."
+                )
+
+
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A configuration by dotted names.
+
+    Example:
+        >>> flat({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}})
+        {'model.class_path': 'FML', 'model.alpha': 0.5}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        name = prefix if key == "init_args" else f"{prefix}{key}."
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, name)
+        else:
+            found[name.rstrip(".")] = value
+    return found
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run came to its end, and not to a signal."""
+    events = folder / "events.jsonl"
+    if not events.exists():
+        return False
+    for line in reversed(events.read_text().splitlines()):
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:  # half a line of a killed run
+            continue
+        if event["event"] == "end":
+            return event["stopped_by"] is None
+        if event["event"] in ("fit", "round"):
+            return False
+    return False
+
+
+def plan_runs(
+    study: Study, cells: Iterable[Cell], output: Path, resolve: Callable[[Cell], Config]
+) -> dict[Cell, list[Run]]:
+    """The runs of every cell, in the order of the study's seeds; cells of the same options share theirs."""
+    by_config: dict[str, list[Run]] = {}
+    roots: dict[Path, Cell] = {}
+    planned = {}
+    for cell in cells:
+        config = _without_seeds(resolve(cell))
+        key = json.dumps(config, sort_keys=True)
+        if key not in by_config:
+            home = _own_folder(output / "runs" / cell_folder(cell), roots)
+            roots[home] = cell
+            by_config[key] = [Run(cell, seeds, home / seeds.name, config) for seeds in study.seeds]
+        planned[cell] = by_config[key]
+    return planned
+
+
+def in_order(planned: Mapping[Cell, list[Run]]) -> list[Run]:
+    """Every run once; each cell has its first seed before any has its second."""
+    runs = []
+    for of_one_seed in zip(*planned.values(), strict=True):
+        for run in of_one_seed:
+            if run not in runs:
+                runs.append(run)
+    return runs
+
+
+def share(runs: list[Run], array: str | None) -> list[Run]:
+    """The runs of `--array N/M`: every M-th, from the N-th on.
+
+    Example:
+        >>> share([1, 2, 3, 4, 5], "2/2")
+        [2, 4]
+    """
+    if array is None:
+        return runs
+    words = re.fullmatch(r"(\d+)/(\d+)", array)
+    if words is None or not 1 <= int(words[1]) <= int(words[2]):
+        raise ValueError(f"`--array` must be N/M with N from 1 to M, such as 1/4, got {array}.")
+    return runs[int(words[1]) - 1 :: int(words[2])]
+
+
+def cell_folder(cell: Cell) -> Path:
+    """Where the runs of a cell lie.
+
+    Example:
+        >>> slug("MLP, non-IID(3)")
+        'MLP_non-IID_3'
+    """
+    if cell.column == ONLY_COLUMN:
+        return Path(slug(cell.row))
+    return Path(slug(cell.row)) / slug(cell.column)
+
+
+def slug(name: str) -> str:
+    """A name that every file system takes."""
+    return re.sub(r"[^\w.-]+", "_", name).strip("_.") or "cell"
+
+
+def _own_folder(home: Path, taken: Mapping[Path, Cell]) -> Path:
+    """Two names may be one on a file system."""
+    known = {str(path).casefold() for path in taken}
+    candidate = home
+    number = 2
+    while str(candidate).casefold() in known:
+        candidate = home.with_name(f"{home.name}_{number}")
+        number += 1
+    return candidate
+
+
+def _without_seeds(config: Config) -> dict[str, Any]:
+    """A run's options but for what the study itself says."""
+    copied = json.loads(json.dumps(config))
+    copied.pop("seed_everything", None)
+    copied.pop("ckpt_path", None)
+    copied["data"]["init_args"].pop("partition_seed", None)
+    copied["trainer"].pop("default_root_dir", None)
+    return copied
