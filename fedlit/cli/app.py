@@ -14,10 +14,11 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fedlit.cli.command import SUBCOMMANDS
-from fedlit.cli.messages import DEBUG, refuse
+from fedlit.cli.messages import refuse
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
 from fedlit.cli.recipes import with_recipes_found
+from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation

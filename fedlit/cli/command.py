@@ -1,5 +1,6 @@
 """The `fedlit` command. Its help and version come at once; what the subcommands need takes seconds to import."""
 
+import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
@@ -7,13 +8,18 @@ from importlib.metadata import version
 from platform import python_version
 
 import fedlit
+from fedlit.cli.refusal import nearest, refuse
 
-SUBCOMMANDS = {
+SUBCOMMANDS = {  # of a federation, by LightningCLI
     "fit": "Train a method over its rounds.",
     "validate": "Evaluate every client on its own validation samples, and the global model on the test set too.",
     "test": "Evaluate the global model and every client's own on the pooled test set.",
     "predict": "Predict the test set, by the global model or by a client's own; writes predictions_*.csv.",
     "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
+}
+TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
+    "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
+    "recipes": "List the recipes that come with fedlit, or print one.",
 }
 EXAMPLES = """\
 examples:
@@ -35,8 +41,9 @@ def help_parser() -> ArgumentParser:
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="store_true", help="Versions of fedlit, torch, lightning and Python.")
-    commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(SUBCOMMANDS) + "}")
-    for name, description in SUBCOMMANDS.items():
+    names = {**SUBCOMMANDS, **TOOLS}
+    commands = parser.add_subparsers(title="subcommands", metavar="{" + ",".join(names) + "}")
+    for name, description in names.items():
         commands.add_parser(name, help=description)
     return parser
 
@@ -54,7 +61,12 @@ def main() -> None:
         help_parser().print_help()
     elif args == ["--version"]:
         print(versions())
-    elif args[0] == "compare":
-        import_module("fedlit.cli.compare").main(args[1:])
-    else:
+    elif args[0] in TOOLS:
+        sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
+        import_module(f"fedlit.cli.{args[0]}").main(args[1:])
+    elif args[0] in SUBCOMMANDS or args[0].startswith("-"):
         import_module("fedlit.cli.app").main()
+    else:
+        names = [*SUBCOMMANDS, *TOOLS]
+        hint = nearest(args[0], names) or f" There are {', '.join(names)}."
+        refuse(f"{args[0]!r} is no command.{hint}")

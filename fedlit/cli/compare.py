@@ -1,15 +1,12 @@
 """`fedlit compare`: runs a study side by side and writes its tables, figures and page."""
 
-import os
-import sys
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NoReturn
 
 from fedlit.cli.extras import need_report
-from fedlit.cli.messages import refuse
 from fedlit.cli.notices import notices_in_one_line
+from fedlit.cli.refusal import OneLineParser, refusals, refuse
 
 DESCRIPTION = """\
 Run a study, or compare recipes: every cell with the same seeds, side by side, and write tables, figures and a page.
@@ -31,22 +28,9 @@ SAID_BY_STUDY = (
 )
 
 
-class Parser(ArgumentParser):
-    """A parser that refuses in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        refuse(f"{message}; see `fedlit compare --help`.")
-
-
-def parser() -> Parser:
+def parser() -> OneLineParser:
     """What `fedlit compare --help` prints."""
-    found = Parser(
-        "fedlit compare",
-        description=DESCRIPTION,
-        epilog=EXAMPLES,
-        formatter_class=RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    found = OneLineParser("fedlit compare", DESCRIPTION, epilog=EXAMPLES)
     found.add_argument("files", nargs="*", metavar="FILE", help="A study, or recipes to compare.")
     found.add_argument("--seeds", type=int, help="So many pairs of seeds; 1 by default, or what the study says.")
     found.add_argument(
@@ -68,15 +52,11 @@ def parser() -> Parser:
 
 def main(args: list[str]) -> None:
     """Entry point of `fedlit compare`."""
-    sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
     own, overrides = split_overrides(args)
     given = parser().parse_args(own)
     need_report("fedlit compare")
-    try:
-        with notices_in_one_line():
-            code = _compare(given, overrides)
-    except ValueError as error:
-        refuse(str(error))
+    with refusals(), notices_in_one_line():
+        code = _compare(given, overrides)
     raise SystemExit(code)
 
 

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from fedlit.cli.messages import refuse
+from fedlit.cli.refusal import refuse
 
 REPORT = ("pandas", "scipy", "plotly")
 

@@ -1,7 +1,6 @@
 """What the command line says when it refuses: jsonargparse's messages in the user's words, options by full names."""
 
 import difflib
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -14,10 +13,9 @@ import torchmetrics.classification
 import yaml
 
 from fedlit import augment, callbacks, methods, networks, partition
+from fedlit.cli import refusal
 from fedlit.cli.recipes import recipe_files
 from fedlit.data import FederatedData
-
-DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
@@ -42,8 +40,7 @@ REWRITTEN = {
 
 def refuse(message: str) -> NoReturn:
     """One line, exit code 2."""
-    sys.stderr.write(f"fedlit: error: {in_full(plain(message), sys.argv[1:])}\n")
-    raise SystemExit(2)
+    refusal.refuse(in_full(plain(message), sys.argv[1:]))
 
 
 def plain(message: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from fedlit.cli.messages import DEBUG, known_classes, plain, refuse, suggestion
+from fedlit.cli.messages import known_classes, plain, refuse, suggestion
+from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
 
 

@@ -1,15 +1,28 @@
-"""Recipes on the command line: looked up where the user stands, then among fedlit's own, and checked at once."""
+"""Recipes on the command line: looked up where the user stands, then among fedlit's own, and checked at once.
+
+`fedlit recipes` lists them, or prints one.
+"""
 
 import difflib
+import shutil
+import sys
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 import fedlit
+from fedlit.cli.refusal import OneLineParser, nearest, refuse
 from fedlit.records.run_folder import RUNS, last_checkpoint
 from fedlit.strict_yaml import read_yaml
 
 CONFIG = ("-c", "--config")
 CKPT_PATH = ("--ckpt_path",)
+EXAMPLES = """\
+examples:
+  fedlit recipes                                   one line each
+  fedlit recipes mnist                             those that have the word in their name or description
+  fedlit recipes fml_fashion.yaml > my.yaml        a copy, to change
+"""
 
 
 def with_recipes_found(args: list[str]) -> list[str]:
@@ -73,15 +86,21 @@ def find_recipe(name: str) -> str:
     for folder in _folders():
         if (folder / name).is_file():
             return str(folder / name)
-    recipes: list[str] = []
-    for folder in _folders():
-        recipes += [str(path.relative_to(folder)) for path in sorted(folder.rglob("*.yaml"))]
+    recipes = own_recipes()
     own = ", ".join(recipe for recipe in recipes if "/" not in recipe)
     hint = f"fedlit's own are {own}, and those of papers/."
     near = difflib.get_close_matches(name, recipes, n=1)
     if near:
         hint = f"did you mean {near[0]}?"
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
+
+
+def own_recipes() -> dict[str, Path]:
+    """The recipes that come with fedlit, by the name that `--config` takes."""
+    found: dict[str, Path] = {}
+    for folder in _folders():
+        found |= {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.yaml"))}
+    return found
 
 
 def _folders() -> list[Path]:
@@ -100,3 +119,52 @@ def checked_recipe(path: str) -> str:
     if content:
         kind = f"a {type(content).__name__}"
     raise ValueError(f"`--config {path}` must hold options by name, such as `trainer:`, got {kind}.")
+
+
+def main(args: list[str]) -> None:
+    """List the recipes that come with fedlit, or print one."""
+    parser = OneLineParser("fedlit recipes", "List the recipes that come with fedlit, or print one.", epilog=EXAMPLES)
+    parser.add_argument("word", nargs="?", metavar="WORD", help="A recipe's name prints it; else, what to look for.")
+    word = parser.parse_args(args).word
+    recipes = own_recipes()
+    for name in (word, f"{word}.yaml"):
+        if name in recipes:
+            sys.stdout.write(recipes[name].read_text(encoding="utf-8"))
+            return
+    described = {name: description(path.read_text(encoding="utf-8")) for name, path in recipes.items()}
+    if word is None:
+        print(listed({name: text for name, text in described.items() if "/" not in name}))
+        print("\nThose of the papers' tables and figures: fedlit recipes papers")
+        return
+    found = {name: text for name, text in described.items() if word.lower() in f"{name} {text}".lower()}
+    if not found:
+        refuse(f"fedlit recipes: none has {word!r} in its name or description.{nearest(word, recipes)}")
+    print(listed(found))
+
+
+def description(text: str) -> str:
+    """What a recipe says of itself in its first comment beside the command; else its title, or method and data.
+
+    Example:
+        >>> description("# fedlit fit --config a.yaml\\n# Two clients.\\n# More.\\nmodel: {}")
+        'Two clients.'
+        >>> description("model: {class_path: fedlit.methods.FML}\\ndata: {init_args: {dataset: mnist}}")
+        'FML on mnist.'
+    """
+    head = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    said = [line.strip("# ") for line in head if not line.startswith("# fedlit ")]
+    if said:
+        return said[0]
+    content = yaml.safe_load(text)
+    if "title" in content:
+        return content["title"]
+    method = content.get("model", {}).get("class_path", "a method").rpartition(".")[2]
+    dataset = content.get("data", {}).get("init_args", {}).get("dataset", "fashion_sample")
+    return f"{method} on {dataset}."
+
+
+def listed(described: dict[str, str]) -> str:
+    """One line a recipe, as wide as the terminal."""
+    width = max(map(len, described))
+    columns = shutil.get_terminal_size((200, 24)).columns
+    return "\n".join(f"{name.ljust(width)}  {text}"[:columns].rstrip() for name, text in described.items())

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
+ROUNDING = 1e-12  # of equal differences of unequal numbers
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     if n == 1:
         return Estimate(1, mean, nan, nan, nan, nan)
     sd = float(numbers.std(ddof=1))
-    if sd == 0:  # equal pairs: nothing is uncertain, and a t-test would divide by 0
+    if sd <= ROUNDING * np.abs(numbers).max():  # equal pairs: nothing is uncertain, and a t-test would divide by 0
         return Estimate(n, mean, 0.0, mean, mean, 1.0 if mean == 0 else 0.0)
     test = stats.ttest_1samp(numbers, 0.0)
     interval = test.confidence_interval(LEVEL)

@@ -1,0 +1,65 @@
+"""Bad input is answered by one line and exit code 2; here without torch, for what must come at once."""
+
+import difflib
+import os
+import re
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
+
+
+def refuse(message: str) -> NoReturn:
+    """One line, exit code 2."""
+    sys.stderr.write(f"fedlit: error: {message}\n")
+    raise SystemExit(2)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Within, what is wrong with the user's input (a ValueError, a file that cannot be read) is told in one line."""
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        if DEBUG:
+            raise
+        refuse(" ".join(str(error).split()))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint for a slip, or nothing.
+
+    Example:
+        >>> nearest("fitt", ["fit", "test"])
+        ' Did you mean fit?'
+        >>> nearest("what", ["fit", "test"])
+        ''
+    """
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f" Did you mean {near[0]}?" if near else ""
+
+
+class OneLineParser(ArgumentParser):
+    """argparse's, with refusals in one line and no abbreviations."""
+
+    def __init__(self, prog: str, description: str, **kwargs: Any) -> None:
+        super().__init__(
+            prog,
+            description=description,
+            formatter_class=RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            **kwargs,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ").split()
+        if len(words) == len(message.split()):
+            refuse(f"{self.prog}: {message}.")
+        option = words[0].partition("=")[0]
+        if not option.startswith("-"):
+            refuse(f"{self.prog}: {option!r} is one argument too many.")
+        names = re.findall(r"--([\w-]+)", self.format_usage()) + ["help"]
+        refuse(f"`{option}` is not an option of {self.prog}.{nearest(option.lstrip('-'), names)}")

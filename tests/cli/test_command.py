@@ -1,0 +1,97 @@
+"""Subcommands beside those of a federation: each is a module that is imported when it is called."""
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from fedlit.cli.command import SUBCOMMANDS, TOOLS, help_parser, main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """What `fedlit ...` prints, and with which code it ends."""
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedlit", *args])
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        code = 0
+        try:
+            main()
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_is_main_of_its_module_and_says_in_the_help_what_it_does(name, run):
+    tool = import_module(f"fedlit.cli.{name}").main
+    assert tool.__doc__.strip().splitlines()[0] == TOOLS[name]
+    assert name in help_parser().format_help()
+    code, out, _ = run(name, "--help")
+    assert code == 0
+    assert " ".join(out.split()).startswith(f"usage: fedlit {name}")
+
+
+def test_tools_and_subcommands_have_names_of_their_own():
+    assert not TOOLS.keys() & SUBCOMMANDS.keys()
+
+
+@pytest.mark.parametrize("args", [["--help"], ["recipes"], ["recipes", "mnist"], ["recipes", "fml_fashion.yaml"]])
+def test_what_needs_no_torch_does_not_wait_for_it(args):
+    script = f"""if True:
+        import sys
+        from fedlit.cli.command import main
+        sys.argv = {["fedlit", *args]}
+        main()
+        assert not sys.modules.keys() & {{"torch", "lightning", "jsonargparse"}}
+    """
+    subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["fti"], r"^'fti' is no command. Did you mean fit\?$"),
+        (["recipe"], r"^'recipe' is no command. Did you mean recipes\?$"),
+        (["something"], r"^'something' is no command. There are fit, validate, test, predict, adapt, .*recipes"),
+        (["recipes", "fml_fashon"], r"^fedlit recipes: none has 'fml_fashon' .* Did you mean fml_fashion.yaml\?$"),
+        (["recipes", "a", "b"], r"^fedlit recipes: 'b' is one argument too many.$"),
+        (["recipes", "--hepl=3"], r"^`--hepl` is not an option of fedlit recipes. Did you mean help\?$"),
+        (["recipes", "--colour"], r"^`--colour` is not an option of fedlit recipes.$"),
+    ],
+)
+def test_a_slip_is_told_in_one_line(args, told, run):
+    code, out, err = run(*args)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert re.search(told, err.removeprefix("fedlit: error: ").rstrip()), err
+
+
+def test_recipes_are_listed_with_what_they_say_of_themselves(run):
+    _, out, _ = run("recipes")
+    described = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in out.splitlines() if ".yaml  " in line)
+    assert described.keys() == {path.name for path in CONFIGS.glob("*.yaml")}
+    assert described["fml_cifar10.yaml"] == "FML on cifar10."
+    assert described["moe_fashion.yaml"].startswith("Mixture of experts on the embedded sample: five clients")
+
+
+def test_a_word_finds_recipes_by_name_and_description(run):
+    names = [line.split()[0] for line in run("recipes", "Pathological")[1].splitlines()]
+    assert names == ["fedavg_mnist_shards.yaml"]
+    names = [line.split()[0] for line in run("recipes", "papers")[1].splitlines()]
+    assert set(names) == {f"papers/{path.name}" for path in (CONFIGS / "papers").glob("*.yaml")}
+
+
+@pytest.mark.parametrize("name", ["fml_fashion.yaml", "fml_fashion"])
+def test_a_recipe_is_printed_as_it_is(name, run):
+    assert run("recipes", name)[1] == (CONFIGS / "fml_fashion.yaml").read_text()

@@ -1,0 +1,153 @@
+"""Numbers of a study come from the records of its runs, as one would work them out by hand."""
+
+import pandas as pd
+import pytest
+from runs_by_hand import write_run
+from scipy import stats
+
+from fedlit.studies.measure import Measure
+from fedlit.studies.outcome import Outcome, number_of, worst_tenth
+from fedlit.studies.results import Results, client_values
+from fedlit.studies.seeds import SeedPair
+from fedlit.studies.statistics import estimate, paired
+from fedlit.studies.study import build_study
+
+CURVE = [[0.2, 0.4], [0.6, 0.8], [0.5, 0.7]]
+
+
+@pytest.fixture
+def outcome(tmp_path):
+    return Outcome(write_run(tmp_path / "run", CURVE))
+
+
+@pytest.mark.parametrize(
+    ("measure", "number"),
+    [
+        (Measure(), 0.6),
+        (Measure(at="best"), 0.7),
+        (Measure(at="median_of_last_ten"), 0.6),
+        (Measure(over_clients="worst"), 0.5),
+        (Measure(over_clients="worst_tenth"), 0.5),
+        (Measure(over_clients="spread"), 0.1),
+        (Measure(client=1), 0.7),
+        (Measure(metric="acc/global_on_pooled"), 0.5),
+        (Measure(at="rounds_to_target", target=0.65), 2),
+        (Measure(at="bytes_to_target", target=0.65), 400),
+        (Measure(at="seconds_to_target", target=0.65), 4.0),
+        (Measure(at="rounds_to_target", target=0.9), None),
+        (Measure(at="rounds_to_target", target=0.55, client=0), 2),
+    ],
+)
+def test_a_measure_is_the_number_that_one_reads_off(outcome, measure, number):
+    assert number_of(outcome, measure) == (None if number is None else pytest.approx(number))
+
+
+def test_without_a_personal_model_clients_use_the_global_one(tmp_path):
+    outcome = Outcome(write_run(tmp_path, CURVE, model="global"))
+    assert number_of(outcome, Measure()) == pytest.approx(0.6)
+
+
+def test_what_was_never_measured_is_said_with_what_was(outcome):
+    with pytest.raises(
+        ValueError, match="acc/local_on_own was never measured; there are acc/global_on_pooled, acc/pers"
+    ):
+        number_of(outcome, Measure(metric="acc/local_on_own"))
+
+
+def test_clients_values_are_those_of_the_round_that_is_measured(outcome):
+    assert client_values(outcome, Measure()).tolist() == [0.5, 0.7]
+    assert client_values(outcome, Measure(at="best")).tolist() == [0.6, 0.8]
+    assert client_values(outcome, Measure(metric="acc/global_on_pooled")) is None
+
+
+def test_of_a_loss_the_worst_are_the_highest():
+    losses = pd.Series([0.1, 0.2, 3.0])
+    assert worst_tenth(losses, rises=False) == 3.0
+    assert worst_tenth(losses) == 0.1
+
+
+def test_an_interval_is_the_one_of_the_t_distribution():
+    """Differences 2, 4, 3: mean 3, sd 1, t_{0.975, 2} = 4.3027: 3 ± 2.4841; t = 5.196, p = 0.0351."""
+    found = paired({1: 5.0, 2: 8.0, 3: 4.0}, {1: 3.0, 2: 4.0, 3: 1.0})
+    assert found.mean == pytest.approx(3.0)
+    assert found.sd == pytest.approx(1.0)
+    assert found.low == pytest.approx(3 - 2.4841, abs=1e-4)
+    assert found.high == pytest.approx(3 + 2.4841, abs=1e-4)
+    assert found.p == pytest.approx(0.0351, abs=1e-4)
+    assert found.excludes_zero
+
+
+def test_the_p_value_is_that_of_scipys_paired_test():
+    a = [0.81, 0.79, 0.84, 0.80, 0.77]
+    b = [0.78, 0.80, 0.79, 0.77, 0.76]
+    found = paired(dict(enumerate(a)), dict(enumerate(b)))
+    assert found.p == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    unpaired = stats.ttest_ind(a, b).pvalue
+    assert found.p != pytest.approx(unpaired)
+
+
+def test_only_pairs_that_both_have_count():
+    assert paired({1: 2.0, 2: 3.0}, {2: 1.0, 3: 7.0}).n == 1
+
+
+def test_one_value_has_no_interval_and_equal_pairs_have_no_width():
+    one = estimate([0.5])
+    assert one.mean == 0.5
+    assert not one.excludes_zero
+    same = estimate([0.25, 0.25])
+    assert (same.low, same.high, same.p) == (0.25, 0.25, 0.0)
+    assert estimate([0.0, 0.0]).p == 1.0
+
+
+def study_of(tmp_path, rows, **content):
+    """A study whose runs are written by hand: rows by name, each a curve for every seed."""
+    seeds = len(next(iter(rows.values())))
+    study = build_study({"recipe": "r.yaml", "rows": dict.fromkeys(rows), "seeds": seeds, **content})
+    outcomes = {}
+    for cell in study.cells:
+        for seed, curve in enumerate(rows[cell.row], start=1):
+            method = "fedlit.LocalOnly" if cell.row == "alone" else "fedlit.FedAvg"
+            folder = write_run(tmp_path / cell.row / str(seed), curve, method=method, seed=seed)
+            outcomes[cell, SeedPair(seed, seed)] = Outcome(folder)
+    return Results(study, outcomes, {})
+
+
+def test_the_best_is_best_only_where_every_interval_excludes_zero(tmp_path):
+    level = {"a": [[[0.80, 0.82]], [[0.70, 0.72]], [[0.60, 0.62]]]}
+    ahead = {**level, "b": [[[0.85, 0.88]], [[0.76, 0.77]], [[0.65, 0.68]]]}  # 5.5, 5.5, 5.5 points ahead
+    results = study_of(tmp_path / "ahead", ahead)
+    assert results.summary["is_best"].tolist() == [False, True]
+    mixed = {**level, "b": [[[0.85, 0.88]], [[0.60, 0.62]], [[0.65, 0.68]]]}
+    assert study_of(tmp_path / "mixed", mixed).summary["is_best"].tolist() == [False, False]
+
+
+def test_of_rounds_to_a_target_the_fewest_are_best(tmp_path):
+    slow = [[[0.1, 0.1], [0.2, 0.2], [0.9, 0.9]]] * 3
+    swift = [[[0.1, 0.1], [0.9, 0.9], [0.9, 0.9]]] * 3
+    measure = {"at": "rounds_to_target", "target": 0.8}
+    summary = study_of(tmp_path, {"slow": slow, "swift": swift}, measure=measure).summary
+    assert summary["mean"].tolist() == [3, 2]
+    assert summary["is_best"].tolist() == [False, True]
+
+
+def test_a_run_that_misses_the_target_is_not_counted_as_fast(tmp_path):
+    curves = [[[0.1, 0.1], [0.9, 0.9]], [[0.1, 0.1], [0.2, 0.2]]]
+    measure = {"at": "rounds_to_target", "target": 0.8}
+    summary = study_of(tmp_path, {"a": curves}, measure=measure).summary
+    assert summary["done"].tolist() == [2]
+    assert summary["n"].tolist() == [1]
+
+
+def test_who_does_better_than_alone_is_counted_client_by_client(tmp_path):
+    rows = {"FedAvg": [[[0.9, 0.5]]], "alone": [[[0.8, 0.6]]]}
+    runs = study_of(tmp_path, rows).runs
+    assert runs["better_than_alone"].tolist()[0] == 0.5
+
+
+def test_a_line_for_every_run_and_the_missing_one_is_said(tmp_path):
+    results = study_of(tmp_path, {"a": [CURVE, CURVE]})
+    only_first = {key: value for key, value in results.outcomes.items() if key[1].training == 1}
+    runs = Results(results.study, only_first, {}).runs
+    assert runs["status"].tolist() == ["done", "missing"]
+    assert runs["bytes"].tolist()[0] == 600
+    assert runs["seconds"].tolist()[0] == 6.0

@@ -1,0 +1,159 @@
+"""A study says what it asks; whatever is wrong with it is one line that names it."""
+
+import copy
+
+import pytest
+
+from fedlit.studies.arguments import as_arguments
+from fedlit.studies.study import build_study, chosen, read_study
+
+CONTENT = {
+    "recipe": "fedavg_fashion.yaml",
+    "rows": {"FedAvg": {}, "FML": {"model": {"class_path": "FML"}}},
+    "columns": {"IID": {"data.partition": "IID"}, "shards": {"data": {"init_args": {"num_clients": 5}}}},
+    "seeds": 3,
+    "measure": {"metric": "acc/global_on_pooled"},
+    "paper": {"FedAvg": [98.4, 90.5], "FML": {"IID": 98.5}},
+}
+
+
+def changed(**changes):
+    content = copy.deepcopy(CONTENT)
+    for key, value in changes.items():
+        content[key] = value
+    return content
+
+
+def test_a_cell_has_the_options_of_its_column_then_of_its_row():
+    cell = build_study(changed(options={"trainer.num_rounds": 3})).cell("FML", "IID")
+    expected = ({"trainer.num_rounds": 3}, {"data.partition": "IID"}, {"model": {"class_path": "FML"}})
+    assert cell.options == expected
+    assert cell.recipe == "fedavg_fashion.yaml"
+
+
+def test_every_cell_has_the_papers_number_or_none():
+    study = build_study(CONTENT)
+    assert [cell.paper for cell in study.cells] == [98.4, 90.5, 98.5, None]
+
+
+def test_a_row_may_measure_otherwise_and_a_column_has_the_last_word():
+    content = changed(rows={"a": {"measure": {"at": "best"}}, "b": None}, paper={})
+    content["columns"]["IID"]["measure"] = {"metric": "loss/global_on_own"}
+    study = build_study(content)
+    assert study.cell("a", "IID").measure.at == "best"
+    assert study.cell("b", "IID").measure.at == "last"
+    assert study.cell("b", "IID").measure.metric == "loss/global_on_own"
+    assert study.cell("b", "shards").measure.metric == "acc/global_on_pooled"
+
+
+def test_what_the_paper_left_out_is_left_out():
+    study = build_study(changed(without={"FML": ["shards"]}))
+    assert study.cell("FML", "shards") is None
+    assert len(study.cells) == 3
+
+
+def test_a_study_without_columns_has_one():
+    study = build_study({"recipe": "r.yaml", "rows": {"a": {}, "b": {}}})
+    assert [str(cell) for cell in study.cells] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        ([], ["FedAvg, IID", "FedAvg, shards", "FML, IID", "FML, shards"]),
+        (["FML"], ["FML, IID", "FML, shards"]),
+        (["sh*"], ["FedAvg, shards", "FML, shards"]),
+        (["F*", "IID"], ["FedAvg, IID", "FML, IID"]),
+    ],
+)
+def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
+    assert [str(cell) for cell in chosen(build_study(CONTENT), patterns)] == names
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": {}}, "`rows` must name at least one row"),
+        ({"rows": ["FedAvg"]}, r"`rows` must hold options by name, got \['FedAvg'\]"),
+        ({"rows": {"FedAvg": 3}}, "`rows.FedAvg` must hold options by name, got 3"),
+        ({"columns": "IID"}, "`columns` must hold options by name, got 'IID'"),
+        ({"recipe": None}, "row 'FedAvg', column 'IID' has no recipe"),
+        (
+            {"rows": {"FedAvg": {"recipe": 3}}, "paper": {}},
+            "`rows.FedAvg`: `recipe` must be the name of a recipe, got 3",
+        ),
+        ({"baseline": "FedProx"}, r"`baseline` must be one of the rows \(FedAvg, FML\), got 'FedProx'"),
+        ({"paper": {"FedAvg": [98.4]}}, "`paper.FedAvg` must have 2 numbers, one for each column, got 1"),
+        ({"paper": {"FedAvg": [98.4, 90.5, 80.0]}}, "`paper.FedAvg` must have 2 numbers, one for each column, got 3"),
+        ({"paper": {"FedProx": [1, 2]}}, "`paper` names 'FedProx', but there are FedAvg, FML"),
+        ({"paper": {"FML": {"non-IID": 90.0}}}, "`paper.FML` names 'non-IID', but there are IID, shards"),
+        (
+            {"paper": {"FML": ["98 %", None]}},
+            "`paper.FML` must hold numbers, or null where the paper has none, got '98 %'",
+        ),
+        ({"paper": {"FML": [float("nan"), 1]}}, "must hold numbers"),
+        ({"without": {"FML": ["IID", "shards"]}}, "`without.FML` leaves the row without a cell"),
+        ({"without": {"FML": ["niid"]}}, "`without.FML` names 'niid', but there are IID, shards"),
+        ({"without": {"FML": "IID"}}, "`without.FML` must be a list of columns, got 'IID'"),
+        ({"seeds": 0}, "`seeds` must be a number of seeds from 1 to 1000, or a list of them, got 0"),
+        ({"seeds": [1, 1]}, "`seeds` names a seed twice"),
+        ({"seeds": []}, "`seeds` must name at least one seed"),
+        ({"seeds": [-1]}, "`seeds`: a seed must be 0 to 4294967295, got -1"),
+        ({"seeds": {"training": [1, 2]}}, "`seeds` must give both `training` and `partition`"),
+        ({"seeds": {"training": [1, 2], "partition": [1]}}, "must have equally many, got 2 and 1"),
+        ({"seeds": {"training": 1, "partition": 2}}, "give a list for `training`, for `partition` or for both"),
+        ({"seeds": {"training": [1], "split": 2}}, "`seeds`: `split` is not known"),
+        ({"measure": {"metric": "accuracy"}}, "`measure.metric` must be metric/model_on_data, such as"),
+        ({"measure": {"at": "end"}}, "`measure.at` must be one of last, best, .*, got 'end'"),
+        ({"measure": {"at": "rounds_to_target"}}, "`measure.at: rounds_to_target` needs a `target`"),
+        ({"measure": {"target": "high"}}, "`measure.target` must be a number, got 'high'"),
+        ({"measure": {"metrik": "acc/a_on_b"}}, "`measure`: `metrik` is not known; did you mean `metric`"),
+        ({"measure": {"client": -1}}, "`measure.client` must be the id of a client, got -1"),
+        ({"measure": {"client": 1, "over_clients": "worst"}}, "exclude each other"),
+        ({"measure": {"percent": "yes"}}, "`measure.percent` must be true or false, got 'yes'"),
+    ],
+)
+def test_what_is_wrong_is_named(changes, words):
+    with pytest.raises(ValueError, match=words):
+        build_study(changed(**changes))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("rows: {a: {}}\nrows: {b: {}}\n", "study.yaml must be YAML, but in line 2: 'rows' stands twice"),
+        ("rows: {a: {}\n", "study.yaml must be YAML, but in line 2"),
+        ("- a\n", "must hold a study by name, such as `rows:`, got a list"),
+        ("", "got nothing"),
+        ("row: {a: {}}\n", "study.yaml: `row` is not known; did you mean `rows`?"),
+        ("rows: {a: {}}\n", "study.yaml: row 'a' has no recipe"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(text, words, tmp_path):
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words.replace("?", r"\?")):
+        read_study(path)
+
+
+def test_a_recipe_beside_the_study_is_meant_first(tmp_path):
+    (tmp_path / "fedavg_fashion.yaml").write_text("seed_everything: 1\n")
+    (tmp_path / "study.yaml").write_text("recipe: fedavg_fashion.yaml\nrows: {a: {}}\n")
+    cell = read_study(tmp_path / "study.yaml").cell("a", "")
+    assert cell.recipe == str(tmp_path / "fedavg_fashion.yaml")
+
+
+def test_nested_options_are_those_that_one_would_type():
+    nested = {
+        "trainer": {"num_rounds": 3},
+        "data": {"init_args": {"num_clients": 5}},
+        "model": {"init_args": {"mu": 1}},
+    }
+    assert as_arguments(nested) == [
+        "--trainer.num_rounds=3",
+        "--data.init_args.num_clients=5",
+        "--model.init_args.mu=1",
+    ]
+    with_class = {"data.partition": {"class_path": "Shards", "init_args": {"per_client": 2}}}
+    expected = '--data.partition={"class_path": "Shards", "init_args": {"per_client": 2}}'
+    assert as_arguments(with_class) == [expected]
