@@ -10,6 +10,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
+import yaml
+
 import fedlit
 from fedlit.cli.refusal import OneLineParser, nearest, refuse
 from fedlit.records.run_folder import RUNS, last_checkpoint

@@ -61,5 +61,5 @@ class OneLineParser(ArgumentParser):
         option = words[0].partition("=")[0]
         if not option.startswith("-"):
             refuse(f"{self.prog}: {option!r} is one argument too many.")
-        names = re.findall(r"--([\w-]+)", self.format_usage()) + ["help"]
+        names = [*re.findall(r"--([\w-]+)", self.format_usage()), "help"]
         refuse(f"`{option}` is not an option of {self.prog}.{nearest(option.lstrip('-'), names)}")

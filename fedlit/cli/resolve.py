@@ -29,11 +29,18 @@ def resolve(cell: Cell, overrides: list[str]) -> dict[str, Any]:
         with typed([*arguments, *overrides]):
             cli = FederatedCLI()
     except (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException) as error:
-        raise ValueError(f"{cell}: {error}") from error
+        raise ValueError(f"{cell}: {_as_written(str(error), overrides)}") from error
     config = cli.config["fit"].clone()
     config.pop("config", None)
     dumped = cli._parser("fit").dump(config, skip_unset=False)
     return yaml.safe_load(dumped)
+
+
+def _as_written(message: str, overrides: list[str]) -> str:
+    """Options of a study stand there without the dashes of a command line."""
+    if any(override.partition("=")[0] in message for override in overrides):
+        return message
+    return message.replace("`--config ", "`recipe: ").replace("`--", "`")
 
 
 @contextmanager

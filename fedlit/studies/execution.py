@@ -21,6 +21,7 @@ from fedlit.records.run_folder import lock_folder, stop_signals
 from fedlit.studies.progress import StudyProgress
 from fedlit.studies.runs import Run
 
+FIT = [sys.executable, "-m", "fedlit", "fit"]
 LOG = "fit.log"  # what a run printed
 PAUSE = 0.2  # seconds between two looks at the runs
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -117,10 +118,9 @@ def start(run: Run) -> Job | None:
         lock.close()
         return None
     config = run.write_config()
-    command = [sys.executable, "-m", "fedlit", "fit", "--config", str(config), "--ckpt_path", "auto"]
     with (run.root / LOG).open("a") as log:
         process = subprocess.Popen(
-            command,
+            [*FIT, "--config", str(config), "--ckpt_path", "auto"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

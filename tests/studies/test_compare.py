@@ -1,0 +1,173 @@
+"""`fedlit compare`: bad input, runs that are never repeated, shares of a cluster, and a kill in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from toy_recipe import write_recipe
+
+from fedlit.cli.compare import main
+
+
+@pytest.fixture(autouse=True)
+def stand(tmp_path, monkeypatch):
+    """In a folder with two recipes that take a moment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedlit", "compare"])
+    write_recipe("slow.yaml", ("lr: 0.1", "lr: 0.01"))
+    write_recipe("swift.yaml")
+
+
+def compare(*args: str) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(list(args))
+    return end.value.code
+
+
+def write_study(**changes) -> None:
+    content = {"recipe": "swift.yaml", "rows": {"swift": {}, "slow": {"model.optimizer.lr": 0.01}}, **changes}
+    Path("study.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "give a study, recipes to compare, or `--from-runs`"),
+        (["nowhere.yaml"], "`--config nowhere.yaml`: there is no such file here, nor such a recipe"),
+        (["swift.yaml", "swift.yaml"], "swift.yaml is given twice."),
+        (["swift.yaml", "--sedes", "3"], "`--sedes` is not an option of fedlit compare. Did you mean seeds?"),
+        (["swift.yaml", "--seeds", "0"], "`--seeds` must be at least 1, got 0."),
+        (["swift.yaml", "--seeds", "many"], "argument --seeds: invalid int value: 'many'"),
+        (["swift.yaml", "--jobs", "-1"], "`--jobs` must be at least 1, got -1."),
+        (["swift.yaml", "--target", "high"], "argument --target: invalid float value: 'high'"),
+        (["swift.yaml", "--array", "3/2"], "`--array` must be N/M with N from 1 to M, such as 1/4, got 3/2."),
+        (["swift.yaml", "--array", "half"], "`--array` must be N/M with N from 1 to M, such as 1/4, got half."),
+        (["swift.yaml", "--only", "fml"], "`--only fml` names no cell; rows: swift"),
+        (["swift.yaml", "--only", "a", "b", "c"], "`--only` takes a row and a column, got 3 words"),
+        (["swift.yaml", "--baseline", "fml"], "`baseline` must be one of the rows (swift), got 'fml'."),
+        (["swift.yaml", "--metric", "accuracy"], "`measure.metric` must be metric/model_on_data"),
+        (["swift.yaml", "--at", "end"], "`measure.at` must be one of last, best"),
+        (["swift.yaml", "--seed_everything", "3"], "`--seed_everything` is the study's to say"),
+        (["swift.yaml", "--data.partition_seed=3"], "`--data.partition_seed` is the study's to say"),
+        (["swift.yaml", "--trainer.num_rounds"], "`--trainer.num_rounds` needs a value."),
+        (["swift.yaml", "--trainer.num_round", "3"], "swift: `--trainer.num_round` is not an option"),
+        (["swift.yaml", "--trainer.num_rounds", "many"], "swift: `trainer.num_rounds`: expected int, got 'many'."),
+        (["swift.yaml", "--trainer.num_rounds", "0"], "swift: `trainer.num_rounds` must be at least 1, got 0."),
+        (["study.yaml", "swift.yaml"], "give one study, or recipes to compare; not both."),
+        (["--from-runs", "nowhere"], "`--from-runs nowhere` is not the folder of a run: it has no metrics.csv."),
+        (["swift.yaml", "--from-runs", "x"], "`--from-runs` takes runs that are there"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(args, words, capsys):
+    write_study()
+    before = sorted(os.listdir())
+    assert compare(*args) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"rows": {"a": {"modle.alpha": 1}}}, "a: `modle.alpha` is not an option"),
+        ({"rows": {"a": {"model.alpha": 1}}}, "a: `model.alpha` is not an option"),
+        ({"rows": {"a": {"model": {"class_path": "FedAwg"}}}}, "a: `model`: there is no class 'FedAwg'"),
+        ({"rows": {"a": {"data.partition": "Shard"}}}, "a: `data.partition`: there is no class 'Shard'"),
+        ({"rows": {"a": {"recipe": "nowhere.yaml"}}}, "a: `recipe: nowhere.yaml`: there is no such file here"),
+        (
+            {"columns": {"c": {"trainer.fraction_fit": 2}}},
+            "swift, c: `trainer.fraction_fit` must lie in (0, 1]",
+        ),
+        ({"options": {"trainer": {"nonsense": 1}}}, "swift: `trainer.nonsense` is not an option"),
+    ],
+)
+def test_a_cell_that_cannot_be_is_named_before_any_run(changes, words, capsys):
+    write_study(**changes)
+    before = sorted(os.listdir())
+    assert compare("study.yaml", "--seeds", "2") == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.err.count("\n") == 1
+    assert sorted(os.listdir()) == before
+
+
+def test_a_dry_run_lists_every_first_seed_first_and_writes_nothing(capsys):
+    before = sorted(os.listdir())
+    assert compare("swift.yaml", "slow.yaml", "--seeds", "2", "--dry-run") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines[:4]] == [
+        "swift, seed 1",
+        "slow, seed 1",
+        "swift, seed 2",
+        "slow, seed 2",
+    ]
+    assert "4 runs, 0 of them done" in lines[-1]
+    assert sorted(os.listdir()) == before
+
+
+def call(*args: str, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "fedlit", "compare", *args]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, **options)
+
+
+def summary(folder: str) -> pd.DataFrame:
+    """What does not depend on the clock."""
+    frame = pd.read_csv(Path(folder) / "summary.csv")
+    return frame.drop(columns=["seconds", "seconds_to_target"])
+
+
+def first_rounds(folder: str) -> dict[str, int]:
+    """How often each run began with its first round."""
+    counts = {}
+    for events in Path(folder).rglob("events.jsonl"):
+        lines = events.read_text().splitlines()
+        counts[str(events)] = sum('"event": "round", "round": 1,' in line for line in lines)
+    return counts
+
+
+@pytest.mark.slow
+def test_a_killed_study_goes_on_and_two_shares_come_to_the_same(tmp_path):
+    """One call; one that is killed and called again; two shares at once: the same summary, and nothing twice."""
+    write_study(seeds=2)
+    whole = call("study.yaml", "--output", "whole")
+    assert (whole.communicate()[1], whole.returncode) == ("", 0)
+    killed = call("study.yaml", "--output", "killed", start_new_session=True)
+    deadline = time.monotonic() + 120
+    while not list(Path("killed").rglob("last.ckpt")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert call("study.yaml", "--output", "killed").wait() == 0
+    pd.testing.assert_frame_equal(summary("killed"), summary("whole"))
+    assert set(first_rounds("killed").values()) == {1}
+    shares = [call("study.yaml", "--output", "shares", "--array", f"{n}/2") for n in (1, 2)]
+    assert [share.wait() for share in shares] == [0, 0]
+    pd.testing.assert_frame_equal(summary("shares"), summary("whole"))
+    again = call("study.yaml", "--output", "whole")
+    assert again.wait() == 0
+    assert set(first_rounds("whole").values()) == {1}
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_named_and_leaves_the_rest_alone(tmp_path):
+    write_study(rows={"good": {}, "bad": {"data.dataset": "gone.npz"}})
+    made = call("study.yaml", "--output", "out")
+    said = made.communicate()[1]
+    assert made.returncode == 1
+    assert "failed: bad, seed 1: " in said
+    runs = pd.read_csv("out/runs.csv")
+    assert runs["status"].tolist() == ["done", "failed"]
+    changed = call("study.yaml", "--output", "out", "--trainer.num_rounds", "3")
+    said = changed.communicate()[1]
+    assert changed.returncode == 2
+    assert "was run with `trainer.num_rounds` 2, and now it would be 3" in said

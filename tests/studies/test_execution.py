@@ -1,0 +1,212 @@
+"""Runs of a study: claimed, made once, resumed, shared out; here with a fit that ends at once."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from runs_by_hand import write_run
+
+from fedlit.records.run_folder import lock_folder
+from fedlit.studies import execution
+from fedlit.studies.execution import Execution
+from fedlit.studies.progress import StudyProgress
+from fedlit.studies.runs import flat, in_order, is_finished, plan_runs, share
+from fedlit.studies.study import build_study
+
+FAKE = Path(__file__).parent / "fake_fit.py"
+
+
+@pytest.fixture(autouse=True)
+def fit_ends_at_once(monkeypatch):
+    monkeypatch.setattr(execution, "FIT", [sys.executable, str(FAKE)])
+    monkeypatch.setattr(execution, "PAUSE", 0.01)
+    monkeypatch.setenv("PYTHONPATH", str(FAKE.parent))
+
+
+def resolve(cell):
+    """As the command line would resolve a cell, without it."""
+    config = {
+        "seed_everything": 7,
+        "trainer": {"default_root_dir": "."},
+        "model": {"class_path": "FedAvg", "init_args": {"optimizer": {"init_args": {"lr": 0.5}}}},
+        "data": {"init_args": {"dataset": "good", "partition_seed": 0}},
+    }
+    for options in cell.options:
+        for name, value in options.items():
+            group = config["data"] if name.startswith("data.") else config["model"]
+            group["init_args"][name.partition(".")[2]] = value
+    return config
+
+
+def planned(output, rows=None, seeds=2):
+    study = build_study({"recipe": "r", "rows": rows or {"a": {}, "b": {"model.alpha": 1}}, "seeds": seeds})
+    return plan_runs(study, study.cells, output, resolve)
+
+
+def make(runs, jobs=2, waits=True):
+    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits)
+    made.run()
+    return made
+
+
+def calls(run) -> int:
+    path = run.root / "calls.txt"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path):
+    names = [str(run) for run in in_order(planned(tmp_path))]
+    assert names == ["a, seed 1", "b, seed 1", "a, seed 2", "b, seed 2"]
+
+
+def test_cells_that_only_measure_otherwise_share_their_runs(tmp_path):
+    runs = planned(tmp_path, rows={"last": {}, "best": {"measure": {"at": "best"}}, "other": {"model.alpha": 2}})
+    assert len(in_order(runs)) == 4
+    last, best, other = runs.values()
+    assert last == best
+    assert last != other
+
+
+def test_seeds_are_those_of_the_study_and_not_of_the_recipe(tmp_path):
+    run = in_order(planned(tmp_path))[2]
+    assert run.whole_config["seed_everything"] == 2
+    assert run.whole_config["data"]["init_args"]["partition_seed"] == 2
+    assert run.whole_config["trainer"]["default_root_dir"] == str(tmp_path / "runs" / "a" / "seed_2")
+
+
+def test_names_that_are_one_on_a_disk_are_two_folders(tmp_path):
+    runs = planned(tmp_path, rows={"a b": {}, "A_b": {"model.alpha": 1}}, seeds=1)
+    roots = [run.root for of_cell in runs.values() for run in of_cell]
+    assert roots == [tmp_path / "runs" / "a_b" / "seed_1", tmp_path / "runs" / "A_b_2" / "seed_1"]
+
+
+def test_what_is_done_is_never_run_again(tmp_path):
+    runs = in_order(planned(tmp_path))
+    make(runs)
+    assert [run.status for run in runs] == ["done"] * 4
+    make(runs)
+    assert [calls(run) for run in runs] == [1, 1, 1, 1]
+
+
+def test_what_was_begun_is_run_again(tmp_path):
+    run = in_order(planned(tmp_path))[0]
+    folder = write_run(run.root / "lightning_logs" / "version_0", [[0.5]])
+    events = (folder / "events.jsonl").read_text().splitlines()
+    (folder / "events.jsonl").write_text("\n".join(events[:-1]) + '\n{"event": "e')  # killed in the middle of a line
+    assert run.status == "begun"
+    make([run])
+    assert run.status == "done"
+    assert calls(run) == 1
+
+
+@pytest.mark.parametrize(("stopped_by", "is_done"), [("null", True), ("15", False)])
+def test_a_run_that_a_signal_ended_is_not_done(stopped_by, is_done, tmp_path):
+    (tmp_path / "events.jsonl").write_text(f'{{"event": "end", "round": 3, "stopped_by": {stopped_by}}}\n')
+    assert is_finished(tmp_path) is is_done
+
+
+def test_a_run_that_fails_leaves_the_rest_alone_and_is_tried_again_by_the_next_call(tmp_path):
+    runs = in_order(planned(tmp_path, rows={"bad": {"data.dataset": "bad"}, "good": {}}, seeds=1))
+    made = make(runs)
+    assert [run.status for run in runs] == ["new", "done"]
+    assert [*made.failures] == [runs[0]]
+    assert made.failures[runs[0]].startswith("a line that says why (exit 1; all of it in ")
+    make(runs)
+    assert [calls(run) for run in runs] == [2, 1]
+
+
+def test_a_run_of_other_options_is_not_taken_for_this_one(tmp_path):
+    make(in_order(planned(tmp_path, rows={"a": {"model.alpha": 1}}, seeds=1)))
+    (changed,) = in_order(planned(tmp_path, rows={"a": {"model.alpha": 2}}, seeds=1))
+    with pytest.raises(
+        ValueError, match=r"was run with `model.alpha` 1, and now it would be 2; give another `--output`"
+    ):
+        changed.check_config()
+
+
+def test_a_study_may_be_moved(tmp_path):
+    make(in_order(planned(tmp_path / "here", seeds=1)))
+    (tmp_path / "here").rename(tmp_path / "there")
+    runs = in_order(planned(tmp_path / "there", seeds=1))
+    for run in runs:
+        run.check_config()
+    assert [run.status for run in runs] == ["done", "done"]
+
+
+def test_shares_are_disjoint_and_together_all(tmp_path):
+    runs = in_order(planned(tmp_path))
+    first = share(runs, "1/3")
+    second = share(runs, "2/3")
+    third = share(runs, "3/3")
+    assert sorted(map(str, first + second + third)) == sorted(map(str, runs))
+
+
+def test_a_run_that_another_call_holds_is_left_to_it(tmp_path):
+    runs = in_order(planned(tmp_path, seeds=1))
+    runs[0].root.mkdir(parents=True)
+    lock = lock_folder(runs[0].root)
+    made = make(runs, waits=False)
+    assert [calls(run) for run in runs] == [0, 1]
+    assert not made.failures
+    threading.Timer(0.3, lock.close).start()
+    make(runs)  # waits, and makes what the other has left
+    assert [run.status for run in runs] == ["done", "done"]
+
+
+def test_a_claim_lasts_as_long_as_the_runs_process(tmp_path):
+    (run,) = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}, seeds=1))
+    job = execution.start(run)
+    job.lock.close()  # as if the caller had died
+    with pytest.raises(BlockingIOError):
+        execution.start(run)
+    job.process.kill()
+    job.process.wait()
+    again = execution.start(run)
+    again.process.kill()
+    again.process.wait()
+
+
+def test_a_signal_ends_the_runs_that_are_under_way(tmp_path):
+    runs = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}))
+    threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
+    start = time.monotonic()
+    made = make(runs)
+    assert time.monotonic() - start < 20
+    assert made.stopped_by == signal.SIGTERM
+    assert not made.failures
+
+
+def test_the_runs_end_with_a_caller_that_was_killed(tmp_path):
+    """The process of a run is asked to end when its caller dies of SIGKILL (on Linux)."""
+    script = tmp_path / "caller.py"
+    script.write_text(
+        "import sys, time\n"
+        f"sys.path[:0] = {[str(FAKE.parent), str(FAKE.parents[2])]}\n"
+        "import test_execution as t\n"
+        "from fedlit.studies import execution\n"
+        f"execution.FIT = {execution.FIT}\n"
+        "rows = {'a': {'data.dataset': 'slow'}}\n"
+        f"(run,) = t.in_order(t.planned(t.Path({str(tmp_path)!r}), rows, seeds=1))\n"
+        "print(execution.start(run).process.pid, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    pid = int(caller.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    caller.kill()
+    caller.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_options_of_classes_are_told_apart_by_dotted_names():
+    config = {"model": {"class_path": "FML", "init_args": {"alpha": 0.5, "networks": [1, 2]}}}
+    assert flat(config) == {"model.class_path": "FML", "model.alpha": 0.5, "model.networks": [1, 2]}
+    assert yaml.safe_load(yaml.safe_dump(flat(config))) == flat(config)
