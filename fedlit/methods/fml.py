@@ -45,8 +45,10 @@ class FML(FederatedModule):
     """A personal and a shared network in deep mutual learning.
 
     Args:
-        personal: Builds the network that stays with the client; its architecture is free.
-        meme: Builds the network that travels; the same architecture everywhere.
+        personal: Builds the network that stays with the client; its architecture is free. By
+            default as `network`.
+        meme: Builds the network that travels; the same architecture everywhere. By default as
+            `network`.
         optimizer: Builds the optimiser of a visit from the parameters of both.
         alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as
             if alone.
@@ -65,6 +67,8 @@ class FML(FederatedModule):
             mapping from client id.
         personal_from: Where a personal network starts: drawn for each client (`own`), or a copy of
             the meme that it receives first (`server`), which must be of the same architecture.
+        network: Builds `personal` and `meme` where they are not given: FML in place of a method with
+            one network.
     """
 
     card = Card(
@@ -81,9 +85,9 @@ class FML(FederatedModule):
 
     def __init__(
         self,
-        personal: NetworkFactory,
-        meme: NetworkFactory,
-        optimizer: OptimizerCallable,
+        personal: NetworkFactory | None = None,
+        meme: NetworkFactory | None = None,
+        optimizer: OptimizerCallable | None = None,
         alpha: float = 0.5,
         beta: float = 0.5,
         alpha_ramp: Ramp | None = None,
@@ -94,7 +98,10 @@ class FML(FederatedModule):
         untrained_clients: list[int] | None = None,
         client_optimizers: ClientOptimizers = None,
         personal_from: Literal["own", "server"] = "own",
+        network: NetworkFactory | None = None,
     ) -> None:
+        if optimizer is None:  # it has a default only because networks, which come first, may be left out
+            raise ValueError("`model.optimizer` must be given, such as torch.optim.SGD.")
         super().__init__(optimizer, client_optimizers)
         _check_weight("alpha", alpha, alpha_ramp, way="fall")
         _check_weight("beta", beta, beta_ramp, way="rise")
@@ -105,13 +112,12 @@ class FML(FederatedModule):
         self.alpha_ramp = alpha_ramp
         self.beta_ramp = beta_ramp
         self.share = share
-        self.factory = personal
-        self.meme_factory = meme
+        self.factory, self.meme_factory = _factories(personal, meme, network)
         self.client_networks = client_networks
         self.client_memes = client_memes
         self.untrained_clients = untrained_clients or []
-        self.personal = build(personal, "model.personal")
-        self.meme = build(meme, "model.meme")
+        self.personal = build(self.factory, "model.personal")
+        self.meme = build(self.meme_factory, "model.meme")
         self.shared = ("meme.",)
         if share == "extractor":
             self.shared = ("meme.extractor.",)
@@ -229,3 +235,16 @@ def _ids(choices: ClientNetworks) -> Iterable[int]:
     if isinstance(choices, list):
         return range(len(choices))
     return choices or ()
+
+
+def _factories(
+    personal: NetworkFactory | None, meme: NetworkFactory | None, network: NetworkFactory | None
+) -> tuple[NetworkFactory, NetworkFactory]:
+    """What builds the personal network, and what the meme."""
+    if personal is not None and meme is not None:
+        if network is not None:
+            raise ValueError("`model.network` plays no part where `model.personal` and `model.meme` are both given.")
+        return personal, meme
+    if network is None:
+        raise ValueError("`model.personal` and `model.meme` must be given, or `model.network` for both.")
+    return personal or network, meme or network

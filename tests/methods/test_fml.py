@@ -53,6 +53,33 @@ def test_with_beta_1_and_only_then_the_global_model_is_fedavgs_with_uniform_weig
     assert equal(renamed(fml.global_state, ""), renamed(fedavg.global_state, "")) is holds
 
 
+def test_one_network_is_both_the_personal_one_and_the_meme():
+    states = []
+    for networks in ({"personal": SmallCNN, "meme": SmallCNN}, {"network": SmallCNN}):
+        torch.manual_seed(0)
+        states.append(fitted(FML(**networks, optimizer=SGD)).global_state)
+    assert equal(*states)
+
+
+def test_one_network_beside_another_meme_is_the_personal_one():
+    method = FML(network=linear, meme=SmallCNN, optimizer=SGD)
+    assert isinstance(method.meme, SmallCNN)
+    assert not isinstance(method.personal, SmallCNN)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"personal": linear}, "`model.personal` and `model.meme` must be given, or `model.network`"),
+        ({"personal": linear, "meme": linear, "network": linear}, "`model.network` plays no part"),
+        ({"network": linear, "optimizer": None}, "`model.optimizer` must be given"),
+    ],
+)
+def test_networks_too_few_or_too_many_are_refused_by_name(options, told):
+    with pytest.raises(ValueError, match=told):
+        FML(**{"optimizer": SGD, **options})
+
+
 def test_with_beta_1_it_is_not_fedavg_weighted_by_examples():
     fml, fedavg = fml_and(lambda: FedAvg(SmallCNN, SGD, weighting="examples"), beta=1.0)
     assert not equal(renamed(fml.global_state, ""), renamed(fedavg.global_state, ""))
