@@ -14,7 +14,7 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
     "fit": "Train a method over its rounds.",
     "validate": "Evaluate every client on its own validation samples, and the global model on the test set too.",
     "test": "Evaluate the global model and every client's own on the pooled test set.",
-    "predict": "Predict the test set, by the global model or by a client's own; writes predictions_*.csv.",
+    "predict": "Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.",
     "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
 }
 TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called

@@ -8,6 +8,9 @@ from fedlit.data import FederatedData
 from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast
+from fedlit.engine.state import FederationState
+from fedlit.fast.memory import set_fast
+from fedlit.methods.base import FederatedModule
 from fedlit.records.run_folder import find_checkpoint, run_folder
 
 
@@ -40,3 +43,12 @@ def chosen_folder(fabric: Fabric, path: Path | None, options: Options, training:
     root = options.default_root_dir if training and fabric.is_global_zero else None
     told = broadcast(fabric, run_folder(path, root))
     return None if told is None else Path(told)
+
+
+def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, options: Options) -> FederationState:
+    """The state before the first round, the same on every process."""
+    fabric.setup_module(model)
+    set_fast(model, options.fast)
+    state = FederationState(fabric, model, data, options)
+    state.synchronise()
+    return state
