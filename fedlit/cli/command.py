@@ -18,6 +18,7 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
     "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
 }
 TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
+    "export": "Write a network of a checkpoint as a file, and check that it gives the same outputs.",
     "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
     "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
     "recipes": "List the recipes that come with fedlit, or print one.",

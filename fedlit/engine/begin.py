@@ -29,9 +29,7 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
 
 def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, root: Path, training: bool) -> Path | None:
     """The first process says which: another might find the folder that the first is about to claim."""
-    if ckpt_path == "auto" and not training:
-        raise ValueError("`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last` or `best`.")
-    found = find_checkpoint(ckpt_path, root)
+    found = find_checkpoint(ckpt_path, root, may_begin=training)
     told = broadcast(fabric, None if found is None else str(found))
     return None if told is None else Path(told)
 
