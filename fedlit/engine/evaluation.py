@@ -146,20 +146,25 @@ class Scorer:
                 rows += self._rows(self._client_on_pooled(k), self.state.round)
         return rows
 
-    def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
-        """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
+    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
+        """Class probabilities ``[N, C]`` and targets of some batches, else of the test set, by `loaded`'s network."""
+        network = self.loaded(client)
+        if batches is None:
+            batches = self.state.data.test_batches(client)
+        logits, target = outputs(self.state.fabric, network, batches)
+        return logits.softmax(dim=1), target
+
+    def loaded(self, client: int | None) -> nn.Module:
+        """The global model or a client's own, with its values put into the live module."""
         if client is None:
             if not self.has_complete_global_model:
                 method = type(self.state.module).__name__
                 raise ValueError(f"{method} has no global model; name one of its clients with `--client`.")
-            network = self.network
             self.state.load_global()
-        else:
-            self._check_has_model(client)
-            network = self.personal
-            self.state.enter(client, "personal")
-        logits, target = outputs(self.state.fabric, network, self.state.data.test_batches(client))
-        return logits.softmax(dim=1), target
+            return self.network
+        self._check_has_model(client)
+        self.state.enter(client, "personal")
+        return self.personal
 
     def _check_has_model(self, client: int) -> None:
         number = self.state.data.num_clients
