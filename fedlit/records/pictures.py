@@ -3,7 +3,7 @@
 import csv
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -50,12 +50,13 @@ def draw_partition(counts: np.ndarray, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_curves(metrics: Path, path: Path) -> None:
+def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "round") -> None:
     """Accuracy over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
 
     Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
+    From an epochs.csv, `over` epochs: those of the last visit.
     """
-    panels = _read_panels(metrics)
+    panels = _read_panels(metrics, over)
     if not panels:
         return
     once = {title for title, lines in panels.items() if _is_one_round(lines)}
@@ -72,21 +73,25 @@ def draw_curves(metrics: Path, path: Path) -> None:
     all_axes = np.atleast_1d(figure.subplots(1, len(widths), sharey=True, width_ratios=widths))
     for axes, (title, lines) in zip(all_axes, curves.items(), strict=False):
         _draw_panel(axes, title, lines)
+        axes.set_xlabel(over)
     if compares:
         _draw_comparison(all_axes[-1], panels)
     all_axes[0].set_ylabel("accuracy")
     figure.savefig(path, dpi=110)
 
 
-def _read_panels(metrics: Path) -> dict[str, Lines]:
+def _read_panels(metrics: Path, over: str) -> dict[str, Lines]:
     """Every accuracy of a metrics.csv: by model and data, then by client."""
     panels: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     with metrics.open() as file:
         for row in csv.DictReader(file):
             if row["metric"] == "acc":
                 title = f"{row['model']} on {row['data']}"
-                point = (int(row["round"]), float(row["value"]))
-                panels[title][row["client"]].append(point)
+                point = (int(row[over]), float(row["value"]))
+                line = panels[title][row["client"]]
+                if line and point[0] <= line[-1][0]:  # another visit counts its epochs anew
+                    line.clear()
+                line.append(point)
     return panels
 
 
@@ -138,7 +143,6 @@ def _draw_panel(axes: "Axes", title: str, lines: Lines) -> None:
         axes.fill_between(rounds, low, high, color="tab:blue", alpha=0.12, label="range")
     axes.plot(rounds, mean, color="tab:red", marker=marker, label=label)
     axes.set_title(title)
-    axes.set_xlabel("round")
     axes.grid(color="0.92")
     axes.locator_params(axis="x", integer=True)
     axes.legend(
