@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[int, float]]  # round and accuracy
 Lines = dict[str, Points]  # of every client
+MOST_COUNTS = 20  # classes of a confusion matrix whose cells can hold a number
 MOST_LINES = 100  # in one panel; more would hide each other
 
 
@@ -77,6 +78,33 @@ def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "ro
     if compares:
         _draw_comparison(all_axes[-1], panels)
     all_axes[0].set_ylabel("accuracy")
+    figure.savefig(path, dpi=110)
+
+
+def draw_confusion(path_of_counts: Path, path: Path) -> None:
+    """What the samples of each class are taken for, from a confusion.csv: shares of a row, with counts if they fit."""
+    with path_of_counts.open() as file:
+        rows = [(int(row["label"]), int(row["predicted"]), int(row["samples"])) for row in csv.DictReader(file)]
+    labels, predicted, samples = np.array(rows).T
+    classes = labels.max() + 1
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    counts[labels, predicted] = samples
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = min(max(3.5, 0.4 * classes + 1.2), 9.0)
+    figure = _new_figure(size, size)
+    figure.set_layout_engine("none")  # the others would draw the many numbers several times
+    axes = figure.add_axes((0.14, 0.11, 0.81, 0.81))
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    if classes <= MOST_COUNTS:
+        axes.set_xticks(range(classes))
+        axes.set_yticks(range(classes))
+        for label, column in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if shares[label, column] > 0.5 else "black"
+            axes.text(column, label, counts[label, column], ha="center", va="center", color=colour, fontsize="x-small")
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    right = np.trace(counts) / max(counts.sum(), 1)
+    axes.set_title(f"global model: {right:.1%} of {counts.sum()} test samples are right", fontsize="medium")
     figure.savefig(path, dpi=110)
 
 
