@@ -49,6 +49,7 @@ class Federation:
         fraction_fit: Fraction in (0, 1] of the clients that take part in a round.
         min_clients: Clients that take part in a round at least.
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
+        eval_every_n_epochs: Epochs between evaluations in a visit at home (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
         monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy.
         lr_schedule: A torch schedule that is stepped once a round.
@@ -102,6 +103,7 @@ class Federation:
         enable_progress_bar: bool = True,
         report: bool = True,
         seed: int = 0,
+        eval_every_n_epochs: int | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -111,6 +113,7 @@ class Federation:
             fraction_fit=fraction_fit,
             min_clients=min_clients,
             eval_every_n_rounds=eval_every_n_rounds,
+            eval_every_n_epochs=eval_every_n_epochs,
             save_every_n_rounds=save_every_n_rounds,
             monitor=monitor,
             lr_schedule=lr_schedule,
