@@ -35,9 +35,8 @@ def latex_table(results: Results) -> str:
         r"  \centering\small",
         f"  \\caption{{{_caption(results, grid)}}}",
     ]
-    for number, block in enumerate(_blocks(grid)):
-        if number:
-            lines.append(r"  \par\medskip")
+    for block in _blocks(grid):
+        lines.append(r"  \par\medskip")
         lines += _tabular(grid, block)
     lines += [f"  \\label{{tab:{_label(study.title)}}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
@@ -99,7 +98,10 @@ def _tabular(grid: Grid, block: list[int]) -> list[str]:
     lines += _head(grid, block)
     lines.append(r"    \midrule")
     for row in grid.rows:
-        cells = [escaped(row[0]), *[_bold(row[i]) for i in block]]
+        name = escaped(row[0])
+        if len(row[0]) > LONGEST_NAME:
+            name = rf"{{\raggedright {name}\par}}"
+        cells = [name, *[_bold(row[i]) for i in block]]
         lines.append(f"    {' & '.join(cells)} \\\\")
     return [*lines, r"    \bottomrule", r"  \end{tabular}"]
 
