@@ -7,7 +7,7 @@ the labels. So the same partition and seed on the test labels gives each client 
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -105,11 +105,14 @@ class Shards(Partition):
         mode: ``equal_size`` shards straddle classes of unequal size (MNIST); ``per_class`` cuts every class into the
             same number of shards: at most ``p`` classes for sure; ``distinct`` does so, too, and gives no
             client two shards of one class: exactly ``p`` classes. With ``K p`` = C no two clients share one.
+        samples_per_client: How many of its shards' samples each client keeps, drawn at random; by default all.
     """
 
-    def __init__(self, per_client: int = 2, mode: Mode = "equal_size") -> None:
+    def __init__(self, per_client: int = 2, mode: Mode = "equal_size", samples_per_client: int | None = None) -> None:
         self.per_client = at_least("per_client", per_client)
         self.mode = one_of("mode", mode, Mode)
+        if samples_per_client is not None:
+            self.samples_per_client = at_least("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
@@ -127,7 +130,18 @@ class Shards(Partition):
         owner_of_shard = self._owners(num_clients, num_shards, pieces, seed)
         owner_of_sample = np.repeat(owner_of_shard, sizes)
         by_label = np.argsort(labels, kind="stable")
-        return grouped(by_label, owner_of_sample, num_clients)
+        parts = grouped(by_label, owner_of_sample, num_clients)
+        if self.samples_per_client is None:
+            return parts
+        return [self._kept(part, seed, client) for client, part in enumerate(parts)]
+
+    def _kept(self, part: np.ndarray, seed: int, client: int) -> np.ndarray:
+        """Some of the samples of a client's shards."""
+        wanted = cast(int, self.samples_per_client)
+        told = f"`samples_per_client`={wanted}, but the shards of client {client} hold {len(part)}."
+        require(wanted <= len(part), told)
+        order = stream(seed, "kept", client).permutation(len(part))
+        return part[np.sort(order[:wanted])]
 
     def _owners(self, num_clients: int, num_shards: int, pieces: int, seed: int) -> np.ndarray:
         """Who gets each shard; those of one class, `pieces` of them, lie side by side."""

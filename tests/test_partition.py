@@ -40,6 +40,7 @@ EVERY = [
     IID(),
     IID(300),
     Shards(2),
+    Shards(2, samples_per_client=20),
     Shards(4, "per_class"),
     Shards(4, "distinct"),
     BinarySeparated(),
@@ -553,3 +554,14 @@ def test_permuted_pixels_leave_the_samples_to_their_base():
     assert all_equal(PermutedPixels(base).assign(CIFAR, 5, 10, 0), base.assign(CIFAR, 5, 10, 0))
     assert all_equal(PermutedPixels().assign(CIFAR, 5, 10, 0), IID().assign(CIFAR, 5, 10, 0))
     assert base.pixel_permutation(0, 784, seed=0) is None
+
+
+def test_a_client_keeps_so_many_of_its_shards_samples_and_of_every_class():
+    whole = Shards(2, "per_class").assign(CIFAR, 5, 10, seed=4)
+    some = Shards(2, "per_class", samples_per_client=20).assign(CIFAR, 5, 10, seed=4)
+    for kept, held in zip(some, whole, strict=True):
+        assert len(kept) == 20
+        assert set(kept) < set(held)
+        assert set(CIFAR[kept]) == set(CIFAR[held])
+    with pytest.raises(ValueError, match="`samples_per_client`=9000000, but the shards of client 0 hold"):
+        Shards(2, samples_per_client=9_000_000).assign(CIFAR, 5, 10, seed=4)
