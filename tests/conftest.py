@@ -54,7 +54,7 @@ def toy_data(size: int = 60, **options) -> FederatedData:
 
 def fitted(model: FederatedModule, data: FederatedData | None = None, ckpt_path: str | None = None, **options):
     """A federation after its fit; without a folder unless `default_root_dir` is given."""
-    quiet = {"num_rounds": 3, "enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
+    quiet = {"num_rounds": 3, "enable_progress_bar": False, "logger": False, "accelerator": "cpu", "report": False}
     federation = Federation(**{**quiet, **options})
     federation.fit(model, toy_data() if data is None else data, ckpt_path)
     return federation

@@ -47,7 +47,7 @@ class DataCLI(FederatedCLI):
         for name in [name for name in vars(chosen) if name != "data"]:
             chosen.pop(name)
         self.config_init = self.parser.instantiate_classes(config)
-        self.datamodule = self._get(self.config_init, "data")
+        self.datamodule = self.config_init[config.subcommand].data
 
 
 def main(args: list[str]) -> None:

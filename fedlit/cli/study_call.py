@@ -18,7 +18,7 @@ from fedlit.studies.results import Results
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
 from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen
 from fedlit.studies.tables import terminal_table
-from fedlit.studies.writing import write_all
+from fedlit.studies.writing import study_lock, write_all
 
 MEASURED = ("metric", "at", "target")
 
@@ -45,7 +45,8 @@ class StudyCall:
     def run(self) -> int:
         """Make the runs that are left, and write what is known; the exit code."""
         if self.given.from_runs:
-            self._write()
+            with study_lock(self.output):
+                self._write()
             return 0
         runs = share(in_order(self.planned), self.given.array)
         for run in runs:
@@ -55,8 +56,9 @@ class StudyCall:
         execution.run()
         progress.close()
         self.failures = execution.failures
-        self._gather()
-        self._write()
+        with study_lock(self.output):  # whoever writes last has seen the most
+            self._gather()
+            self._write()
         if execution.stopped_by is not None:
             print("Stopped; the same command goes on where it was.", file=sys.stderr)
             return 128 + execution.stopped_by

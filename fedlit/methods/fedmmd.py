@@ -126,5 +126,8 @@ class FedMMD(FederatedModule):
             return loss
         reference = self._reference(x, index)
         if self.distance == "l2":
-            return loss + self.lam * half_squared_error(local, reference)
-        return loss + self.lam * mmd(reference, local, self.kernel).clamp_min(FLOOR)
+            distance = half_squared_error(local, reference)
+        else:
+            distance = mmd(reference, local, self.kernel).clamp_min(FLOOR)
+        self.log(self.distance, distance)
+        return loss + self.lam * distance

@@ -34,6 +34,26 @@ class Row(NamedTuple):
         return f"{self.metric}/{self.model}_on_{self.data}"
 
 
+class EpochRow(NamedTuple):
+    """One line of epochs.csv: a client's model in the middle of a visit at home; epochs of a visit count from 1."""
+
+    round: int
+    stage: str
+    epoch: int
+    client: int
+    model: str
+    data: str
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self[:-1]))},{self.value:.9g}\n"
+
+    def at_epoch(self) -> Row:
+        """As a line that is told by its epoch, in place of its round."""
+        return Row(self.epoch, self.stage, self.client, self.model, self.data, self.metric, self.value)
+
+
 class LedgerRow(NamedTuple):
     """One line of ledger.csv: what crossed the border of a client."""
 

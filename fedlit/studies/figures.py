@@ -43,7 +43,7 @@ def draw_all(results: Results) -> Iterator[tuple[str, "Figure"]]:
         note = "a dot: a client of a run; box: quartiles and median over clients and seeds"
         yield "clients", _panels(results, _draw_clients, lanes, note, names=True)
     if any(cell.measure.target is not None for cell in results.study.cells):
-        note = "bar: mean over the runs that reached the target; a dot: a run"
+        note = "bar: mean over the runs that reached the target, k of n; a dot: a run"
         yield "rounds_to_target", _panels(results, _draw_target, lanes, note, names=True)
 
 
@@ -195,14 +195,16 @@ def _draw_target(axes: "Axes", results: Results, cells: list[Cell]) -> None:
         number = results.study.rows.index(cell.row)
         rounds = [value for value in rounds_to_target(results, cell).values() if not isnan(value)]
         came, done = reached(results, cell)
-        text = f" {came} of {done} reached it"
+        text = f"{came} of {done}" if done else "no run"
         mean = 0.0
         if rounds:
             mean = float(np.mean(rounds))
             axes.barh(number, mean, height=0.6, color=COLOURS[number % len(COLOURS)], alpha=0.6)
             axes.plot(rounds, [number] * len(rounds), MARKERS[number % len(MARKERS)], color="black", markersize=3.5)
-        axes.annotate(text, (max([mean, *rounds]), number), va="center", fontsize="small")
-    axes.margins(x=0.45)
+        end = (max([mean, *rounds]), number)
+        axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize="small")
+    axes.margins(x=0.25)
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlim(left=0)
     words = " or ".join(f"{target:g}" for target in targets_of(cells))
     axes.set_xlabel(f"rounds until {cells[0].measure.metric} is {words}")

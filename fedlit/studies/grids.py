@@ -64,7 +64,7 @@ def difference_grid(results: Results) -> Grid | None:
     for row in others:
         cells = [study.cell(row, column) for column in study.columns]
         rows.append((row, *[_difference(results, cell) for cell in cells]))
-    head = ("", *map(_column_name, study.columns))
+    head = ("", *[column or "difference" for column in study.columns])
     note = (
         "Mean of the differences within pairs of seeds [95 % interval of the t-distribution] and p of the paired "
         "t-test of each comparison by itself: nothing is corrected for there being several."

@@ -1,6 +1,7 @@
 """The table of a study for a paper, with booktabs."""
 
 import re
+from textwrap import wrap
 
 from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.grids import main_grid
@@ -18,7 +19,10 @@ SPECIAL = {
     "–": "--",
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
-WIDEST = 64  # characters that surely fit beside each other on a page of the class article
+WIDEST = 66  # characters that surely fit beside each other on a page of the class article
+GAP = 3  # characters between columns
+LONGEST_NAME = 28  # characters of a row's name; longer ones are broken
+LONGEST_HEAD = 20  # of a column's
 
 
 def latex_table(results: Results) -> str:
@@ -31,9 +35,8 @@ def latex_table(results: Results) -> str:
         r"  \centering\small",
         f"  \\caption{{{_caption(results, grid)}}}",
     ]
-    for number, block in enumerate(_blocks(grid)):
-        if number:
-            lines.append(r"  \par\medskip")
+    for block in _blocks(grid):
+        lines.append(r"  \par\medskip")
         lines += _tabular(grid, block)
     lines += [f"  \\label{{tab:{_label(study.title)}}}", r"\end{table}"]
     return "\n".join(lines) + "\n"
@@ -66,7 +69,7 @@ def _blocks(grid: Grid) -> list[list[int]]:
             pairs[-1].append(i)
         else:
             pairs.append([i])
-    names = max(len(row[0]) for row in grid.rows)
+    names = min(LONGEST_NAME, max(len(row[0]) for row in grid.rows))
     blocks: list[list[int]] = []
     used = WIDEST + 1
     for pair in pairs:
@@ -83,16 +86,22 @@ def _width(grid: Grid, columns: list[int]) -> int:
     """Characters that columns take; a name spans its pair."""
     entries = 0
     for i in columns:
-        entries += max(len(row[i]) for row in grid.rows) + 2
-    return max(entries, len(grid.head[columns[0]]) + 2)
+        entries += max(len(row[i]) for row in grid.rows) + GAP
+    return max(entries, min(LONGEST_HEAD, len(grid.head[columns[0]])) + GAP)
 
 
 def _tabular(grid: Grid, block: list[int]) -> list[str]:
-    lines = [rf"  \begin{{tabular}}{{l{'r' * len(block)}}}", r"    \toprule"]
+    first = "l"
+    if any(len(row[0]) > LONGEST_NAME for row in grid.rows):
+        first = r"p{0.35\textwidth}"
+    lines = [rf"  \begin{{tabular}}{{{first}{'r' * len(block)}}}", r"    \toprule"]
     lines += _head(grid, block)
     lines.append(r"    \midrule")
     for row in grid.rows:
-        cells = [escaped(row[0]), *[_bold(row[i]) for i in block]]
+        name = escaped(row[0])
+        if len(row[0]) > LONGEST_NAME:
+            name = rf"{{\raggedright {name}\par}}"
+        cells = [name, *[_bold(row[i]) for i in block]]
         lines.append(f"    {' & '.join(cells)} \\\\")
     return [*lines, r"    \bottomrule", r"  \end{tabular}"]
 
@@ -100,7 +109,7 @@ def _tabular(grid: Grid, block: list[int]) -> list[str]:
 def _head(grid: Grid, block: list[int]) -> list[str]:
     """Names of columns; with the paper's numbers a name spans both, and a second line tells them apart."""
     if not any(isinstance(grid.head[i], Paper) for i in block):
-        return [f"    & {' & '.join(escaped(grid.head[i]) for i in block)} \\\\"]
+        return [f"    & {' & '.join(_name(grid.head[i]) for i in block)} \\\\"]
     names: list[str] = []
     rules: list[str] = []
     kinds: list[str] = []
@@ -110,12 +119,21 @@ def _head(grid: Grid, block: list[int]) -> list[str]:
             continue
         has_paper = i + 1 < len(grid.head) and isinstance(grid.head[i + 1], Paper)
         span = 2 if has_paper else 1
-        names.append(rf"\multicolumn{{{span}}}{{c}}{{{escaped(grid.head[i])}}}")
+        names.append(rf"\multicolumn{{{span}}}{{c}}{{{_name(grid.head[i])}}}")
         rules.append(rf"\cmidrule(lr){{{position}-{position + span - 1}}}")
         kinds.append("ours")
     if len(grid.head) == 3:  # one column only: its name would be "ours" twice
         return [f"    & {' & '.join(kinds)} \\\\"]
     return [f"    & {' & '.join(names)} \\\\", f"    {' '.join(rules)}", f"    & {' & '.join(kinds)} \\\\"]
+
+
+def _name(head: str) -> str:
+    """A column's name, on several lines if it is long."""
+    lines = [escaped(line) for line in wrap(head, LONGEST_HEAD)]
+    if len(lines) <= 1:
+        return "".join(lines)
+    broken = r"\\".join(lines)
+    return rf"\shortstack{{{broken}}}"
 
 
 def _bold(text: str) -> str:

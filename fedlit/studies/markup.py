@@ -1,6 +1,7 @@
 """HTML in which every text of a user is escaped: only `Markup` stands as it is."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -40,7 +41,7 @@ def grid_table(grid: Grid) -> Markup:
     head = [tag("th", name, **_class(name)) for name in grid.head]
     body = []
     for row in grid.rows:
-        cells = [tag("th", row[0])]
+        cells = [tag("th", breakable(row[0]))]
         for name, text in zip(grid.head[1:], row[1:], strict=True):
             shown = tag("strong", text) if isinstance(text, Best) else text
             cells.append(tag("td", shown, **_class(name)))
@@ -52,9 +53,22 @@ def grid_table(grid: Grid) -> Markup:
 
 def words_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     """A table of words, which may be long."""
-    lines = [tag("tr", tag("th", row[0]), *[tag("td", text) for text in row[1:]]) for row in rows]
+    lines = []
+    for row in rows:
+        cells = [tag("td", breakable(text)) for text in row[1:]]
+        lines.append(tag("tr", tag("th", breakable(row[0])), *cells))
     top = tag("thead", tag("tr", *[tag("th", name) for name in head]))
     return tag("div", tag("table", top, tag("tbody", *lines), class_="words"), class_="box")
+
+
+def breakable(text: str) -> Markup:
+    """A name that may be broken after a dot, a dash below or a slash: a phone is narrow.
+
+    Example:
+        >>> breakable("model.lr<1>")
+        'model.<wbr>lr&lt;1&gt;'
+    """
+    return Markup(re.sub(r"([._/])", r"\1<wbr>", escape(text)))
 
 
 def details(summary: str, *children: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from fedlit.studies.charts import client_lanes, curves, forest, target_bars
@@ -23,6 +24,7 @@ def study_page(results: Results, command: str) -> str:
     page = Page(study.title, [study.source, study.note, _told(results)])
     _warn(page, results)
     main = main_grid(results)
+    main = replace(main, note=main.note.replace("Marked as best:", "Bold:"))
     page.section(main.title, grid_table(main), _runs(results))
     _differences(page, results)
     _curves(page, results)
@@ -100,7 +102,10 @@ def _curves(page: Page, results: Results) -> None:
     over_rounds = _by_column(page, results, partial(curves, over="rounds"))
     over_bytes = _by_column(page, results, partial(curves, over="bytes"))
     legend = page.legend(results.study.rows, "curves")
-    note = "Mean over seeds; the band is ± one standard deviation. Click a name to hide it."
+    note = (
+        "Mean over seeds; the band is ± one standard deviation. A row that sends nothing is a level over bytes: its "
+        "last value. Click a name to hide it."
+    )
     parts = [legend, tag("h3", "Over rounds"), over_rounds, tag("h3", "Over bytes"), over_bytes]
     page.section("Curves", *parts, tag("p", note, class_="note"))
 
@@ -186,10 +191,10 @@ def _origin(page: Page, results: Results, command: str) -> None:
         environment = outcome.environment
         made_with[tuple(str(environment.get(name, "not noted")) for name in ENVIRONMENT)] += 1
     lines = [(f"{number} runs", *values) for values, number in made_with.items()]
-    seeds = ", ".join(f"{pair.training} and {pair.partition}" for pair in results.study.seeds)
+    seeds = "; ".join(f"training {pair.training}, partition {pair.partition}" for pair in results.study.seeds)
     page.section(
         "How it was made",
         tag("pre", command),
-        tag("p", f"Seeds of training and partition: {seeds}."),
+        tag("p", f"Seeds: {seeds}."),
         words_table(("", *ENVIRONMENT), lines),
     )

@@ -11,7 +11,14 @@ from fedlit.studies.seeds import SeedPair
 from fedlit.studies.study import ONLY_COLUMN, Cell, Study, build_study
 
 SEEDS = ("seed_everything", "data.partition_seed")
-NOT_COMPARED = (*SEEDS, "ckpt_path", "trainer.default_root_dir", "trainer.logger", "trainer.enable_progress_bar")
+NOT_COMPARED = (
+    *SEEDS,
+    "ckpt_path",
+    "trainer.default_root_dir",
+    "trainer.logger",
+    "trainer.enable_progress_bar",
+    "trainer.report",
+)
 
 
 def of_recipes(recipes: Iterable[str]) -> dict[str, Any]:

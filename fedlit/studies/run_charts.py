@@ -15,18 +15,14 @@ MOST_LINES = 100
 ROUNDS = {"kind": "lines", "x": "round", "xname": "round", "unit": "rounds"}
 
 
-def metric_charts(outcome: Outcome) -> dict[str, Chart]:
-    """A chart for each metric, accuracies first."""
-    return {key: _chart(key, values) for key, values in by_key(outcome).items()}
-
-
 def by_key(outcome: Outcome) -> dict[str, pd.DataFrame]:
     """Every metric of a run, rounds x clients, by metric/model_on_data; accuracies first, losses then."""
     rows = outcome.metrics
     names = rows["metric"] + "/" + rows["model"] + "_on_" + rows["data"]
     tables = {}
     for key in sorted(names.unique(), key=_order):
-        table = rows[names == key].pivot_table(index="round", columns="client", values="value", aggfunc="last")
+        lines = rows[names == key].drop_duplicates(["round", "client"], keep="last")
+        table = lines.pivot(index="round", columns="client", values="value")
         tables[key] = table[sorted(table.columns, key=_client_order)]
     return tables
 
@@ -41,8 +37,8 @@ def _client_order(client: str) -> tuple[int, str]:
     return (int(client), "") if client.isdigit() else (-1, client)
 
 
-def _chart(key: str, values: pd.DataFrame) -> Chart:
-    """Clients thin, their mean thick with a band from the least to the most."""
+def metric_chart(key: str, values: pd.DataFrame) -> Chart:
+    """A metric, rounds x clients: clients thin, their mean thick with a band from the least to the most."""
     series: list[dict[str, Any]] = []
     shown = list(values.columns)[: min(MOST_LINES, max(1, MOST_POINTS // len(values)))]
     if len(values.columns) > 1:
@@ -54,7 +50,7 @@ def _chart(key: str, values: pd.DataFrame) -> Chart:
     series.append({"name": name, "style": 0, **_points(mean)})
     if len(values.columns) > 1:
         series[-1] |= {"low": values.min(axis=1).to_list(), "high": values.max(axis=1).to_list()}
-    return {**ROUNDS, "y": key, "series": series}
+    return {**ROUNDS, "y": key.rpartition("/")[0], "series": series}
 
 
 def _points(line: pd.Series) -> dict[str, list[Any]]:
@@ -68,14 +64,13 @@ def ledger_chart(outcome: Outcome) -> Chart:
     for style, direction in enumerate(sorted(by_round.columns)):
         points = _points(by_round[direction].fillna(0))
         series.append({"name": direction, "style": style, **points})
-    label = f"bytes of all clients: {', '.join(sorted(by_round.columns))}"
-    return {**ROUNDS, "y": label, "yunit": "bytes", "series": series}
+    return {**ROUNDS, "group": "ledger", "y": "bytes of all clients", "yunit": "bytes", "floor": 0, "series": series}
 
 
 def seconds_chart(outcome: Outcome) -> Chart:
     """Seconds of each round."""
     line = {"name": "seconds", "style": 0, **_points(outcome.rounds["seconds"])}
-    return {**ROUNDS, "y": "seconds of a round", "series": [line]}
+    return {**ROUNDS, "y": "seconds", "floor": 0, "series": [line]}
 
 
 def class_counts(outcome: Outcome) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 from fedlit.studies.grid import Grid
@@ -15,7 +16,7 @@ from fedlit.studies.run_charts import (
     class_counts,
     heat,
     ledger_chart,
-    metric_charts,
+    metric_chart,
     seconds_chart,
 )
 from fedlit.studies.whole_files import write_whole
@@ -40,9 +41,10 @@ def run_page(outcome: Outcome) -> str:
     method = str(config.get("model", {}).get("class_path", "")).rpartition(".")[2]
     page = Page(method or outcome.folder.name, [str(outcome.folder), _told(outcome)])
     if not outcome.metrics.empty:
-        scores = score_grid(outcome)
+        tables = by_key(outcome)
+        scores = score_grid(tables)
         page.section(scores.title, grid_table(scores))
-        figures = [page.figure(key, lines) for key, lines in metric_charts(outcome).items()]
+        figures = [page.figure(key, metric_chart(key, values)) for key, values in tables.items()]
         note = "Thick: the mean over clients, with their range; thin: a client."
         page.section("Curves", tag("div", *figures, class_="charts"), tag("p", note, class_="note"))
     _partition(page, outcome)
@@ -56,10 +58,10 @@ def run_page(outcome: Outcome) -> str:
     return str(page)
 
 
-def score_grid(outcome: Outcome) -> Grid:
+def score_grid(tables: Mapping[str, pd.DataFrame]) -> Grid:
     """The last value of every metric over clients, and the best mean with its round."""
     rows = []
-    for key, values in by_key(outcome).items():
+    for key, values in tables.items():
         mean = values.mean(axis=1)
         best = mean.idxmin() if FALLING in key else mean.idxmax()
         last = values.iloc[-1]
@@ -107,7 +109,9 @@ def _ledger(page: Page, outcome: Outcome) -> None:
     for (direction, kind), line in kinds.iterrows():
         rows.append((f"{direction}, {kind}", size(line["sum"]), str(line["count"])))
     grid = Grid("What was sent", ("", "bytes", "times"), tuple(rows))
-    page.section(grid.title, grid_table(grid), page.figure("Bytes by round", ledger_chart(outcome)))
+    chart = ledger_chart(outcome)
+    legend = page.legend([line["name"] for line in chart["series"]], "ledger")
+    page.section(grid.title, grid_table(grid), page.figure("Bytes by round", chart), legend)
 
 
 def _events(page: Page, outcome: Outcome) -> None:

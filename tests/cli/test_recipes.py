@@ -41,3 +41,15 @@ def test_the_recipe_says_how_to_run_it(recipe):
 def test_a_paper_recipe_tells_whose_it_is(recipe):
     text = (CONFIGS / recipe).read_text()
     assert re.search(r"^# (Federated Mutual Learning v[12]|(Yao|Zec|Ma) et al\.), ", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "without"),
+    [("fml_catfish_fashion.yaml", "client_networks"), ("fml_weak_client_fashion.yaml", "untrained_clients")],
+)
+def test_a_recipe_with_an_odd_client_runs_without_it_as_its_head_says(recipe, without, monkeypatch, capsys):
+    option = f"--model.{without} null"
+    assert option in (CONFIGS / recipe).read_text()
+    monkeypatch.setattr("sys.argv", ["fedlit"])
+    main(["fit", "--config", recipe, "--trainer.fast_dev_run", "true", *option.split()])
+    assert "round 1/" in capsys.readouterr().out

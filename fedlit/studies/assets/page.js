@@ -104,7 +104,8 @@ function drawLines(figure, svg, spec, width) {
   svg.setAttribute("height", height);
   if (!series.length) return;
   const values = series.flatMap((one) => [...one.y, ...(one.low || []), ...(one.high || [])]);
-  const [low, high] = range(values.filter((value) => value !== null), 0.04);
+  let [low, high] = range(values.filter((value) => value !== null), 0.04);
+  if (spec.floor !== undefined) low = Math.min(spec.floor, ...values);
   const xs = series.flatMap((one) => one.x);
   let [left, right] = [least(xs), most(xs)];
   if (spec.unit === "bytes") left = 0;
