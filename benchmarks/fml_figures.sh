@@ -5,8 +5,8 @@ set -euo pipefail
 data=$1 output=$2 samples=${SAMPLES:-300}
 iid="--data.partition fedlit.partition.IID --data.partition.samples_per_client $samples"
 run() {
-    local name=$1; shift
-    local common="--config papers/fml_v2_$name.yaml --data.root $data --trainer.default_root_dir $output/$name --trainer.num_rounds ${ROUNDS:-8}"
+    local recipe=$1 name=$2; shift 2
+    local common="--config papers/fml_v2_$recipe.yaml --data.root $data --trainer.default_root_dir $output/$name --trainer.num_rounds ${ROUNDS:-8}"
     fedlit fit $common --trainer.eval_every_n_rounds 10 --trainer.save_every_n_rounds 10 "$@" > "$output/$name.txt"
     fedlit test $common "$@" --ckpt_path last >> "$output/$name.txt"
     grep -h ",personal,pooled,acc," "$output/$name"/lightning_logs/version_0/test.csv | sed "s/^/$name /" | tee -a "$output/summary.txt"
@@ -22,6 +22,9 @@ for name in ("cifar10", "cifar100"):  # figure 6: twice as many samples of each 
     part = {k: full[k][chosen] if k.startswith("train") else full[k] for k in full}
     np.savez(f"{output}/{name}.npz", **part)
 PY
-for method in fml alone; do run fig5_$method $iid; done
+alone="--model fedlit.methods.LocalOnly"
+run models fig5_fml $iid
+run models fig5_alone $alone $iid
 data=$output
-for method in fml alone; do run fig6_$method; done
+run tasks fig6_fml
+run tasks fig6_alone $alone

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedlit.data import Client, FederatedData
     from fedlit.federation import Federation
     from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
+    from fedlit.records.frames import read_metrics
 
 __version__ = "0.1.0"
 __all__ = [
@@ -29,8 +30,15 @@ __all__ = [
     "LocalOnly",
     "Stage",
     "Upload",
+    "read_metrics",
 ]
-_ROOMS = {"Upload": "aggregation", "Client": "data", "FederatedData": "data", "Federation": "federation"}
+_ROOMS = {
+    "Upload": "aggregation",
+    "Client": "data",
+    "FederatedData": "data",
+    "Federation": "federation",
+    "read_metrics": "records.frames",
+}
 
 
 def __getattr__(name: str) -> Any:

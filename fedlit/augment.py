@@ -145,21 +145,28 @@ class ResizedCrop(Augmentation):
 
 
 class Colour(Augmentation):
-    """Change the colours, in the order of the arguments, then clamp to [0, 1].
+    """Change the colours, in the order of the arguments, each as its authors do.
 
-    TensorFlow does not clamp and Keras clamps a channel shift to the range of the image; [0, 1]
-    keeps them images.
+    Keras clips a channel shift to the range of the image. TensorFlow clips neither brightness nor
+    contrast, so the result may leave [0, 1]: `Standardise` or the data's normalisation follow anyway.
 
     Args:
-        shift: Added to each channel of each image: uniform in [-shift, shift] (Keras' channel
-            shift).
+        shift: Added to each image: uniform in [-shift, shift], then clipped to the image's own range
+            (Keras' channel shift).
         brightness: Added to each image: uniform in [-brightness, brightness].
         contrast: Distances from the channel's mean are multiplied by a factor per image, uniform in
             this range.
+        per_channel: Draw a shift for each channel of an image, in place of one for all.
+        clamp: Clamp the result to [0, 1], so that it stays an image.
     """
 
     def __init__(
-        self, shift: float = 0.0, brightness: float = 0.0, contrast: tuple[float, float] | None = None
+        self,
+        shift: float = 0.0,
+        brightness: float = 0.0,
+        contrast: tuple[float, float] | None = None,
+        per_channel: bool = False,
+        clamp: bool = False,
     ) -> None:
         _check_fraction("shift", shift)
         _check_fraction("brightness", brightness)
@@ -168,14 +175,22 @@ class Colour(Augmentation):
         self.shift = shift
         self.brightness = brightness
         self.contrast = contrast or (1.0, 1.0)
+        self.per_channel = per_channel
+        self.clamp = clamp
 
     def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n, c, _, _ = _image_shape(x)
         draws = torch.rand(n, c + 2, 1, 1, generator=generator).to(x)
-        x = x + self.shift * (2 * draws[:, :c] - 1) + self.brightness * (2 * draws[:, c : c + 1] - 1)
+        if self.shift > 0:
+            shifts = draws[:, :c] if self.per_channel else draws[:, :1]
+            shifted = x + self.shift * (2 * shifts - 1)
+            every = (1, 2, 3)
+            x = shifted.maximum(x.amin(every, keepdim=True)).minimum(x.amax(every, keepdim=True))
+        x = x + self.brightness * (2 * draws[:, c : c + 1] - 1)
         factor = self.contrast[0] + (self.contrast[1] - self.contrast[0]) * draws[:, c + 1 :]
         mean = x.mean(dim=(2, 3), keepdim=True)
-        return torch.lerp(mean, x, factor).clamp(0.0, 1.0)
+        x = torch.lerp(mean, x, factor)
+        return x.clamp(0.0, 1.0) if self.clamp else x
 
 
 class Standardise(Augmentation):

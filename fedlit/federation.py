@@ -13,22 +13,25 @@ from torchmetrics import Metric
 
 from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
+from fedlit.data.own_images import read_own_images
 from fedlit.engine.adapt import adapt
-from fedlit.engine.begin import chosen_checkpoint, chosen_folder, ready_data
+from fedlit.engine.begin import chosen_checkpoint, chosen_folder, fresh_state, ready_data
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
 from fedlit.engine.options import Options
+from fedlit.engine.own_network import own_network
 from fedlit.engine.plan import KeepOptimizer
+from fedlit.engine.predict import predict
 from fedlit.engine.processes import make_fabric
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.snapshot import restore
 from fedlit.engine.state import FederationState
-from fedlit.fast.memory import keep_large_blocks, set_fast
+from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
-from fedlit.records.reports import report, tell_which, write_predictions
+from fedlit.records.reports import report
 from fedlit.records.rows import Row
 
 Data = FederatedData | None
@@ -46,6 +49,7 @@ class Federation:
         fraction_fit: Fraction in (0, 1] of the clients that take part in a round.
         min_clients: Clients that take part in a round at least.
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
+        eval_every_n_epochs: Epochs between evaluations in a visit at home (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
         monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy.
         lr_schedule: A torch schedule that is stepped once a round.
@@ -99,6 +103,7 @@ class Federation:
         enable_progress_bar: bool = True,
         report: bool = True,
         seed: int = 0,
+        eval_every_n_epochs: int | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -108,6 +113,7 @@ class Federation:
             fraction_fit=fraction_fit,
             min_clients=min_clients,
             eval_every_n_rounds=eval_every_n_rounds,
+            eval_every_n_epochs=eval_every_n_epochs,
             save_every_n_rounds=save_every_n_rounds,
             monitor=monitor,
             lr_schedule=lr_schedule,
@@ -248,22 +254,46 @@ class Federation:
         datamodule: FederatedData | None = None,
         ckpt_path: str | None = None,
         client: int | None = None,
+        images: str | None = None,
     ) -> torch.Tensor:
-        """Predict the test set, by the global model or by a client's own; writes predictions_*.csv.
+        """Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.
 
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to use: a file, or `last` or `best` of the newest run.
             client: Whose model; the global one by default.
+            images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
+                or [N, H, W, C], or a folder of image files.
         """
         self._set_up(model, datamodule, ckpt_path, training=False)
+        own = None if images is None else read_own_images(images, self.state.data)
         with told_of("predict", self._call):
-            probabilities, target = Scorer(self.state).predict(client)
-            if self.is_global_zero:
-                tell_which(self.state.round, self._folder)
-                print(write_predictions(self._folder or Path(), client, probabilities, target))
-        return probabilities
+            return predict(self.state, client, own, self._folder)
+
+    def load(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
+        """Take up a checkpoint without training or evaluating it, for its states or `network`.
+
+        Args:
+            model: The method.
+            datamodule: The clients' data; the embedded sample by default.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of the newest run.
+        """
+        self._set_up(model, datamodule, ckpt_path, training=False)
+
+    def network(self, client: int | None = None, with_preprocessing: bool = False) -> torch.nn.Module:
+        """The network that `predict` uses: a copy with nothing of the federation around it, on the CPU, in eval mode.
+
+        It gives logits ``[N, C]`` of what the data give to networks: images as floats on the [0, 1] scale, after the
+        steps of `data.augmentation` that are not random, minus `data.mean`, over `data.std`. It is unpickled without
+        fedlit where its class is your own; what mixes or fuses networks is of fedlit's classes, and a method whose
+        `forward` is not the work of one of its parts is given whole.
+
+        Args:
+            client: Whose model; the global one by default.
+            with_preprocessing: Let it take samples as the data set holds them: uint8 images ``[N, C, H, W]``.
+        """
+        return own_network(Scorer(self.state), client, with_preprocessing)
 
     def adapt(
         self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None, epochs: int = 10
@@ -293,7 +323,7 @@ class Federation:
         schedule = Schedule(check_experiment(model, data, self.options), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options.default_root_dir, training)
         if training or path is not None or self._state is None or self._state.module is not model:
-            self._begin(model, data)
+            self._state = fresh_state(self.fabric, model, data, self.options)
         self.state.use(data)
         self._loaded = {}
         if path is not None:
@@ -302,12 +332,6 @@ class Federation:
         if training or path is not None:
             self._folder = chosen_folder(self.fabric, path, self.options, training)
         return schedule
-
-    def _begin(self, model: FederatedModule, data: FederatedData) -> None:
-        self.fabric.setup_module(model)
-        set_fast(model, self.options.fast)
-        self._state = FederationState(self.fabric, model, data, self.options)
-        self._state.synchronise()
 
     def _write_page(self) -> None:
         """The page of the run, if it is wanted and can be made."""

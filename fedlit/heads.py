@@ -49,7 +49,7 @@ class Scattered(nn.Module):
         z = self.network(x)
         if z.shape[1] != len(self.classes):
             raise ValueError(f"the network must give {len(self.classes)} outputs, one per class, got {z.shape[1]}.")
-        return z.new_full((len(z), self.num_classes), -torch.inf).index_copy(1, self.classes, z)
+        return z.new_full((z.shape[0], self.num_classes), -torch.inf).index_copy(1, self.classes, z)
 
 
 class Gated(nn.Module):

@@ -7,13 +7,28 @@ the labels. So the same partition and seed on the test labels gives each client 
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Literal, get_args
+from typing import Literal, cast
 
 import numpy as np
 
+from fedlit.dealing import (
+    at_least,
+    checked_labels,
+    dealt,
+    distinct_owners,
+    enough,
+    even_parts,
+    grouped,
+    log_dirichlet,
+    one_of,
+    require,
+    row_shares,
+    top_up,
+)
 from fedlit.rng import stream
 
-Mode = Literal["equal_size", "per_class"]
+Mode = Literal["equal_size", "per_class", "distinct"]
+Pairs = Literal["drawn", "fixed"]
 Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
 CLASS_SETS = {
@@ -32,6 +47,16 @@ class Partition(ABC):
     @abstractmethod
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         """One int64 index array per client into `labels`."""
+
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
+        """What a client's classes are drawn by, ``[K, C]``, rows adding up to 1; None: only its samples tell.
+
+        Args:
+            class_sizes: Samples of each class that are dealt out, ``[C]``.
+            num_clients: Rows.
+            seed: As for `assign`.
+        """
+        return None
 
     def scaled(self, factor: float) -> "Partition":
         """The same setting with `samples_per_client` times `factor` (at least 1); self if there is no such number."""
@@ -55,18 +80,21 @@ class IID(Partition):
 
     def __init__(self, samples_per_client: int | None = None) -> None:
         if samples_per_client is not None:
-            self.samples_per_client = _count("samples_per_client", samples_per_client)
+            self.samples_per_client = at_least("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        num_samples = len(_checked(labels, num_clients, num_classes))
+        num_samples = len(checked_labels(labels, num_clients, num_classes))
         used = num_samples
         if self.samples_per_client is None:
-            _enough(num_samples, num_clients, "num_clients")
+            enough(num_samples, num_clients, "num_clients")
         else:
-            _enough(num_samples, num_clients, "samples_per_client", self.samples_per_client)
+            enough(num_samples, num_clients, "samples_per_client", self.samples_per_client)
             used = num_clients * self.samples_per_client
         order = stream(seed, "samples").permutation(num_samples)
         return np.array_split(order[:used], num_clients)
+
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        return row_shares(np.tile(class_sizes, (num_clients, 1)))
 
 
 class Shards(Partition):
@@ -75,30 +103,55 @@ class Shards(Partition):
     Args:
         per_client: ``p``; a client holds about that many classes, fewer when it draws two shards of one class.
         mode: ``equal_size`` shards straddle classes of unequal size (MNIST); ``per_class`` cuts every class into the
-            same number of shards: at most ``p`` classes for sure.
+            same number of shards: at most ``p`` classes for sure; ``distinct`` does so, too, and gives no
+            client two shards of one class: exactly ``p`` classes. With ``K p`` = C no two clients share one.
+        samples_per_client: How many of its shards' samples each client keeps, drawn at random; by default all.
     """
 
-    def __init__(self, per_client: int = 2, mode: Mode = "equal_size") -> None:
-        self.per_client = _count("per_client", per_client)
-        self.mode = _choice("mode", mode, Mode)
+    def __init__(self, per_client: int = 2, mode: Mode = "equal_size", samples_per_client: int | None = None) -> None:
+        self.per_client = at_least("per_client", per_client)
+        self.mode = one_of("mode", mode, Mode)
+        if samples_per_client is not None:
+            self.samples_per_client = at_least("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels = _checked(labels, num_clients, num_classes)
+        labels = checked_labels(labels, num_clients, num_classes)
         runs = np.array([len(labels)])  # samples in each stretch that is cut by itself
-        if self.mode == "per_class":
+        if self.mode != "equal_size":
             runs = np.bincount(labels, minlength=num_classes)
         num_shards = num_clients * self.per_client
         pieces, left = divmod(num_shards, len(runs))
         told = f"`per_client`={self.per_client} for {num_clients} clients makes {num_shards} shards"
-        require(not left, f"{told}; `mode`='per_class' needs a multiple of the {num_classes} classes.")
+        require(not left, f"{told}; `mode`={self.mode!r} needs a multiple of the {num_classes} classes.")
         require(pieces <= runs.min(), f"{told}, {pieces} of them to be cut from {runs.min()} samples.")
         # round(i n / pieces) in integers: shards of floor(n / pieces) would drift across the class borders of CIFAR
         ends = (2 * np.arange(pieces + 1) * runs[:, None] + pieces) // (2 * pieces)
         sizes = np.diff(ends, axis=1).ravel()
-        owner_of_shard = stream(seed, "gets").permutation(num_shards) // self.per_client
+        owner_of_shard = self._owners(num_clients, num_shards, pieces, seed)
         owner_of_sample = np.repeat(owner_of_shard, sizes)
         by_label = np.argsort(labels, kind="stable")
-        return grouped(by_label, owner_of_sample, num_clients)
+        parts = grouped(by_label, owner_of_sample, num_clients)
+        if self.samples_per_client is None:
+            return parts
+        return [self._kept(part, seed, client) for client, part in enumerate(parts)]
+
+    def _kept(self, part: np.ndarray, seed: int, client: int) -> np.ndarray:
+        """Some of the samples of a client's shards."""
+        wanted = cast(int, self.samples_per_client)
+        told = f"`samples_per_client`={wanted}, but the shards of client {client} hold {len(part)}."
+        require(wanted <= len(part), told)
+        order = stream(seed, "kept", client).permutation(len(part))
+        return part[np.sort(order[:wanted])]
+
+    def _owners(self, num_clients: int, num_shards: int, pieces: int, seed: int) -> np.ndarray:
+        """Who gets each shard; those of one class, `pieces` of them, lie side by side."""
+        rng = stream(seed, "gets")
+        if self.mode != "distinct":
+            return rng.permutation(num_shards) // self.per_client
+        num_classes = num_shards // pieces
+        wanted = f"`per_client`={self.per_client} different classes for each client"
+        require(pieces <= num_clients, f"{wanted}, but `mode`='distinct' has only {num_classes} classes to give.")
+        return distinct_owners(rng, num_clients, num_classes, pieces)
 
 
 class BinarySeparated(Partition):
@@ -110,13 +163,13 @@ class BinarySeparated(Partition):
     """
 
     def __init__(self, split: Halves = "halves", resplit_every_round: bool = False) -> None:
-        self.split = _choice("split", split, Halves)
+        self.split = one_of("split", split, Halves)
         self.resplit_every_round = resplit_every_round
         redraws = split == "random" or not resplit_every_round
         require(redraws, f"`resplit_every_round` draws new halves and needs `split`='random', got {split!r}.")
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels = _checked(labels, num_clients, num_classes)
+        labels = checked_labels(labels, num_clients, num_classes)
         require(num_clients >= 2, f"`num_clients` must be at least 2, one for each half, got {num_clients}.")
         half = self._half(num_classes, seed)
         rng = stream(seed, "samples")
@@ -124,7 +177,7 @@ class BinarySeparated(Partition):
         for side in (0, 1):
             samples = np.flatnonzero(half[labels] == side)
             num_sharers = len(parts[side::2])
-            _enough(len(samples), num_sharers, "num_clients")
+            enough(len(samples), num_sharers, "num_clients")
             parts[side::2] = np.array_split(rng.permutation(samples), num_sharers)
         return parts
 
@@ -137,6 +190,11 @@ class BinarySeparated(Partition):
             rank = stream(seed, "gets").permutation(num_classes)
         return (rank >= num_classes // 2).astype(np.int64)
 
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        half = self._half(len(class_sizes), seed)
+        sides = np.arange(num_clients) % 2
+        return row_shares(class_sizes * (half == sides[:, None]))
+
 
 class ClassSets(Partition):
     """Draw a class of the client's set, all equally likely, then one of its samples with replacement (DLAD).
@@ -148,15 +206,15 @@ class ClassSets(Partition):
 
     def __init__(self, sets: SetName | list[list[int]] = "niid1", samples_per_client: int = 5000) -> None:
         if isinstance(sets, str):
-            _choice("sets", sets, SetName)
+            one_of("sets", sets, SetName)
         else:
             filled = len(sets) > 0 and all(sets)
             require(filled, f"`sets` must hold class lists, none of them empty, got {sets}.")
         self.sets = sets
-        self.samples_per_client: int = _count("samples_per_client", samples_per_client)
+        self.samples_per_client: int = at_least("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels = _checked(labels, num_clients, num_classes)
+        labels = checked_labels(labels, num_clients, num_classes)
         sets = self._class_lists(num_classes)
         sizes = np.bincount(labels, minlength=num_classes)
         absent = {c for classes in sets for c in classes}.difference(np.flatnonzero(sizes).tolist())
@@ -177,6 +235,13 @@ class ClassSets(Partition):
             return [list(range(num_classes))]
         return CLASS_SETS[self.sets]
 
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        sets = self._class_lists(len(class_sizes))
+        members = np.zeros((num_clients, len(class_sizes)))
+        for k in range(num_clients):
+            np.add.at(members[k], sets[k % len(sets)], 1)  # a class that is named twice is twice as likely
+        return row_shares(members)
+
 
 class Majority(Partition):
     """Most of a client's data come from its own ``m`` classes, the rest evenly from all others, all disjoint (MoE).
@@ -184,24 +249,29 @@ class Majority(Partition):
     Args:
         p: Share of the majority classes, in [0, 1]; 1 is nothing else, ``m / C`` is IID.
         samples_per_client: ``n``, majority and rest together.
-        majority_classes: ``m``; client k has ``m k, ..., m k + m - 1`` modulo C, disjoint while they last.
+        majority_classes: ``m``; clients have the next ``m`` classes each, disjoint while they last.
+        pairs: The classes are ``drawn`` by the seed, as in the authors' runs, or ``fixed``: client k has
+            ``m k, ..., m k + m - 1`` modulo C.
     """
 
-    def __init__(self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2) -> None:
+    def __init__(
+        self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2, pairs: Pairs = "drawn"
+    ) -> None:
         require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
         self.p = p
-        self.samples_per_client: int = _count("samples_per_client", samples_per_client)
-        self.majority_classes = _count("majority_classes", majority_classes)
+        self.samples_per_client: int = at_least("samples_per_client", samples_per_client)
+        self.majority_classes = at_least("majority_classes", majority_classes)
+        self.pairs = one_of("pairs", pairs, Pairs)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels = _checked(labels, num_clients, num_classes)
+        labels = checked_labels(labels, num_clients, num_classes)
         counts = self._counts(num_clients, num_classes, seed)
         needed = counts.sum(axis=1)
         there = np.bincount(labels, minlength=num_classes)
         c = (needed - there).argmax()  # the class that is shortest of samples
         told = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
         require(needed[c] <= there[c], f"{told} needs {needed[c]} samples of class {c}, there are {there[c]}.")
-        return _dealt(labels, counts, seed)
+        return dealt(labels, counts, seed)
 
     def _counts(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """How many samples of each class each client gets, ``[C, K]``."""
@@ -212,11 +282,27 @@ class Majority(Partition):
         major = round(self.p * n)
         rng = stream(seed, "gets")
         counts = np.zeros((num_classes, num_clients), dtype=np.int64)
+        order = self._order(num_classes, seed)
         for k in range(num_clients):
-            classes = np.roll(np.arange(num_classes), -k * m)
-            counts[classes[:m], k] = _even_parts(major, m)
-            counts[rng.permutation(classes[m:]), k] = _even_parts(n - major, others)
+            classes = np.roll(order, -k * m)
+            counts[classes[:m], k] = even_parts(major, m)
+            counts[rng.permutation(classes[m:]), k] = even_parts(n - major, others)
         return counts
+
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        num_classes = len(class_sizes)
+        m = self.majority_classes
+        p = np.full((num_clients, num_classes), (1 - self.p) / (num_classes - m))
+        order = self._order(num_classes, seed)
+        for k in range(num_clients):
+            p[k, np.roll(order, -k * m)[:m]] = self.p / m
+        return p
+
+    def _order(self, num_classes: int, seed: int) -> np.ndarray:
+        """The classes in the order in which clients have their majorities of them, ``[C]``."""
+        if self.pairs == "fixed":
+            return np.arange(num_classes)
+        return stream(seed, "majorities").permutation(num_classes)
 
 
 class Dirichlet(Partition):
@@ -231,47 +317,27 @@ class Dirichlet(Partition):
     def __init__(self, alpha: float = 0.5, min_samples: int = 1) -> None:
         require(1e-300 < alpha < math.inf, f"`alpha` must be finite and above 0, got {alpha}.")
         self.alpha = alpha
-        self.min_samples = _count("min_samples", min_samples, least=0)
+        self.min_samples = at_least("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        labels = _checked(labels, num_clients, num_classes)
-        _enough(len(labels), num_clients, "min_samples", self.min_samples)
+        labels = checked_labels(labels, num_clients, num_classes)
+        enough(len(labels), num_clients, "min_samples", self.min_samples)
         log_q = self.log_proportions(num_clients, num_classes, seed)
         sizes = np.bincount(labels, minlength=num_classes)[:, None]
         shares_so_far = np.cumsum(np.exp(log_q), axis=1)
         ends = np.minimum(np.rint(shares_so_far * sizes).astype(np.int64), sizes)
         ends[:, -1:] = sizes
         counts = np.diff(ends, axis=1, prepend=0)
-        self._top_up(counts, log_q)
-        return _dealt(labels, counts, seed)
+        top_up(counts, log_q, self.min_samples)
+        return dealt(labels, counts, seed)
 
     def log_proportions(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """Logarithms of the clients' shares of each class, ``[C, K]``."""
-        rng = stream(seed, "gets")
-        shape = (num_classes, num_clients)
-        # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small alpha rng.dirichlet underflows to 0 / 0
-        log_g = np.log(rng.standard_gamma(self.alpha + 1, shape))
-        log_g -= rng.standard_exponential(shape) / self.alpha
-        log_g -= log_g.max(axis=1, keepdims=True)
-        return log_g - np.log(np.exp(log_g).sum(axis=1, keepdims=True))
+        return log_dirichlet(stream(seed, "gets"), self.alpha, (num_classes, num_clients))
 
-    def _top_up(self, counts: np.ndarray, log_q: np.ndarray) -> None:
-        """Change `counts` ``[C, K]`` until nobody is short."""
-        totals = counts.sum(axis=0)
-        for k in np.flatnonzero(totals < self.min_samples).tolist():
-            for c in np.argsort(-log_q[:, k]):
-                self._take(k, counts[c], totals)
-
-    def _take(self, k: int, held: np.ndarray, totals: np.ndarray) -> None:
-        """Let client k take samples of one class, of which clients have `held` ``[K]``, as long as it is short."""
-        while totals[k] < self.min_samples:
-            spare = np.minimum(held, totals - self.min_samples)
-            donor = spare.argmax()
-            if spare[donor] <= 0:
-                return
-            moved = min(spare[donor], self.min_samples - totals[k])
-            held[[donor, k]] += (-moved, moved)
-            totals[[donor, k]] += (-moved, moved)
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        q = np.exp(self.log_proportions(num_clients, len(class_sizes), seed))
+        return row_shares((q * class_sizes[:, None]).T)
 
 
 class PermutedPixels(Partition):
@@ -294,56 +360,5 @@ class PermutedPixels(Partition):
     def pixel_permutation(self, client: int, num_pixels: int, seed: int) -> np.ndarray:
         return stream(seed, "pixels", client).permutation(num_pixels)
 
-
-def require(ok: bool, message: str) -> None:
-    """Refuse bad input: a ValueError with `message` unless `ok`."""
-    if not ok:
-        raise ValueError(message)
-
-
-def _count(name: str, value: int, least: int = 1) -> int:
-    require(value >= least, f"`{name}` must be at least {least}, got {value}.")
-    return value
-
-
-def _choice(name: str, value: str, choices: object) -> str:
-    allowed = get_args(choices)
-    require(value in allowed, f"`{name}` must be one of {', '.join(allowed)}, got {value!r}.")
-    return value
-
-
-def _enough(num_samples: int, num_clients: int, option: str, each: int = 1) -> None:
-    told = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
-    require(num_clients * each <= num_samples, f"{told}, there are {num_samples}.")
-
-
-def _even_parts(total: int, number: int) -> np.ndarray:
-    """Numbers that differ by at most one and add up to `total`, the smaller first."""
-    return (total + np.arange(number)) // number
-
-
-def _checked(labels: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:
-    labels = np.asarray(labels)
-    _count("num_clients", num_clients)
-    require(labels.ndim == 1 and labels.size > 0, f"`labels` must be [N] with N > 0, got {list(labels.shape)}.")
-    low, high = labels.min(), labels.max()
-    require(low >= 0 and high < num_classes, f"`labels` must lie in [0, {num_classes}), got {low} to {high}.")
-    return labels.astype(np.int64, copy=False)
-
-
-def grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[np.ndarray]:
-    """The values of each client, in their given order."""
-    ends = np.cumsum(np.bincount(owners, minlength=num_clients))
-    return np.split(values[np.argsort(owners, kind="stable")], ends[:-1])
-
-
-def _dealt(labels: np.ndarray, counts: np.ndarray, seed: int) -> list[np.ndarray]:
-    """Random disjoint samples, `counts` ``[C, K]`` of each class for each client."""
-    num_classes, num_clients = counts.shape
-    rng = stream(seed, "samples")
-    taken = []
-    for c in range(num_classes):
-        members = rng.permutation(np.flatnonzero(labels == c))
-        taken.append(members[: counts[c].sum()])
-    owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.ravel())
-    return grouped(np.concatenate(taken), owners, num_clients)
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
+        return self.base.class_probabilities(class_sizes, num_clients, seed)

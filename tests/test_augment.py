@@ -18,7 +18,8 @@ from fedlit.augment import (
     rotate_shift,
 )
 
-RANDOM = [Crop(4), Flip(0.5), Affine(20, 0.2), ResizedCrop(), Colour(0.2), Colour(0, 0.25), Colour(0, 0, (0.2, 1.8))]
+RANDOM = [Crop(4), Flip(0.5), Affine(20, 0.2), ResizedCrop(), Colour(0.2)]
+RANDOM += [Colour(0.2, per_channel=True), Colour(0, 0.25, clamp=True), Colour(0, 0, (0.2, 1.8), clamp=True)]
 IDENTITIES = [Crop(0), Flip(0.0), Affine(0.0, 0.0), ResizedCrop((1.0, 1.0), (1.0, 1.0)), Colour(), PadEdge(0)]
 
 
@@ -189,12 +190,25 @@ def test_when_no_try_fits_the_box_is_the_largest_central_one(ratio, box):
     assert boxes.tolist() == [list(box)] * 3
 
 
-def test_colour_adds_one_number_per_channel_one_per_image_and_scales_around_the_mean():
+def test_a_shift_adds_one_number_to_an_image_and_stops_at_its_range():
+    x = torch.tensor([[0.5, 0.2, 0.8], [0.5, 0.4, 0.6]]).view(2, 1, 1, 3).expand(2, 3, 1, 3)
+    after = Colour(shift=0.1)(x, seeded())
+    added = after[:, 0, 0, 0] - 0.5
+    assert added.abs().max() <= 0.1
+    assert len(set(added.tolist())) == 2  # an image has a draw of its own
+    assert_close(after, after[:, :1].expand_as(x), rtol=0, atol=0)  # all its channels the same
+    for image, before, change in zip(after[:, 0, 0], x[:, 0, 0], added, strict=True):
+        assert_close(image, (before + change).clamp(before.min(), before.max()))
+
+
+def test_a_shift_per_channel_differs_between_channels():
+    x = torch.tensor([0.5, 0.2, 0.8]).view(1, 1, 1, 3).expand(1, 3, 1, 3)
+    after = Colour(shift=0.1, per_channel=True)(x, seeded())
+    assert len(set(after[0, :, 0, 0].tolist())) == 3
+
+
+def test_brightness_adds_one_number_per_image_and_contrast_scales_around_the_mean():
     x = 0.4 + 0.2 * noise()
-    added = Colour(shift=0.2)(x, seeded()) - x
-    assert_close(added, added[:, :, :1, :1].expand_as(x), rtol=0, atol=1e-6)
-    assert added.abs().max() <= 0.2
-    assert added[0, 0, 0, 0] != added[0, 1, 0, 0]
     added = Colour(brightness=0.2)(x, seeded()) - x
     assert_close(added, added[:, :1, :1, :1].expand_as(x), rtol=0, atol=1e-6)
     assert added.abs().max() <= 0.2
@@ -203,10 +217,20 @@ def test_colour_adds_one_number_per_channel_one_per_image_and_scales_around_the_
     assert_close(Colour(contrast=(0.0, 0.0))(pair, seeded()).flatten(), torch.tensor([0.5, 0.5]))
 
 
-def test_colour_clamps_to_the_unit_interval():
-    after = Colour(brightness=1.0)(noise(), seeded())
-    assert after.min() == 0
-    assert after.max() == 1
+def test_brightness_and_contrast_leave_the_unit_interval_unless_they_are_clamped():
+    free = Colour(brightness=1.0, contrast=(1.5, 1.8))(noise(), seeded())
+    assert free.min() < 0
+    assert free.max() > 1
+    clamped = Colour(brightness=1.0, contrast=(1.5, 1.8), clamp=True)(noise(), seeded())
+    assert_close(clamped, free.clamp(0, 1), rtol=0, atol=0)
+
+
+def test_standardised_brightness_is_no_change_at_all_unless_it_is_clamped_before():
+    """What TensorFlow does: adding one number to an image and taking its mean off again."""
+    plain = Standardise()(noise())
+    assert_close(Standardise()(Colour(brightness=0.5)(noise(), seeded())), plain, rtol=0, atol=1e-4)
+    clamped = Standardise()(Colour(brightness=0.5, clamp=True)(noise(), seeded()))
+    assert not torch.allclose(clamped, plain, atol=0.1)
 
 
 def test_standardise_by_hand_and_on_a_constant_image():

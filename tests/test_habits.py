@@ -179,8 +179,8 @@ def test_the_workflow_has_two_pythons_and_two_processors_and_an_old_one():
 def lower_bounds() -> dict[str, str]:
     text = (ROOT / "pyproject.toml").read_text()
     dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, flags=re.MULTILINE | re.DOTALL)[1]
-    extra = re.search(r"^report = \[(.*?)\]", text, flags=re.MULTILINE)[1]
-    return dict(re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)', dependencies + extra))
+    extras = re.findall(r"^(?:report|onnx) = \[(.*?)\]", text, flags=re.MULTILINE)
+    return dict(re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)', "".join([dependencies, *extras])))
 
 
 @pytest.mark.parametrize("name", sorted(lower_bounds()))

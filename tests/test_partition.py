@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fedlit.dealing import distinct_owners
 from fedlit.partition import IID, BinarySeparated, ClassSets, Dirichlet, Majority, PermutedPixels, Shards
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
@@ -39,7 +40,9 @@ EVERY = [
     IID(),
     IID(300),
     Shards(2),
+    Shards(2, samples_per_client=20),
     Shards(4, "per_class"),
+    Shards(4, "distinct"),
     BinarySeparated(),
     BinarySeparated("random"),
     ClassSets("niid3", 300),
@@ -109,11 +112,43 @@ def test_ten_thousand_clients_all_get_something(partition):
     assert min(map(len, parts)) >= 1
 
 
+KNOWING = [partition for partition in EVERY if not isinstance(partition, Shards)]
+
+
+@pytest.mark.parametrize("partition", KNOWING, ids=lambda partition: type(partition).__name__)
+def test_what_a_client_holds_is_near_the_class_probabilities_that_its_partition_tells(partition):
+    labels = shuffled(MNIST_TEST)
+    p = partition.class_probabilities(np.bincount(labels), 5, seed=4)
+    np.testing.assert_allclose(p.sum(axis=1), 1)
+    held = table(partition.assign(labels, 5, 10, seed=4), labels)
+    assert np.abs(held / held.sum(axis=1, keepdims=True) - p).max() < 0.1
+
+
+@pytest.mark.parametrize("partition", [BinarySeparated("random"), Dirichlet(0.1)])
+def test_class_probabilities_are_those_of_the_seed(partition):
+    labels = shuffled(MNIST_TEST)
+    p = partition.class_probabilities(np.bincount(labels), 5, seed=5)
+    held = table(partition.assign(labels, 5, 10, seed=4), labels)
+    assert np.abs(held / held.sum(axis=1, keepdims=True) - p).max() > 0.1
+
+
+def test_class_probabilities_by_hand():
+    sizes = np.array([30, 10])
+    assert IID().class_probabilities(sizes, 2, seed=0).tolist() == [[0.75, 0.25]] * 2
+    assert ClassSets([[0], [0, 1]]).class_probabilities(sizes, 3, seed=0).tolist() == [[1, 0], [0.5, 0.5], [1, 0]]
+    majority = Majority(0.8, 10, 1).class_probabilities(np.array([10] * 5), 1, seed=0)
+    np.testing.assert_allclose(sorted(majority[0]), [0.05] * 4 + [0.8])
+
+
+def test_shards_tell_no_class_probabilities():
+    assert Shards(2).class_probabilities(np.array([5, 5]), 2, seed=0) is None
+
+
 # The law: what a client gets is the same on training and test labels
 
 
 @pytest.mark.parametrize("per_client", [6, 4, 2])
-@pytest.mark.parametrize("mode", ["equal_size", "per_class"])
+@pytest.mark.parametrize("mode", ["equal_size", "per_class", "distinct"])
 def test_shards_of_balanced_test_labels_have_the_classes_and_shares_of_training(per_client, mode):
     train = table(Shards(per_client, mode).assign(CIFAR, 5, 10, seed=4), CIFAR)
     test = table(Shards(per_client, mode).assign(CIFAR_TEST, 5, 10, seed=4), CIFAR_TEST)
@@ -149,8 +184,8 @@ def test_class_sets_are_the_same_on_any_labels(sets):
     assert held != class_sets(ClassSets([[0], [5]], 500).assign(test, 5, 10, seed=0), test)
 
 
-def test_majority_counts_are_equal_on_any_labels_and_differ_by_seed_only_in_the_odd_samples():
-    test, partition = shuffled(MNIST_TEST), Majority(0.9, 500)
+def test_majority_counts_are_equal_on_any_labels_and_fixed_ones_differ_by_seed_only_in_the_odd_samples():
+    test, partition = shuffled(MNIST_TEST), Majority(0.9, 500, pairs="fixed")
     counts = table(partition.assign(CIFAR, 5, 10, seed=0), CIFAR)
     assert np.array_equal(counts, table(partition.assign(test, 5, 10, seed=0), test))
     other = table(partition.assign(test, 5, 10, seed=1), test)
@@ -246,6 +281,35 @@ def test_per_class_shards_of_mnist_hold_one_class_and_clients_at_most_p():
     assert (table(Shards(2, "per_class").assign(labels, 5, 10, seed=0), labels) > 0).sum(axis=1).max() <= 2
 
 
+@pytest.mark.parametrize("p", [2, 4, 6])
+@pytest.mark.parametrize("seed", range(5))
+def test_distinct_shards_of_mnist_give_every_client_exactly_p_digits_and_every_digit_to_as_many(p, seed):
+    labels = shuffled(MNIST)
+    held = table(Shards(p, "distinct").assign(labels, 5, 10, seed), labels) > 0
+    assert (held.sum(axis=1) == p).all()
+    assert (held.sum(axis=0) == p // 2).all()  # 5 p shards of 10 digits; one client each where p = 2: no overlap
+
+
+def test_per_class_shards_need_not_give_a_client_p_digits():
+    labels = shuffled(MNIST)
+    counts = [(table(Shards(4, "per_class").assign(labels, 5, 10, s), labels) > 0).sum(axis=1).min() for s in range(5)]
+    assert min(counts) < 4
+
+
+def test_two_distinct_digits_are_other_digits_for_another_seed():
+    labels = shuffled(MNIST)
+    held = [class_sets(Shards(2, "distinct").assign(labels, 5, 10, seed), labels) for seed in (0, 1)]
+    assert held[0] != held[1]
+
+
+@pytest.mark.parametrize(("num_clients", "num_classes", "pieces"), [(1, 7, 1), (7, 7, 7), (100, 10, 20), (6, 4, 3)])
+def test_distinct_shards_come_out_even_however_many(num_clients, num_classes, pieces):
+    for seed in range(20):
+        owners = distinct_owners(np.random.default_rng(seed), num_clients, num_classes, pieces)
+        assert (np.bincount(owners) == num_classes * pieces // num_clients).all()
+        assert all(len(set(row)) == pieces for row in owners.reshape(num_classes, pieces).tolist())
+
+
 def test_nine_of_two_hundred_mnist_shards_straddle_two_digits():
     shards = shards_of(shuffled(MNIST), 200, 10)
     assert (shards.sum(axis=1) == 300).all()
@@ -265,7 +329,11 @@ def test_shards_refuse_what_they_cannot_cut():
         Shards(3, "per_class").assign(CIFAR, 5, 10, seed=0)
     with pytest.raises(ValueError, match="20 shards, 2 of them to be cut from 1 samples"):
         Shards(4, "per_class").assign(shuffled([9] * 9 + [1]), 5, 10, seed=0)
-    with pytest.raises(ValueError, match="`mode` must be one of equal_size, per_class, got 'equal'"):
+    with pytest.raises(ValueError, match="15 shards; `mode`='distinct' needs a multiple of the 10 classes"):
+        Shards(3, "distinct").assign(CIFAR, 5, 10, seed=0)
+    with pytest.raises(ValueError, match=r"`per_client`=4 different classes .*='distinct' has only 2"):
+        Shards(4, "distinct").assign(shuffled([50] * 2), 3, 2, seed=0)
+    with pytest.raises(ValueError, match="`mode` must be one of equal_size, per_class, distinct, got 'equal'"):
         Shards(mode="equal")
     with pytest.raises(ValueError, match="`per_client` must be at least 1, got 0"):
         Shards(0)
@@ -366,13 +434,13 @@ def test_class_sets_refuse_unknown_names_empty_lists_and_absent_classes():
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.29, 0.5, 0.9, 1.0])
 @pytest.mark.parametrize("n", [500, 100, 7])
 def test_majority_and_rest_are_exactly_n(p, n):
-    counts = table(Majority(p, n).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    counts = table(Majority(p, n, pairs="fixed").assign(CIFAR, 5, 10, seed=0), CIFAR)
     assert (counts.sum(axis=1) == n).all()
     assert [row[2 * k : 2 * k + 2].sum() for k, row in enumerate(counts)] == [round(p * n)] * 5
 
 
 def test_nine_tenths_of_500_are_225_of_two_classes_and_50_of_the_others():
-    counts = table(Majority(0.9, 500).assign(CIFAR, 5, 10, seed=0), CIFAR)
+    counts = table(Majority(0.9, 500, pairs="fixed").assign(CIFAR, 5, 10, seed=0), CIFAR)
     for k, row in enumerate(counts):
         assert row[2 * k : 2 * k + 2].tolist() == [225, 225]
         assert sorted(np.delete(row, [2 * k, 2 * k + 1]).tolist()) == [6] * 6 + [7] * 2
@@ -385,17 +453,41 @@ def test_majority_of_a_fifth_is_iid_for_ten_classes_and_can_use_all_data():
 
 
 def test_majority_classes_start_again_when_they_run_out():
-    held = class_sets(Majority(1.0, 10).assign(CIFAR, 7, 10, seed=0), CIFAR)
+    held = class_sets(Majority(1.0, 10, pairs="fixed").assign(CIFAR, 7, 10, seed=0), CIFAR)
     assert held == [{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {0, 1}, {2, 3}]
-    assert class_sets(Majority(1.0, 9, 3).assign(CIFAR, 4, 10, 0), CIFAR)[3] == {9, 0, 1}
+    assert class_sets(Majority(1.0, 9, 3, "fixed").assign(CIFAR, 4, 10, 0), CIFAR)[3] == {9, 0, 1}
     assert len(set().union(*class_sets(Majority(1.0, 10).assign(CIFAR100, 50, 100, seed=0), CIFAR100))) == 100
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drawn_majorities_are_the_fixed_ones_of_classes_in_another_order(seed):
+    drawn = class_sets(Majority(1.0, 10).assign(CIFAR, 6, 10, seed), CIFAR)
+    assert [len(pair) for pair in drawn] == [2] * 6
+    assert set().union(*drawn[:5]) == set(range(10))  # disjoint while they last
+    assert drawn[5] == drawn[0]
+
+
+def test_another_seed_draws_other_majorities_and_fixed_ones_stay():
+    def held(seed, **options):
+        return class_sets(Majority(1.0, 10, **options).assign(CIFAR, 5, 10, seed), CIFAR)
+
+    assert held(0) != held(1)
+    assert held(0, pairs="fixed") == held(1, pairs="fixed") == [{2 * k, 2 * k + 1} for k in range(5)]
+
+
+def test_a_client_has_its_drawn_majority_on_the_test_labels_too():
+    test, partition = shuffled(MNIST_TEST), Majority(1.0, 50)
+    held = class_sets(partition.assign(CIFAR, 5, 10, seed=3), CIFAR)
+    assert held == class_sets(partition.assign(test, 5, 10, seed=3), test)
 
 
 def test_majority_refuses_what_the_data_cannot_give():
     with pytest.raises(ValueError, match=r"`samples_per_client`=400 for 50 clients needs 200 .* class 0, there are"):
-        Majority(1.0, 400).assign(shuffled([100] * 100), 50, 100, seed=0)
+        Majority(1.0, 400, pairs="fixed").assign(shuffled([100] * 100), 50, 100, seed=0)
     with pytest.raises(ValueError, match=r"`p` must lie in \[0, 1\], got 90"):
         Majority(p=90)
+    with pytest.raises(ValueError, match="`pairs` must be one of drawn, fixed, got 'random'"):
+        Majority(pairs="random")
     with pytest.raises(ValueError, match="`majority_classes` must be below the number of classes, 2, got 2"):
         Majority().assign(np.array([0, 1]), 1, 2, seed=0)
 
@@ -462,3 +554,14 @@ def test_permuted_pixels_leave_the_samples_to_their_base():
     assert all_equal(PermutedPixels(base).assign(CIFAR, 5, 10, 0), base.assign(CIFAR, 5, 10, 0))
     assert all_equal(PermutedPixels().assign(CIFAR, 5, 10, 0), IID().assign(CIFAR, 5, 10, 0))
     assert base.pixel_permutation(0, 784, seed=0) is None
+
+
+def test_a_client_keeps_so_many_of_its_shards_samples_and_of_every_class():
+    whole = Shards(2, "per_class").assign(CIFAR, 5, 10, seed=4)
+    some = Shards(2, "per_class", samples_per_client=20).assign(CIFAR, 5, 10, seed=4)
+    for kept, held in zip(some, whole, strict=True):
+        assert len(kept) == 20
+        assert set(kept) < set(held)
+        assert set(CIFAR[kept]) == set(CIFAR[held])
+    with pytest.raises(ValueError, match="`samples_per_client`=9000000, but the shards of client 0 hold"):
+        Shards(2, samples_per_client=9_000_000).assign(CIFAR, 5, 10, seed=4)

@@ -6,6 +6,8 @@ Bad input is answered by one line and exit code 2.
 import os
 import secrets
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jsonargparse import Namespace
@@ -127,16 +129,22 @@ def main(args: list[str] | None = None) -> None:
 
 def _run() -> Federation:
     """The federation after the command that was given."""
-    federation: Federation | None = None
-    try:
+    with refused_in_one_line():
         sys.argv[1:] = with_recipes_found(sys.argv[1:])
         cli = FederatedCLI()
-        federation = cli.trainer
+    with refused_in_one_line(lambda: cli.trainer.running):
         cli.start()
+    return cli.trainer
+
+
+@contextmanager
+def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]:
+    """Within, an error is about what the user gave and told in one line, unless rounds are running: then in full."""
+    try:
+        yield
     except UsageError as error:
         refuse(str(error))
     except (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException) as error:
-        if DEBUG or (federation is not None and federation.running):
+        if DEBUG or is_running():
             raise  # not the user's input: the whole story
         refuse(str(error))
-    return federation

@@ -14,11 +14,14 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
     "fit": "Train a method over its rounds.",
     "validate": "Evaluate every client on its own validation samples, and the global model on the test set too.",
     "test": "Evaluate the global model and every client's own on the pooled test set.",
-    "predict": "Predict the test set, by the global model or by a client's own; writes predictions_*.csv.",
+    "predict": "Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.",
     "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
 }
 TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
+    "export": "Write a network of a checkpoint as a file, and check that it gives the same outputs.",
+    "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
+    "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
     "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }

@@ -25,7 +25,7 @@ class Parser(LightningArgumentParser):
     def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
         if cfg.get("subcommand"):
             cfg = cfg.clone()
-            cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].model)
+            cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].get("model"))
         # Lightning calls it by the name that jsonargparse gave up in 4.49.
         instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
         return instantiate(cfg, **kwargs)

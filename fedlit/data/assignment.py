@@ -5,28 +5,33 @@ Laws: no copy of a sample is on both sides of a split; an `Assignment` that is w
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedlit.partition import Partition, grouped, require
+from fedlit.dealing import grouped, require
+from fedlit.partition import Partition
 from fedlit.rng import stream
 
 HEADER = "client,split,index,label,shared"
-ROW_SPLITS = ("train", "val_train", "val_test")
-TRAIN, VAL_TRAIN, VAL_TEST = range(3)  # their places
+ROW_SPLITS = ("train", "val_train", "val_test", "own_test")
+TRAIN, VAL_TRAIN, VAL_TEST, OWN_TEST = range(4)  # their places
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who holds what: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`."""
+    """Who holds what: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`.
+
+    `own_test` indexes the test set: what no choice may look at; an empty list if clients have none.
+    """
 
     train: list[np.ndarray]
     val: list[np.ndarray]
     val_split: Literal["train", "test"]
     opted_in: list[np.ndarray]
+    own_test: list[np.ndarray] = field(default_factory=list)
 
     @property
     def num_clients(self) -> int:
@@ -40,8 +45,9 @@ class Assignment:
     def write(self, path: Path, train_labels: np.ndarray, test_labels: np.ndarray | None = None) -> None:
         """Save as the CSV that `Saved` reads; validation rows have ``shared`` 0, since no upload learns from them."""
         val_labels = train_labels
+        if self.val_split == "test" or self.own_test:
+            require(test_labels is not None, "`test_labels` must be given: some samples are of the test set.")
         if self.val_split == "test":
-            require(test_labels is not None, "`test_labels` must be given: validation samples are of the test set.")
             val_labels = np.asarray(test_labels)
         rows = [HEADER]
         for k, (train, val, opted_in) in enumerate(zip(self.train, self.val, self.opted_in, strict=True)):
@@ -49,6 +55,8 @@ class Assignment:
                 rows.append(f"{k},train,{i},{train_labels[i]},{is_in:d}")
             for i in val:
                 rows.append(f"{k},val_{self.val_split},{i},{val_labels[i]},0")
+        for k, indices in enumerate(self.own_test):
+            rows += [f"{k},own_test,{i},{np.asarray(test_labels)[i]},0" for i in indices]
         partial = Path(f"{path}.{os.getpid()}.tmp")  # in the same folder: os.replace is atomic only there
         partial.write_text("\n".join(rows) + "\n", encoding="utf-8")
         os.replace(partial, path)
@@ -59,8 +67,8 @@ class Saved(Partition):
 
     Args:
         path: A CSV with header ``client,split,index,label,shared``; split is train, val_train or
-            val_test (validation from the training or the test set), shared is 1 for an opted-in
-            sample, else 0.
+            val_test (validation from the training or the test set) or own_test (of the test set,
+            see `data.own_test`), shared is 1 for an opted-in sample, else 0.
     """
 
     def __init__(self, path: str) -> None:
@@ -78,9 +86,11 @@ class Saved(Partition):
         rows = [self._row(number, line) for number, line in enumerate(lines, start=2)]
         k, split, index, label, shared = np.array(rows).T
         in_train = split == TRAIN
-        in_test_set = split == VAL_TEST
+        in_val = (split == VAL_TRAIN) | (split == VAL_TEST)
+        in_own_test = split == OWN_TEST
+        in_test_set = in_own_test | (split == VAL_TEST)
         val_split: Literal["train", "test"] = "train"
-        if in_test_set.any():
+        if (split == VAL_TEST).any():
             val_split = "test"
             mixed = split == VAL_TRAIN
             require(not mixed.any(), f"{self.path}, line {_line(mixed)}: val_train in a file that has val_test.")
@@ -89,9 +99,10 @@ class Saved(Partition):
         self._compare("test", in_test_set, index, label, np.asarray(test_labels))
         return Assignment(
             train=grouped(index[in_train], k[in_train], num_clients),
-            val=grouped(index[~in_train], k[~in_train], num_clients),
+            val=grouped(index[in_val], k[in_val], num_clients),
             val_split=val_split,
             opted_in=grouped(shared[in_train] > 0, k[in_train], num_clients),
+            own_test=grouped(index[in_own_test], k[in_own_test], num_clients) if in_own_test.any() else [],
         )
 
     def _num_clients(self, k: np.ndarray, in_train: np.ndarray) -> int:

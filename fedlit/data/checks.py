@@ -23,6 +23,11 @@ def check_options(data: "FederatedData") -> None:
             raise ValueError(f"`data.{name}` is a fraction in [0, 1], got {share}.")
     if data.public != "valid" and not 0 <= data.public < 1:
         raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {data.public}.")
+    if data.own_test and data.validation == "test":
+        raise ValueError(
+            "`data.own_test` is what no choice looks at, but `data.validation: test` uses the test set; "
+            "set it to train or reserve."
+        )
     if not 0 <= data.unseen_clients < data.num_clients:
         raise ValueError(
             f"`data.unseen_clients` must leave a client to train: 0 to {data.num_clients - 1}, "

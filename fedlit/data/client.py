@@ -57,6 +57,13 @@ class Client:
         y = self.train_batches(samples="opted_in").y
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
+    def class_probabilities(self) -> torch.Tensor:
+        """Those that the partition draws its classes by, ``[C]``; the shares that it holds where none are known."""
+        known = self.data.class_probabilities(self.round)
+        if known is None:
+            return self.class_shares()
+        return torch.from_numpy(known[self.id]).float()
+
     def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
         batches, _ = self.data.val_batches([self.id], self.round)

@@ -208,12 +208,12 @@ def _read_npz(path: Path, facts: _Facts | None) -> Images:
         raise ValueError(f"{path} must hold the arrays {', '.join(keys)}; missing: {', '.join(missing)}.")
     splits = {}
     for name in names:
-        x = _channels_first(arrays[f"{name}_images"], f"`{name}_images` of {path}")
+        x = channels_first(arrays[f"{name}_images"], f"`{name}_images` of {path}")
         splits[name] = (x, arrays[f"{name}_labels"])
     return _images(splits, str(path), facts)
 
 
-def _channels_first(x: np.ndarray, name: str) -> Tensor:
+def channels_first(x: np.ndarray, name: str) -> Tensor:
     """uint8 ``[N, H, W]`` or ``[N, H, W, C]`` as ``[N, C, H, W]``; float32 as it is."""
     if x.dtype == np.float32:
         return torch.from_numpy(x)
@@ -323,4 +323,4 @@ def _item(x: Any, name: str) -> Tensor:
         return x
     if getattr(x, "mode", "L") not in ("L", "RGB"):
         raise ValueError(f"{name} must be a grey (L) or RGB image, got mode {x.mode}.")
-    return _channels_first(np.array(x)[None], name)[0]
+    return channels_first(np.array(x)[None], name)[0]

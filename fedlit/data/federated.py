@@ -17,10 +17,11 @@ from torch.utils.data import Dataset
 
 from fedlit.augment import Augmentation
 from fedlit.data import datasets
-from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_off, split_validation
+from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.checks import check_options
 from fedlit.data.client import Client, Samples
+from fedlit.data.dealer import Dealer
 from fedlit.data.normalisation import Normalisation, measured_on_opted_in, normalisation
 from fedlit.data.public_pool import PublicPool, set_apart
 from fedlit.notices import Notice
@@ -60,6 +61,9 @@ class FederatedData(LightningDataModule):
         public: A public pool without labels: a fraction in [0, 1) of the training set, or the data
             set's `valid` part.
         eval_batch_size: Samples per batch in evaluation.
+        own_test: Deal the test set out in the same setting, beside validation samples from the
+            training set: clients' models are evaluated there too (`own_test`), and nothing is chosen
+            by it.
     """
 
     _images: datasets.Images | None = None
@@ -89,6 +93,7 @@ class FederatedData(LightningDataModule):
         unseen_clients: int = 0,
         public: float | Literal["valid"] = 0.0,
         eval_batch_size: int = 256,
+        own_test: bool = False,
     ) -> None:
         super().__init__()
         self.dataset = dataset
@@ -111,6 +116,7 @@ class FederatedData(LightningDataModule):
         self.opt_out = opt_out
         self.opt_out_samples = opt_out_samples
         self.public = public
+        self.own_test = own_test
         check_options(self)
 
     @property
@@ -137,9 +143,9 @@ class FederatedData(LightningDataModule):
             return
         whole = self._read()
         public_seed = derive(self.partition_seed, "public")
-        self._images, self._public_pool, self._private = set_apart(whole, self.public, public_seed)
-        self._labels = self._images.train_y.numpy()
-        assignment = self.assign(round=0)
+        self._images, self._public_pool, private = set_apart(whole, self.public, public_seed)
+        self._dealer = Dealer(self, self._images, private)
+        assignment = self._dealer.assign(round=0)
         if self._images.measured:
             self._images = measured_on_opted_in(self._images, assignment)
         self._normalisation = normalisation(self._images, self.mean, self.std)
@@ -151,66 +157,16 @@ class FederatedData(LightningDataModule):
             return datasets.from_datasets(self.train_dataset, self.test_dataset)
         return datasets.read_images(self.dataset, self.root)
 
-    def assign(self, round: int) -> Assignment:
-        """Deal the samples out; the round matters only to a partition with `resplit_every_round`."""
-        if isinstance(self.partition, Saved):
-            return self._read_saved(self.partition)
-        if self.partition.resplit_every_round and self.validation == "train":
-            raise ValueError("`data.validation` must be test or reserve where clients change hands, got train.")
-        seed = self._seed("partition", round)
-        val_split: Literal["train", "test"] = "train"
-        if self.validation == "train":
-            held = self._deal(self.partition, self._private, self._labels, seed)
-            train, val = split_validation(held, self._labels, self.val_size, self._seed("val"))
-        elif self.validation == "reserve":
-            train, val = self._deal_with_reserve(seed)
-        else:
-            val_split = "test"
-            train = self._deal(self.partition, self._private, self._labels, seed)
-            val = self._deal_test_set(seed)
-        opted_in = opt_in_masks(train, self.opt_out, self.opt_out_samples, self._seed("opt_out"))
-        return Assignment(train=train, val=val, val_split=val_split, opted_in=opted_in)
-
-    def _seed(self, *purpose: str | int) -> int:
-        return derive(self.partition_seed, *purpose) % 2**32
-
-    def _deal_with_reserve(self, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Training and validation samples of each client, the latter from a reserve in the same setting."""
-        if not (isinstance(self.val_size, float) and 0 < self.val_size < 1):
-            raise ValueError(
-                f"`data.val_size` with `data.validation: reserve` is a fraction in (0, 1), got {self.val_size}."
-            )
-        reserve_seed = derive(self.partition_seed, "pool")
-        rest, reserve = split_off(self._labels[self._private], self.val_size, reserve_seed)
-        train = self._deal(self.partition, self._private[rest], self._labels, seed)
-        scaled = self.partition.scaled(self.val_size / (1 - self.val_size))
-        val = self._deal(scaled, self._private[reserve], self._labels, seed)
-        return train, val
-
-    def _deal_test_set(self, seed: int) -> list[np.ndarray]:
-        """Samples of the test set for each client, in the setting of its training samples."""
-        labels = self.images.test_y.numpy()
-        scaled = self.partition.scaled(len(labels) / len(self._labels))
-        return self._deal(scaled, np.arange(len(labels)), labels, seed)
-
-    def _deal(self, partition: Partition, index: np.ndarray, labels: np.ndarray, seed: int) -> list[np.ndarray]:
-        parts = partition.assign(labels[index], self.num_clients, self.images.num_classes, seed)
-        return [index[part] for part in parts]
-
-    def _read_saved(self, partition: Saved) -> Assignment:
-        saved = partition.read(self._labels, self.images.test_y.numpy())
-        if saved.num_clients != self.num_clients:
-            raise ValueError(
-                f"`{partition.path}` assigns {saved.num_clients} clients, but `data.num_clients` is {self.num_clients}."
-            )
-        return saved
+    def class_probabilities(self, round: int = 0) -> np.ndarray | None:
+        """The class probabilities that clients were drawn by, ``[K, C]``, where the partition knows them."""
+        return self._dealer.class_probabilities(self.at_round(round), round)
 
     def at_round(self, round: int) -> Assignment:
         """Who holds what in that round."""
         if not self.partition.resplit_every_round:
             return self.assignment
         if self._resplit[0] != round:
-            self._resplit = (round, self.assign(round))
+            self._resplit = (round, self._dealer.assign(round))
         return self._resplit[1]
 
     def client(self, id: int, round: int = 0) -> Client:
@@ -252,13 +208,21 @@ class FederatedData(LightningDataModule):
         sizes = np.array([len(part) for part in parts])
         return self._eval_batches(x, y, parts, clients), sizes
 
+    def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
+        """The clients' shares of the test set, in order, and how many samples each has."""
+        x, y = self.images.split("test")
+        own_test = self.at_round(round).own_test
+        parts = [own_test[k] for k in clients]
+        sizes = np.array([len(part) for part in parts])
+        return self._eval_batches(x, y, parts, clients), sizes
+
     def test_batches(self, client: int | None = None) -> Batches:
         """The pooled test set (of a client's task); dealt out and permuted where clients see permuted pixels."""
         x, y = self.images.split("test")
         if not self.pixels_differ:
             # Not the test set itself: a network may work on its input in place.
             return Batches(x, y, self.eval_batch_size, transform=lambda x, _: self._ready(x.clone(), None))
-        parts = self._deal_test_set(self._seed("partition", 0))
+        parts = self._dealer.deal_test_set()
         return self._eval_batches(x, y, parts, range(self.num_clients))
 
     def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:

@@ -55,6 +55,8 @@ class JointData(FederatedData):
             raise ValueError(f"`data.parts` must have inputs of one shape, got {shapes}.")
         if len({part.assignment.val_split for part in self.parts}) > 1:
             raise ValueError("`data.parts` must take their validation samples from one source: all `test`, or none.")
+        if len({bool(part.assignment.own_test) for part in self.parts}) > 1:
+            raise ValueError("`data.parts` must all have `own_test`, or none.")
         images = self._joined_images()
         self._images = images
         self._public_pool = PublicPool(images.train_x[:0], images.train_y[:0])
@@ -81,18 +83,25 @@ class JointData(FederatedData):
         train: list[np.ndarray] = []
         val: list[np.ndarray] = []
         opted_in: list[np.ndarray] = []
+        own_test: list[np.ndarray] = []
         train_before = 0
         val_before = 0
+        test_before = 0
         for part in self.parts:
             train += [index + train_before for index in part.assignment.train]
             val += [index + val_before for index in part.assignment.val]
             opted_in += part.assignment.opted_in
+            own_test += [index + test_before for index in part.assignment.own_test]
             train_before += len(part.images.train_y)
             val_before += len(part.images.split(val_split)[1])
-        return Assignment(train=train, val=val, val_split=val_split, opted_in=opted_in)
+            test_before += len(part.images.test_y)
+        return Assignment(train, val, val_split, opted_in, own_test)
 
     def client(self, id: int, round: int = 0) -> Client:
         return replace(super().client(id, round), num_classes=self._part_of[id].images.num_classes)
+
+    def class_probabilities(self, round: int = 0) -> np.ndarray | None:
+        return None  # classes are each part's own
 
     def test_batches(self, client: int | None = None) -> Batches:
         if client is None:

@@ -2,6 +2,7 @@
 
 Each is followed epoch by epoch beside two others of the global model's architecture, trained by cross-entropy: one that
 starts from the global model (`finetuned`) and one from the weights that the federation started from (`scratch`).
+How soon each is there is told as `epochs_to_converge`: the first epoch whose accuracy is within 0.005 of its best.
 """
 
 import copy
@@ -22,6 +23,7 @@ from fedlit.records.rows import Row
 from fedlit.rng import derive, isolated
 
 STAGE = Stage("adapt", samples="all", upload="none")
+CONVERGED = 0.005  # half a point below the best accuracy is as good as the best
 
 
 class Alone(FederatedModule):
@@ -45,9 +47,25 @@ def adapt(state: FederationState, epochs: int) -> list[Row]:
     rows = []
     for k in range(state.data.num_clients - unseen, state.data.num_clients):
         for name, learner in _learners(state, k):
-            for epoch, scores in enumerate(_followed(state, learner, k, epochs)):
+            followed = _followed(state, learner, k, epochs)
+            for epoch, scores in enumerate(followed):
                 rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
+            accuracies = [scores["acc"] for scores in followed if scores]
+            if accuracies:  # a client may have no validation samples
+                needed = epochs_to_converge(accuracies)
+                rows.append(Row(epochs, STAGE.name, k, name, "unseen", "epochs_to_converge", needed))
     return rows
+
+
+def epochs_to_converge(accuracies: list[float]) -> int:
+    """The first epoch whose accuracy is within 0.005 of the best; `accuracies` begin before training, with epoch 0.
+
+    Example:
+        >>> epochs_to_converge([0.1, 0.5, 0.798, 0.79, 0.8])
+        2
+    """
+    enough = max(accuracies) - CONVERGED
+    return next(epoch for epoch, accuracy in enumerate(accuracies) if accuracy >= enough)
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:

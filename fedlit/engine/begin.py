@@ -8,6 +8,9 @@ from fedlit.data import FederatedData
 from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast
+from fedlit.engine.state import FederationState
+from fedlit.fast.memory import set_fast
+from fedlit.methods.base import FederatedModule
 from fedlit.records.run_folder import find_checkpoint, run_folder
 
 
@@ -26,9 +29,7 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
 
 def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, root: Path, training: bool) -> Path | None:
     """The first process says which: another might find the folder that the first is about to claim."""
-    if ckpt_path == "auto" and not training:
-        raise ValueError("`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last` or `best`.")
-    found = find_checkpoint(ckpt_path, root)
+    found = find_checkpoint(ckpt_path, root, may_begin=training)
     told = broadcast(fabric, None if found is None else str(found))
     return None if told is None else Path(told)
 
@@ -40,3 +41,12 @@ def chosen_folder(fabric: Fabric, path: Path | None, options: Options, training:
     root = options.default_root_dir if training and fabric.is_global_zero else None
     told = broadcast(fabric, run_folder(path, root))
     return None if told is None else Path(told)
+
+
+def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, options: Options) -> FederationState:
+    """The state before the first round, the same on every process."""
+    fabric.setup_module(model)
+    set_fast(model, options.fast)
+    state = FederationState(fabric, model, data, options)
+    state.synchronise()
+    return state

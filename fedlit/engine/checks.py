@@ -21,6 +21,11 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.rng import isolated
 
+NETWORK_CHOICES = {
+    "client_networks",
+    "client_memes",
+    "client_classes",
+}  # what our methods build by
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
@@ -136,11 +141,20 @@ def _check_clients(model: FederatedModule, data: FederatedData) -> None:
 
 def _chosen(model: FederatedModule, client: Client) -> str:
     """What was chosen for a client; two for whom it is equal need not both be tried."""
-    names = [name for name in vars(model) if name.startswith("client_")]
-    if names == ["client_optimizers"] and is_overridden("configure_client", model, FederatedModule):
+    num_clients = client.data.num_clients
+    choices = {name: value for name, value in vars(model).items() if _is_choice(name, value, num_clients)}
+    builds_by_choice = NETWORK_CHOICES & choices.keys()
+    if is_overridden("configure_client", model, FederatedModule) and not builds_by_choice:
         return str(client.id)  # who knows what it builds
-    choices = [kind(for_client(None, getattr(model, name), client)) for name in names]
-    return repr([client.num_classes, *choices])
+    chosen = [kind(for_client(None, given, client)) for given in choices.values()]
+    return repr([client.num_classes, *chosen])
+
+
+def _is_choice(name: str, value: object, num_clients: int) -> bool:
+    """Whether an attribute can be a choice per client; another that is called so is its author's own affair."""
+    if not name.startswith("client_"):
+        return False
+    return value is None or isinstance(value, dict) or (isinstance(value, list) and len(value) == num_clients)
 
 
 @torch.no_grad()

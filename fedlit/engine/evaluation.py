@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
 from fedlit.engine.processes import in_order
-from fedlit.engine.scores import Scores, evaluate, outputs, scores_by_group
+from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, failure
@@ -23,10 +23,14 @@ DEV_SAMPLES = 64  # a development run evaluates on so many
 
 @dataclass
 class Found:
-    """What an evaluation found, and of which client it could not: plain values, which can go to other processes."""
+    """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
+
+    `confused` tells of the global model on the test set, see `confusion`.
+    """
 
     values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    confused: Tensor | None = None
 
     def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
         self.values += [(client, model, data, name, value) for name, value in scores.items()]
@@ -60,6 +64,7 @@ class Scorer:
         if stage.side == "server" or stage.reported_as is None:
             self.personal = state.module
         self.failures: dict[int, Failure] = {}
+        self.confused: Tensor | None = None
 
     @property
     def has_complete_global_model(self) -> bool:
@@ -97,6 +102,8 @@ class Scorer:
         rows: list[Row] = []
         for _, found in in_order(self.state.fabric, range(len(jobs)), work, _pack, _unpack):
             rows += self._rows(found, round)
+            if found.confused is not None:
+                self.confused = found.confused
             for k, reason in found.failed.items():
                 self.failures[k] = Failure(f"could not be evaluated: {reason}")
         return rows
@@ -146,20 +153,25 @@ class Scorer:
                 rows += self._rows(self._client_on_pooled(k), self.state.round)
         return rows
 
-    def predict(self, client: int | None) -> tuple[Tensor, Tensor]:
-        """Class probabilities ``[N, C]`` and labels of the test set, by the global model or a client's own."""
+    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
+        """Class probabilities ``[N, C]`` and targets of some batches, else of the test set, by `loaded`'s network."""
+        network = self.loaded(client)
+        if batches is None:
+            batches = self.state.data.test_batches(client)
+        logits, target = outputs(self.state.fabric, network, batches)
+        return logits.softmax(dim=1), target
+
+    def loaded(self, client: int | None) -> nn.Module:
+        """The global model or a client's own, with its values put into the live module."""
         if client is None:
             if not self.has_complete_global_model:
                 method = type(self.state.module).__name__
                 raise ValueError(f"{method} has no global model; name one of its clients with `--client`.")
-            network = self.network
             self.state.load_global()
-        else:
-            self._check_has_model(client)
-            network = self.personal
-            self.state.enter(client, "personal")
-        logits, target = outputs(self.state.fabric, network, self.state.data.test_batches(client))
-        return logits.softmax(dim=1), target
+            return self.network
+        self._check_has_model(client)
+        self.state.enter(client, "personal")
+        return self.personal
 
     def _check_has_model(self, client: int) -> None:
         number = self.state.data.num_clients
@@ -171,33 +183,57 @@ class Scorer:
     def _global_on_pooled(self) -> Found:
         self.state.load_global()
         found = Found()
-        found.add(POOLED, "global", "pooled", self._scores(self.network, self.state.data.test_batches()))
+        batches = self._limited(self.state.data.test_batches())
+        if len(batches.y):
+            logits, target = outputs(self.state.fabric, self.network, batches)
+            [scores] = scores_by_group(logits, target, [len(target)], self.state.options.metrics)
+            found.add(POOLED, "global", "pooled", scores)
+            found.confused = confusion(logits, target)
         return found
 
     def _global_on_own(self, clients: list[int], round: int) -> Found:
         self.state.load_global()
-        batches, sizes = self.state.data.val_batches(clients, round)
-        logits, target = outputs(self.state.fabric, self.network, batches)
-        scores_of = scores_by_group(logits, target, sizes, self.state.options.metrics)
         found = Found()
-        for k, scores in zip(clients, scores_of, strict=True):
+        batches, sizes = self.state.data.val_batches(clients, round)
+        for k, scores in zip(clients, self._scores_of_each(batches, sizes), strict=True):
             found.add(k, "global", self._whose(k), scores)
+        tested = [k for k in clients if self._has_own_test(k, round)]
+        if tested:
+            batches, sizes = self.state.data.own_test_batches(tested, round)
+            for k, scores in zip(tested, self._scores_of_each(batches, sizes), strict=True):
+                found.add(k, "global", "own_test", scores)
         return found
+
+    def _scores_of_each(self, batches: Batches, sizes: np.ndarray) -> list[Scores]:
+        """Of the global model, for clients whose samples lie end to end."""
+        logits, target = outputs(self.state.fabric, self.network, batches)
+        return scores_by_group(logits, target, sizes, self.state.options.metrics)
 
     def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> Found:
         found = Found()
         try:
             if model == "global":
                 self.state.enter(k, "server", round)
-                found.add(k, "global", self._whose(k), self._scores(self.network, self._val_batches(k, round)))
+                self._add_own(found, k, "global", self.network, round)
             else:
                 self.state.enter(k, "personal", round)
-                scores = self._scores(self.personal, self._val_batches(k, round)) | self._probe(k, round)
-                found.add(k, self._reported_as, self._whose(k), scores)
+                self._add_own(found, k, self._reported_as, self.personal, round)
+                found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
         except Exception as error:  # one client's model must not keep the others from being looked at
             self.state.live.mend()
             return Found(failed={k: failure(error).reason})
         return found
+
+    def _add_own(self, found: Found, k: int, model: str, network: nn.Module, round: int) -> None:
+        """On the client's validation samples, and on its share of the test set if it has one."""
+        found.add(k, model, self._whose(k), self._scores(network, self._val_batches(k, round)))
+        if self._has_own_test(k, round):
+            batches, _ = self.state.data.own_test_batches([k], round)
+            found.add(k, model, "own_test", self._scores(network, batches))
+
+    def _has_own_test(self, k: int, round: int) -> bool:
+        own_test = self.state.data.at_round(round).own_test
+        return bool(own_test) and len(own_test[k]) > 0 and self._whose(k) == "own"
 
     def _client_on_pooled(self, k: int) -> Found:
         found = Found()
@@ -215,10 +251,14 @@ class Scorer:
         return self.stage.reported_as or "personal"
 
     def _scores(self, network: nn.Module, batches: Batches) -> Scores:
+        return evaluate(self.state.fabric, network, self._limited(batches), self.state.options.metrics)
+
+    def _limited(self, batches: Batches) -> Batches:
+        """Few samples in a development run."""
         if self.state.options.fast_dev_run:
             batches.x = batches.x[:DEV_SAMPLES]
             batches.y = batches.y[:DEV_SAMPLES]
-        return evaluate(self.state.fabric, network, batches, self.state.options.metrics)
+        return batches
 
     def _val_batches(self, k: int, round: int) -> Batches:
         return self.state.data.val_batches([k], round)[0]

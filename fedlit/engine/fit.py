@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from torch import Tensor
+
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.chosen import chosen_values
@@ -63,6 +65,7 @@ class Fit:
         self.call = call
         self.options = state.options
         self.sampler = ClientSampler(state)
+        self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
         self.log = FitLog(folder, self.options.logger, state.round, self.progress)
@@ -102,6 +105,7 @@ class Fit:
         state = self.state
         if self.log.saved_round != state.round:
             self._save(improved=False)
+        self._note_confusion()
         scores = state.scores
         self.log.close(state.round, chosen_values(state), scores.last, scores.best, self.stop.signal)
         monitor = self.options.monitor
@@ -120,6 +124,8 @@ class Fit:
         improved = self.state.count_round(number, stage, rows)
         self.log.round(number, stage.name, record, rows, perf_counter() - start)
         self.log.partition_picture(self.state.data)  # training comes first
+        if is_last:
+            self._note_confusion()  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
             self._save(improved)
@@ -136,8 +142,14 @@ class Fit:
     def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
         scorer = Scorer(self.state, self.schedule.stage(number))
         rows = scorer.evaluate(number)
+        if scorer.confused is not None:
+            self.confused = scorer.confused
         record.failures = {**scorer.failures, **record.failures}
         return rows
+
+    def _note_confusion(self) -> None:
+        if self.confused is not None:
+            self.log.confusion(self.confused)
 
     def _should_stop_visit(self) -> Callable[[], bool]:
         """Several processes agree to stop between rounds; one may stop in the middle of a visit."""

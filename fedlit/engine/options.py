@@ -19,6 +19,7 @@ AT_LEAST_ONE = (
     "local_steps",
     "min_clients",
     "eval_every_n_rounds",
+    "eval_every_n_epochs",
     "save_every_n_rounds",
     "num_threads",
     "num_nodes",
@@ -36,6 +37,7 @@ class Options:
     fraction_fit: float
     min_clients: int
     eval_every_n_rounds: int
+    eval_every_n_epochs: int | None
     save_every_n_rounds: int
     monitor: str | None
     lr_schedule: LRSchedulerCallable | None

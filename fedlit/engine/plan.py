@@ -52,8 +52,12 @@ class Memory:
 
 @dataclass
 class Outcome:
-    """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged."""
+    """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
+
+    `epochs` holds what its model came to on the way: epoch, data, metric and value.
+    """
 
     upload: Upload | None
     memory: Memory
     logs: dict[str, float]
+    epochs: list[tuple[int, str, str, float]] = field(default_factory=list)

@@ -1,12 +1,14 @@
 """What a round of clients does: visit them, check and record what they bring, agree on a new state."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.engine.client_store import Memories
+from fedlit.engine.epoch_scores import EpochScores, is_followed
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, evaluate
@@ -15,7 +17,7 @@ from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.records.round_record import Failure, RoundRecord, all_failed, failure
-from fedlit.records.rows import LedgerRow, Row
+from fedlit.records.rows import EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
 
 
@@ -119,9 +121,7 @@ class ClientRound:
         try:
             outcome = None if cohort is None else cohort.outcome(k, memory)
             if outcome is None:
-                state.enter(k, "server" if self.stage.upload == "aggregate" else "personal", self.number)
-                client = state.data.client(k, self.number)
-                outcome = visit(state.fabric, state.module, client, self.plan_for(k), state.shared, memory)
+                outcome = self._ordinary_visit(k, memory)
             elif self.score and outcome.upload is not None:
                 state.live.put(outcome.upload.state)
             return outcome, self._scores(k)
@@ -130,6 +130,20 @@ class ClientRound:
         except Exception as error:  # whatever a client does, the round goes on without it
             state.live.mend()
             return failure(error), {}
+
+    def _ordinary_visit(self, k: int, memory: Memory) -> Outcome:
+        state = self.state
+        state.enter(k, "server" if self.stage.upload == "aggregate" else "personal", self.number)
+        client = state.data.client(k, self.number)
+        plan = self.plan_for(k)
+        every = state.options.eval_every_n_epochs
+        if every is None or not is_followed(self.stage):
+            return visit(state.fabric, state.module, client, plan, state.shared, memory)
+        followed = EpochScores(state, self.stage, client, every)
+        plan = replace(plan, after_epoch=followed)
+        outcome = visit(state.fabric, state.module, client, plan, state.shared, memory)
+        outcome.epochs = followed.values
+        return outcome
 
     def _scores(self, k: int) -> Scores:
         """Of the copy that a client has just trained."""
@@ -158,6 +172,9 @@ class ClientRound:
         for data, values in (("train", outcome.logs), ("own", scores)):
             for name, value in values.items():
                 self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))
+        model = self.stage.reported_as or "personal"
+        for epoch, data, name, value in outcome.epochs:
+            self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
 
     def _note_download(self, k: int) -> None:
         state = self.state
@@ -177,7 +194,8 @@ def _pack(result: tuple[Outcome | Failure, Scores]) -> dict[str, Any]:
     if isinstance(outcome, Failure):
         return {"failed": True, "scores": scores, **vars(outcome)}
     upload = None if outcome.upload is None else vars(outcome.upload)
-    return {"failed": False, "scores": scores, "upload": upload, "memory": vars(outcome.memory), "logs": outcome.logs}
+    kept = {"memory": vars(outcome.memory), "logs": outcome.logs, "epochs": outcome.epochs}
+    return {"failed": False, "scores": scores, "upload": upload, **kept}
 
 
 def _unpack(packed: dict[str, Any]) -> tuple[Outcome | Failure, Scores]:
@@ -185,4 +203,4 @@ def _unpack(packed: dict[str, Any]) -> tuple[Outcome | Failure, Scores]:
     if packed.pop("failed"):
         return Failure(**packed), scores
     upload = Upload(**packed["upload"]) if packed["upload"] else None
-    return Outcome(upload, Memory(**packed["memory"]), packed["logs"]), scores
+    return Outcome(upload, Memory(**packed["memory"]), packed["logs"], packed["epochs"]), scores

@@ -67,6 +67,19 @@ def scores_by_group(
     return groups
 
 
+def confusion(logits: Tensor, target: Tensor) -> Tensor:
+    """How many samples of each class (rows) were taken for which (columns), ``[C, C]``.
+
+    Example:
+        >>> confusion(torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]), torch.tensor([0, 1, 0]))
+        tensor([[1, 1],
+                [0, 1]])
+    """
+    num_classes = logits.shape[1]
+    pairs = target * num_classes + logits.argmax(dim=1)
+    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+
+
 def _means(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """The mean of the values between each bound and the next; 0 where there are none."""
     totals = np.concatenate([[0.0], np.cumsum(values)])

@@ -165,6 +165,6 @@ def partition_hash(data: FederatedData) -> str:
     step = max(1, len(data.images.train_x) // 100)
     digest.update(data.images.train_x[::step].numpy().tobytes())
     assignment = data.assignment
-    for part in (*assignment.train, *assignment.val, *assignment.opted_in):
+    for part in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
         digest.update(part.tobytes())
     return digest.hexdigest()

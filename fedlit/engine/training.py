@@ -124,7 +124,9 @@ class LocalEpochs:
         if any(not part.training or type(part).train is not nn.Module.train for part in learner.modules()):
             learner.train()
         renew_scaler(self.fabric)
-        is_over = self.best is not None and self.best.exhausted(is_first=True)
+        is_over = False
+        if self.best is not None and self.best.rule.is_due(0):
+            is_over = self.best.exhausted(is_first=True)
         learner.on_train_start()
         self._run_epochs(0 if is_over else limit)
         learner.on_train_end()
@@ -177,7 +179,7 @@ class LocalEpochs:
     def _validate(self, epoch: int, is_last: bool) -> bool:
         """After an epoch; whether patience has run out."""
         if self.best is not None:
-            is_due = is_last or (epoch + 1) % self.best.rule.check_every == 0
+            is_due = is_last or self.best.rule.is_due(epoch + 1)
             return is_due and self.best.exhausted()
         if self.validation is not None:
             self.validation()

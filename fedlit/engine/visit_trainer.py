@@ -3,6 +3,7 @@
 Lightning's own `optimizers`, `lr_schedulers`, `manual_backward`, `toggle_optimizer`, `clip_gradients`, `print` ask it.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -159,7 +160,8 @@ class VisitStrategy:
     """
 
     def __init__(self, trainer: VisitTrainer) -> None:
-        self.trainer = trainer
+        # In a circle, networks of clients and their gradients would stay until Python's collector comes by.
+        self.trainer: VisitTrainer = weakref.proxy(trainer)
 
     @cached_property
     def _lightning_optimizers(self) -> list["VisitOptimizer"]:

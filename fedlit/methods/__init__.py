@@ -5,6 +5,7 @@ networks are built and copied with.
 """
 
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.dlad import DLAD
 from fedlit.methods.factories import (
     ClientNetworks,
@@ -30,6 +31,7 @@ from fedlit.methods.states import copy_into, frozen, record
 __all__ = [
     "DLAD",
     "FML",
+    "Card",
     "ClientNetworks",
     "ClientOptimizers",
     "EarlyStopping",

@@ -18,6 +18,7 @@ from torchmetrics.functional.classification import multiclass_accuracy
 from fedlit.aggregation import State, Upload, weighted_mean
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
+from fedlit.methods.card import Card
 
 # All of them, used here or not: methods written for 0.1 import them from this module.
 from fedlit.methods.factories import (  # noqa: F401
@@ -64,6 +65,9 @@ class FederatedModule(LightningModule):
 
     fast: bool = False
     """Whether other rounding is welcome if it is faster; `trainer.fast` says so."""
+
+    card: Card | None = None
+    """What `fedlit methods` says of it."""
 
     monitor: str | None = None
     """What best.ckpt is the best of, unless `trainer.monitor` says; None is the clients' own accuracy."""

@@ -27,6 +27,7 @@ from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -90,7 +91,7 @@ class DLAD(FederatedModule):
         optimizer: Builds the optimiser of each part from its parameters.
         student: Builds the global model; by default as `network`.
         aggregator: What teachers count by: `adaptive`, `average`, or `labeled`, which alone sees
-            the pool's labels.
+            the pool's labels, and the class probabilities that the partition draws clients by.
         temperature: T; large is the mean of all teachers.
         sample_weight: Of an own sample in the density classifier's loss.
         client_epochs: Of a client's classifier.
@@ -105,6 +106,15 @@ class DLAD(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Ma et al., 2020",
+        link="https://arxiv.org/abs/2008.07948",
+        travels="a classifier and a density classifier, up, once",
+        stages=("classify", "density", "distil"),
+        recipes=("dlad_fashion.yaml", "dlad_cifar10.yaml"),
+        law="equal confidences are the mean of all teachers; every client uploads once",
+    )
 
     shared = ()
     server_only = ("student.",)
@@ -321,9 +331,9 @@ class DLAD(FederatedModule):
         return kind(factory), client.id in self.client_classes
 
     def _optimal_confidence(self, server: Server, clients: Iterable[Client]) -> Tensor:
-        shares = torch.stack([client.class_shares() for client in clients])
+        p = torch.stack([client.class_probabilities() for client in clients])
         public_shares = server.data.public_pool.class_shares(server.num_classes)
-        return optimal_confidence(shares, public_shares).to(self.device)
+        return optimal_confidence(p, public_shares).to(self.device)
 
     def global_model(self) -> nn.Module:
         return self.student.network

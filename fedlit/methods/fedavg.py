@@ -11,6 +11,7 @@ weightings agree.
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 
 
@@ -24,6 +25,14 @@ class FedAvg(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="McMahan et al., 2017",
+        link="https://arxiv.org/abs/1602.05629",
+        travels="the network",
+        recipes=("fedavg_fashion.yaml", "fedavg_cifar10.yaml", "fedavg_mnist_shards.yaml"),
+        law="one client with all data is a plain loop",
+    )
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ received:
     conv:           F = W * (E_g || E_l) + b,          a 1x1 convolution from 2c to c channels
 
 It trains and sends E_l, F and C. The server averages them and smooths lam: lam <- ema * lam + (1 -
-ema) * mean_k lam_k.
+ema) * mean_k lam_k. What a client's lam has come to at the end of a visit is recorded as `lam`.
 
 Laws: lam held at 0 is FedAvg; while E_l = E_g the gradient of lam is 0; E_g is in no upload.
 """
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from fedlit.aggregation import State, Upload, weighted_mean
 from fedlit.data.client import Client
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
 
@@ -48,6 +49,23 @@ class Fusion(nn.Module):
         if hasattr(self, "conv"):
             return self.conv(torch.cat([frozen, local], dim=1))
         return local + self.lam * (frozen - local)  # in this form exactly local where both agree
+
+    @torch.no_grad()
+    def judged(self) -> dict[str, float]:
+        """How much of the frozen extractor comes through: mean and spread of lam, or its share of the weights.
+
+        Example:
+            >>> Fusion("single", channels=2).judged()
+            {'lam': 0.0}
+        """
+        if hasattr(self, "conv"):
+            size = self.conv.weight.abs()
+            frozen, _ = size.chunk(2, dim=1)
+            return {"frozen_share": float(frozen.sum() / size.sum())}
+        told = {"lam": float(self.lam.mean())}
+        if self.lam.numel() > 1:
+            told["lam_sd"] = float(self.lam.std(correction=0))
+        return told
 
 
 class FusedNetwork(nn.Module):
@@ -89,6 +107,14 @@ class FedFusion(FederatedModule):
             mapping from client id.
     """
 
+    card = Card(
+        paper="Yao et al., 2019",
+        link="https://arxiv.org/abs/1908.05891",
+        travels="extractor, fusion and head",
+        recipes=("fedfusion_fashion.yaml", "fedfusion_cifar10.yaml"),
+        law="lam held at 0 is FedAvg",
+    )
+
     network: FusedNetwork
     server_only = (REFERENCE,)
     wants_index = True
@@ -128,6 +154,7 @@ class FedFusion(FederatedModule):
 
     def on_client_end(self, client: Client) -> None:
         self._recorded = None
+        self.log_dict(self.network.fusion.judged())
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, *index = batch

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fedlit.data.client import Client
 from fedlit.losses import half_squared_error, mmd
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
 
@@ -47,6 +48,14 @@ class FedMMD(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Yao et al., 2018",
+        link="https://arxiv.org/abs/1908.05891",
+        travels="the network",
+        recipes=("fedmmd_fashion.yaml", "fedmmd_cifar10.yaml"),
+        law="lam = 0 is FedAvg",
+    )
 
     wants_index = True
 
@@ -117,5 +126,8 @@ class FedMMD(FederatedModule):
             return loss
         reference = self._reference(x, index)
         if self.distance == "l2":
-            return loss + self.lam * half_squared_error(local, reference)
-        return loss + self.lam * mmd(reference, local, self.kernel).clamp_min(FLOOR)
+            distance = half_squared_error(local, reference)
+        else:
+            distance = mmd(reference, local, self.kernel).clamp_min(FLOOR)
+        self.log(self.distance, distance)
+        return loss + self.lam * distance

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedlit.data.client import Client
 from fedlit.losses import proximal_penalty
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import frozen
 
@@ -28,6 +29,14 @@ class FedProx(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        paper="Li et al., 2020",
+        link="https://arxiv.org/abs/1812.06127",
+        travels="the network",
+        recipes=("fedprox_fashion.yaml", "fedprox_cifar10.yaml"),
+        law="mu = 0 is FedAvg",
+    )
 
     def __init__(
         self,

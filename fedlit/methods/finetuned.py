@@ -10,6 +10,7 @@ from typing import Literal
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.notices import Notice
@@ -30,6 +31,14 @@ class FineTuned(FederatedModule):
             mapping from client id.
         monitor: The name of `stop_on` in 0.1, for one release more.
     """
+
+    card = Card(
+        travels="the network",
+        stays="a fine-tuned copy",
+        stages=("federate", "finetune"),
+        recipes=("finetuned_fashion.yaml", "finetuned_cifar10.yaml"),
+        law="the global model is FedAvg's; 0 epochs leave it to every client",
+    )
 
     def __init__(
         self,

@@ -8,14 +8,15 @@ each other:
 
 The server averages the memes, all counting the same. A meme's optimiser starts anew with every
 fork, the personal one's goes on. With `share: extractor` only the meme's trunk travels; the head
-(the paper's adaptor) stays with its client.
+(the paper's adaptor) stays with its client. With `personal_from: server` a personal network starts
+from the model that its client receives first, a newcomer's too.
 
 Laws: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal
-network as if alone.
+network as if alone; with both, and a start from the server, a first visit ends with two equal networks.
 """
 
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -25,6 +26,7 @@ from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import mutual_loss
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -35,15 +37,18 @@ from fedlit.methods.factories import (
     for_client,
 )
 from fedlit.methods.ramp import Ramp
-from fedlit.rng import Stream, derive
+from fedlit.methods.states import copy_into, twin
+from fedlit.rng import Stream, derive, isolated
 
 
 class FML(FederatedModule):
     """A personal and a shared network in deep mutual learning.
 
     Args:
-        personal: Builds the network that stays with the client; its architecture is free.
-        meme: Builds the network that travels; the same architecture everywhere.
+        personal: Builds the network that stays with the client; its architecture is free. By
+            default as `network`.
+        meme: Builds the network that travels; the same architecture everywhere. By default as
+            `network`.
         optimizer: Builds the optimiser of a visit from the parameters of both.
         alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as
             if alone.
@@ -60,15 +65,29 @@ class FML(FederatedModule):
             catfish.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        personal_from: Where a personal network starts: drawn for each client (`own`), or a copy of
+            the meme that it receives first (`server`), which must be of the same architecture.
+        network: Builds `personal` and `meme` where they are not given: FML in place of a method with
+            one network.
     """
 
+    card = Card(
+        paper="Shen et al., 2020",
+        link="https://arxiv.org/abs/2006.16765",
+        travels="the meme",
+        stays="a personal network",
+        recipes=("fml_fashion.yaml", "fml_cifar10.yaml"),
+        law="beta = 1: the global model is FedAvg's; alpha = 1: the personal one is trained alone",
+    )
+
     weighting = "uniform"
+    has_started: Tensor
 
     def __init__(
         self,
-        personal: NetworkFactory,
-        meme: NetworkFactory,
-        optimizer: OptimizerCallable,
+        personal: NetworkFactory | None = None,
+        meme: NetworkFactory | None = None,
+        optimizer: OptimizerCallable | None = None,
         alpha: float = 0.5,
         beta: float = 0.5,
         alpha_ramp: Ramp | None = None,
@@ -78,7 +97,11 @@ class FML(FederatedModule):
         client_memes: ClientNetworks = None,
         untrained_clients: list[int] | None = None,
         client_optimizers: ClientOptimizers = None,
+        personal_from: Literal["own", "server"] = "own",
+        network: NetworkFactory | None = None,
     ) -> None:
+        if optimizer is None:  # it has a default only because networks, which come first, may be left out
+            raise ValueError("`model.optimizer` must be given, such as torch.optim.SGD.")
         super().__init__(optimizer, client_optimizers)
         _check_weight("alpha", alpha, alpha_ramp, way="fall")
         _check_weight("beta", beta, beta_ramp, way="rise")
@@ -89,25 +112,41 @@ class FML(FederatedModule):
         self.alpha_ramp = alpha_ramp
         self.beta_ramp = beta_ramp
         self.share = share
-        self.factory = personal
-        self.meme_factory = meme
+        self.factory, self.meme_factory = _factories(personal, meme, network)
         self.client_networks = client_networks
         self.client_memes = client_memes
         self.untrained_clients = untrained_clients or []
-        self.personal = build(personal, "model.personal")
-        self.meme = build(meme, "model.meme")
+        self.personal = build(self.factory, "model.personal")
+        self.meme = build(self.meme_factory, "model.meme")
         self.shared = ("meme.",)
         if share == "extractor":
             self.shared = ("meme.extractor.",)
             if not hasattr(self.meme, "extractor"):
                 raise ValueError("`model.share: extractor` needs a `model.meme` with an `extractor` and a `head`.")
         self.personal_stream = Stream(0)
+        self.starts_from_server = personal_from == "server"
+        if self.starts_from_server:
+            _check_alike(self.personal, self.meme, "`model.personal`")
+            # Stays with the client, and so remembers that its network has started.
+            self.register_buffer("has_started", torch.tensor(False))
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
         check_choices("model.client_networks", self.client_networks, data.num_clients)
         check_choices("model.client_memes", self.client_memes, data.num_clients)
         check_ids("model.untrained_clients", self.untrained_clients, data.num_clients)
+        if self.starts_from_server:
+            self._check_starts(data)
+
+    def _check_starts(self, data: FederatedData) -> None:
+        """Every client's own network can take what the server gives."""
+        trial = cast(FML, twin(self))  # building the clients' networks must not change the ones that are about to train
+        with isolated(0):
+            for k in range(data.num_clients):
+                is_chosen = any(k in _ids(choices) for choices in (self.client_networks, self.client_memes))
+                if is_chosen:
+                    trial.configure_client(data.client(k))
+                    _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
 
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
@@ -130,11 +169,16 @@ class FML(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         # Dropout of the personal network must not move the meme's random numbers, or beta = 1 were not FedAvg.
         self.personal_stream = Stream(derive(torch.initial_seed(), "personal"))
+        if self.starts_from_server and not self.has_started:
+            copy_into(self.personal.state_dict(keep_vars=True), self.meme.state_dict())
+            self.has_started.fill_(True)
 
     def global_model(self) -> nn.Module:
         return self.meme
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.starts_from_server and not self.has_started:
+            return self.meme(x)
         return self.personal(x)
 
     def weights(self) -> tuple[float, float]:
@@ -172,3 +216,35 @@ def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall
     turns_back = until > start if way == "fall" else until < start
     if not in_range or turns_back:
         raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")
+
+
+def _check_alike(personal: nn.Module, meme: nn.Module, option: str) -> None:
+    """One network can start from the other."""
+    wanted = {name: tuple(tensor.shape) for name, tensor in meme.state_dict().items()}
+    given = {name: tuple(tensor.shape) for name, tensor in personal.state_dict().items()}
+    for name in {**wanted, **given}:
+        if wanted.get(name) != given.get(name):
+            raise ValueError(
+                f"`model.personal_from: server` needs {option} of the same architecture as its `model.meme`; "
+                f"{name!r} is {given.get(name, 'missing')} and {wanted.get(name, 'missing')}."
+            )
+
+
+def _ids(choices: ClientNetworks) -> Iterable[int]:
+    """Clients that something was chosen for."""
+    if isinstance(choices, list):
+        return range(len(choices))
+    return choices or ()
+
+
+def _factories(
+    personal: NetworkFactory | None, meme: NetworkFactory | None, network: NetworkFactory | None
+) -> tuple[NetworkFactory, NetworkFactory]:
+    """What builds the personal network, and what the meme."""
+    if personal is not None and meme is not None:
+        if network is not None:
+            raise ValueError("`model.network` plays no part where `model.personal` and `model.meme` are both given.")
+        return personal, meme
+    if network is None:
+        raise ValueError("`model.personal` and `model.meme` must be given, or `model.network` for both.")
+    return personal or network, meme or network

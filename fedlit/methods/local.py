@@ -8,6 +8,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -30,6 +31,14 @@ class LocalOnly(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
     """
+
+    card = Card(
+        travels="nothing",
+        stays="the network",
+        stages=("local",),
+        recipes=("local_fashion.yaml", "local_cifar10.yaml"),
+        law="other clients make no difference",
+    )
 
     shared = ()
 

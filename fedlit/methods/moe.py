@@ -23,6 +23,7 @@ from fedlit.data.client import Client
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import EarlyStopping, Stage
@@ -58,9 +59,10 @@ class MixtureOfExperts(FederatedModule):
     """FedAvg, then at every client a local expert, and a gate between both.
 
     Args:
-        network: Builds an expert.
+        network: Builds the global expert.
         optimizer: Builds the optimiser of a visit from the parameters.
-        gate: Builds the gate, with one output; by default an expert's network with a head of one.
+        gate: Builds the gate, with one output; by default the global expert's network with a head of
+            one.
         mix: What is mixed: `log_prob` (the authors' code), `prob`, or `logits`.
         epochs: Of local expert, mixture and baselines, at most; they stop after 50 without a lower
             validation loss.
@@ -70,7 +72,20 @@ class MixtureOfExperts(FederatedModule):
         mixture_optimizer: Another optimiser for the mixture.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        local_network: Builds the local expert, whose architecture is free; by default as `network`.
+        first_check: The epoch after which they first look at the validation loss, and then every
+            fifth: 1 is the authors' 1, 6, 11 ...; with 0 a model may stay as it came.
     """
+
+    card = Card(
+        paper="Zec et al., 2020",
+        link="https://arxiv.org/abs/2010.02056",
+        travels="the global expert",
+        stays="a local expert, a gate, an own copy of the global expert",
+        stages=("federate", "local", "longer", "finetune", "mixture"),
+        recipes=("moe_fashion.yaml", "moe_cifar10.yaml"),
+        law="a gate of 1 is the local expert, of 0 the global one; no upload depends on an opted-out sample",
+    )
 
     shared = ("federated.",)
 
@@ -85,21 +100,27 @@ class MixtureOfExperts(FederatedModule):
         baselines: bool = True,
         mixture_optimizer: OptimizerCallable | None = None,
         client_optimizers: ClientOptimizers = None,
+        local_network: NetworkFactory | None = None,
+        first_check: int = 1,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
         if epochs < 1:
             raise ValueError(f"`model.epochs` must be at least 1, got {epochs}.")
+        if first_check < 0:
+            raise ValueError(f"`model.first_check` must be at least 0, got {first_check}.")
         self.epochs = epochs
+        self.first_check = first_check
+        local = local_network or network
         # In this order: it is the order of the state and of the initial draws, which checkpoints and seeds rely on.
         self.federated = FedAvg(network, optimizer, client_optimizers=client_optimizers)
-        self.local = FedAvg(network, optimizer, client_optimizers=client_optimizers)
+        self.local = FedAvg(local, optimizer, client_optimizers=client_optimizers)
         self.longer: FedAvg | None = None
         self.finetuned: FedAvg | None = None
         if baselines:
-            self.longer = FedAvg(network, optimizer, client_optimizers=client_optimizers)
+            self.longer = FedAvg(local, optimizer, client_optimizers=client_optimizers)
             self.finetuned = FedAvg(network, optimizer, client_optimizers=client_optimizers)
         h = _gate(gate, network)
-        local_expert = build(network, "model.network")
+        local_expert = build(local, "model.local_network")
         global_expert = build(network, "model.network")
         gated = Gated(local_expert, global_expert, h, mix, freeze_global)
         self.mixture = Mixture(gated, mixture_optimizer or optimizer, client_optimizers)
@@ -125,7 +146,7 @@ class MixtureOfExperts(FederatedModule):
             samples="all",
             upload="none",
             needs=needs,
-            early_stopping=EarlyStopping("loss"),
+            early_stopping=EarlyStopping("loss", first_check=self.first_check),
             reported_as=reported_as,
         )
 

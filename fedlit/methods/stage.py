@@ -15,17 +15,31 @@ class EarlyStopping:
         metric: What is watched: `loss` is to fall, `acc` to rise.
         patience: Checks without improvement before a visit stops.
         check_every: Epochs between checks.
+        first_check: The epoch after which the first check comes; 0 is before any training, so that the state which
+            came may be the best.
     """
 
     metric: Literal["loss", "acc"] = "loss"
     patience: int = 10
     check_every: int = 5
+    first_check: int = 0
 
     def __post_init__(self) -> None:
+        if self.first_check < 0:
+            raise ValueError(f"`first_check` must be at least 0, got {self.first_check}.")
         if self.patience < 1 or self.check_every < 1:
             raise ValueError(
                 f"`patience` and `check_every` must be at least 1, got {self.patience} and {self.check_every}."
             )
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether there is a check after so many epochs.
+
+        Example:
+            >>> [epoch for epoch in range(20) if EarlyStopping(first_check=1).is_due(epoch)]
+            [1, 6, 11, 16]
+        """
+        return epoch >= self.first_check and (epoch - self.first_check) % self.check_every == 0
 
 
 @dataclass(frozen=True)

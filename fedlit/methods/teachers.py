@@ -64,17 +64,17 @@ class Teachers:
         return (w[:, :, None] * p).sum(dim=0)
 
 
-def optimal_confidence(shares: Tensor, public_shares: Tensor) -> Tensor:
+def optimal_confidence(p: Tensor, public_shares: Tensor) -> Tensor:
     r"""What the best density classifier would say of a class, ``[K, C]``.
 
     .. math:: C_i^*(y) = \frac{p_i(y)}{p_i(y) + p_{dist}(y)}
 
     Args:
-        shares: Fraction of each class at each client, ``[K, C]``.
+        p: Probability of each class at each client, ``[K, C]``.
         public_shares: Fraction of each class in the public pool, ``[C]``.
 
     Example:
         >>> optimal_confidence(torch.tensor([[0.5, 0.0]]), torch.tensor([0.1, 0.1]))
         tensor([[0.8333, 0.0000]])
     """
-    return (shares / (shares + public_shares)).nan_to_num()  # a class that nobody has
+    return (p / (p + public_shares)).nan_to_num()  # a class that nobody has

@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from torch import Tensor
 
 from fedlit.data import FederatedData
 from fedlit.records import checkpoint
-from fedlit.records.pictures import draw_curves, draw_partition
+from fedlit.records.pictures import draw_confusion, draw_curves, draw_partition
 from fedlit.records.progress import Progress, table
-from fedlit.records.recorder import Recorder
+from fedlit.records.recorder import EPOCHS, Recorder
 from fedlit.records.round_record import RoundRecord
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import lock_folder
 
+CONFUSION = "confusion.csv"
 Means = Mapping[str, Mapping[str, float]]
 
 
@@ -58,11 +60,21 @@ class FitLog:
         """A round has ended."""
         self.recorder.ledger(record.ledger)
         self.recorder.metrics(number, rows)
+        self.recorder.epochs(record.epochs)
         for k, failure in record.failures.items():
             self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
             self.recorder.event("left_out", round=number, client=k, reason=failure.reason, details=failure.details)
         self.recorder.event("round", round=number, stage=stage, clients=record.clients, seconds=round(seconds, 3))
         self.progress.round(number, stage, rows, seconds)
+
+    def confusion(self, counts: Tensor) -> None:
+        """Samples of each class by what the global model takes them for, ``[C, C]``."""
+        if self.folder is None:
+            return
+        lines = ["label,predicted,samples\n"]
+        for label, row in enumerate(counts.tolist()):
+            lines += [f"{label},{predicted},{samples}\n" for predicted, samples in enumerate(row)]
+        (self.folder / CONFUSION).write_text("".join(lines))
 
     def save(self, content: dict[str, Any], improved: bool) -> None:
         """A checkpoint; the one before is kept, and the best."""
@@ -78,6 +90,21 @@ class FitLog:
         if improved:
             checkpoint.keep(target, last)
         self.saved_round = content["round"]
+
+    def _draw_epochs(self, folder: Path, round: int) -> None:
+        """Of visits at home that were followed, if any were."""
+        picture = folder / "epochs.png"
+        if (folder / EPOCHS).exists():
+            draw_curves(folder / EPOCHS, picture, over="epoch")
+        if picture.exists():
+            self.recorder.picture("epochs", picture, round)
+
+    def _draw_confusion(self, folder: Path, round: int) -> None:
+        """Of the global model, if there is one."""
+        if (folder / CONFUSION).exists():
+            picture = folder / "confusion.png"
+            draw_confusion(folder / CONFUSION, picture)
+            self.recorder.picture("confusion", picture, round)
 
     def abandon(self) -> None:
         """Close the files of a run and give its folder free; all that is left to do where it died of an error."""
@@ -101,6 +128,8 @@ class FitLog:
             if round:
                 draw_curves(folder / "metrics.csv", folder / "curves.png")
                 self.recorder.picture("curves", folder / "curves.png", round)
+            self._draw_epochs(folder, round)
+            self._draw_confusion(folder, round)
             self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
             self.recorder.event("end", round=round, stopped_by=stopped_by)
             checkpoint.sync(folder / "checkpoints")

@@ -3,7 +3,7 @@
 import csv
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 Points = list[tuple[int, float]]  # round and accuracy
 Lines = dict[str, Points]  # of every client
+MOST_COUNTS = 20  # classes of a confusion matrix whose cells can hold a number
 MOST_LINES = 100  # in one panel; more would hide each other
 
 
@@ -50,12 +51,13 @@ def draw_partition(counts: np.ndarray, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_curves(metrics: Path, path: Path) -> None:
+def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "round") -> None:
     """Accuracy over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
 
     Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
+    From an epochs.csv, `over` epochs: those of the last visit.
     """
-    panels = _read_panels(metrics)
+    panels = _read_panels(metrics, over)
     if not panels:
         return
     once = {title for title, lines in panels.items() if _is_one_round(lines)}
@@ -72,21 +74,52 @@ def draw_curves(metrics: Path, path: Path) -> None:
     all_axes = np.atleast_1d(figure.subplots(1, len(widths), sharey=True, width_ratios=widths))
     for axes, (title, lines) in zip(all_axes, curves.items(), strict=False):
         _draw_panel(axes, title, lines)
+        axes.set_xlabel(over)
     if compares:
         _draw_comparison(all_axes[-1], panels)
     all_axes[0].set_ylabel("accuracy")
     figure.savefig(path, dpi=110)
 
 
-def _read_panels(metrics: Path) -> dict[str, Lines]:
+def draw_confusion(path_of_counts: Path, path: Path) -> None:
+    """What the samples of each class are taken for, from a confusion.csv: shares of a row, with counts if they fit."""
+    with path_of_counts.open() as file:
+        rows = [(int(row["label"]), int(row["predicted"]), int(row["samples"])) for row in csv.DictReader(file)]
+    labels, predicted, samples = np.array(rows).T
+    classes = labels.max() + 1
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    counts[labels, predicted] = samples
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    size = min(max(3.5, 0.4 * classes + 1.2), 9.0)
+    figure = _new_figure(size, size)
+    figure.set_layout_engine("none")  # the others would draw the many numbers several times
+    axes = figure.add_axes((0.14, 0.11, 0.81, 0.81))
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    if classes <= MOST_COUNTS:
+        axes.set_xticks(range(classes))
+        axes.set_yticks(range(classes))
+        for label, column in zip(*np.nonzero(counts), strict=True):
+            colour = "white" if shares[label, column] > 0.5 else "black"
+            axes.text(column, label, counts[label, column], ha="center", va="center", color=colour, fontsize="x-small")
+    axes.set_xlabel("taken for")
+    axes.set_ylabel("class")
+    right = np.trace(counts) / max(counts.sum(), 1)
+    axes.set_title(f"global model: {right:.1%} of {counts.sum()} test samples are right", fontsize="medium")
+    figure.savefig(path, dpi=110)
+
+
+def _read_panels(metrics: Path, over: str) -> dict[str, Lines]:
     """Every accuracy of a metrics.csv: by model and data, then by client."""
     panels: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     with metrics.open() as file:
         for row in csv.DictReader(file):
             if row["metric"] == "acc":
                 title = f"{row['model']} on {row['data']}"
-                point = (int(row["round"]), float(row["value"]))
-                panels[title][row["client"]].append(point)
+                point = (int(row[over]), float(row["value"]))
+                line = panels[title][row["client"]]
+                if line and point[0] <= line[-1][0]:  # another visit counts its epochs anew
+                    line.clear()
+                line.append(point)
     return panels
 
 
@@ -138,7 +171,6 @@ def _draw_panel(axes: "Axes", title: str, lines: Lines) -> None:
         axes.fill_between(rounds, low, high, color="tab:blue", alpha=0.12, label="range")
     axes.plot(rounds, mean, color="tab:red", marker=marker, label=label)
     axes.set_title(title)
-    axes.set_xlabel("round")
     axes.grid(color="0.92")
     axes.locator_params(axis="x", integer=True)
     axes.legend(

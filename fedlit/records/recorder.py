@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from fedlit.records.charts import add_scalars, is_crowded, layout, scalars
-from fedlit.records.rows import POOLED, LedgerRow, Row, values_by_key
+from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row, values_by_key
+
+EPOCHS = "epochs.csv"
 
 
 class Recorder:
@@ -31,6 +34,8 @@ class Recorder:
         folder.mkdir(parents=True, exist_ok=True)
         _rewind(folder / "metrics.csv", Row._fields, resumed_round)
         _rewind(folder / "ledger.csv", LedgerRow._fields, resumed_round)
+        if (folder / EPOCHS).exists():
+            _rewind(folder / EPOCHS, EpochRow._fields, resumed_round)
         self._metrics = (folder / "metrics.csv").open("a")
         self._ledger = (folder / "ledger.csv").open("a")
         self._events = (folder / "events.jsonl").open("a")
@@ -47,6 +52,22 @@ class Recorder:
                 logger.log_metrics(scalars(rows), step=round)
             if isinstance(logger, TensorBoardLogger):
                 self._show(logger.experiment, round, rows)
+
+    def epochs(self, rows: list[EpochRow]) -> None:
+        """Append what clients' models came to after the epochs of a visit, if anybody asked."""
+        if not rows:
+            return
+        rows = sorted(rows, key=lambda row: row.epoch)
+        if self.folder is not None:
+            path = self.folder / EPOCHS
+            lines = [] if path.exists() else [",".join(EpochRow._fields) + "\n"]
+            with path.open("a") as file:
+                file.writelines([*lines, *map(str, rows)])
+        for epoch, some in groupby(rows, key=lambda row: row.epoch):
+            told = scalars([row.at_epoch() for row in some])
+            values = {f"epochs of {rows[0].stage}/{tag}": value for tag, value in told.items()}
+            for logger in self.loggers:
+                logger.log_metrics(values, step=epoch)
 
     def ledger(self, rows: list[LedgerRow]) -> None:
         """Append what crossed a client's border in a round."""

@@ -1,7 +1,8 @@
 """What an evaluation says, and what it leaves in the folder of the run that was evaluated."""
 
+import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
@@ -29,15 +30,21 @@ def report(rows: Sequence[Row], name: str, round: int, folder: Path | None) -> N
         (folder / name).write_text(header + "".join(map(str, rows)))
 
 
-def write_predictions(folder: Path, client: int | None, probabilities: Tensor, target: Tensor) -> Path:
-    """The likeliest class of every sample, its probability and the label, in order; where they are."""
-    path = folder / "predictions_global.csv"
-    if client is not None:
-        path = folder / f"predictions_client_{client}.csv"
+def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Mapping[str, Sequence[object]]) -> Path:
+    """The likeliest class of every sample and its probability, in order; where they are.
+
+    Args:
+        folder: Of the run.
+        whose: By which model, of what: the file is named after it.
+        probabilities: Of classes, ``[N, C]``.
+        more: Further columns, such as the label.
+    """
+    path = folder / f"predictions_{whose}.csv"
     confidence, predicted = probabilities.max(dim=1)
-    columns = zip(predicted.tolist(), confidence.tolist(), target.tolist(), strict=True)
-    with path.open("w") as file:
-        file.write("index,predicted,probability,label\n")
-        for index, (label, probability, truth) in enumerate(columns):
-            file.write(f"{index},{label},{probability:.6f},{truth}\n")
+    columns = {"predicted": predicted.tolist(), "probability": [f"{p:.6f}" for p in confidence.tolist()], **more}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["index", *columns])
+        for index, row in enumerate(zip(*columns.values(), strict=True)):
+            writer.writerow([index, *row])
     return path

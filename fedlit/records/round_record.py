@@ -4,7 +4,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedlit.records.rows import LedgerRow, Row
+from fedlit.records.rows import EpochRow, LedgerRow, Row
 
 
 @dataclass
@@ -20,6 +20,7 @@ class RoundRecord:
     """What a round left to record."""
 
     rows: list[Row] = field(default_factory=list)
+    epochs: list[EpochRow] = field(default_factory=list)
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
     clients: list[int] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """The lines of a run's records: what was measured, what crossed a client's border, and a summary over clients.
 
 Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
-training) on ``own`` (the client's validation samples), ``pooled`` (the test set), ``unseen`` (clients that never train)
-or ``train`` (what a method logs in its training step).
+training) on ``own`` (the client's validation samples), ``own_test`` (its share of the test set, see `data.own_test`),
+``pooled`` (the test set), ``unseen`` (clients that never train) or ``train`` (what a method logs in its training step).
 """
 
 from collections import defaultdict
@@ -32,6 +32,26 @@ class Row(NamedTuple):
     def key(self) -> str:
         """Such as ``acc/global_on_own``."""
         return f"{self.metric}/{self.model}_on_{self.data}"
+
+
+class EpochRow(NamedTuple):
+    """One line of epochs.csv: a client's model in the middle of a visit at home; epochs of a visit count from 1."""
+
+    round: int
+    stage: str
+    epoch: int
+    client: int
+    model: str
+    data: str
+    metric: str
+    value: float
+
+    def __str__(self) -> str:
+        return f"{','.join(map(str, self[:-1]))},{self.value:.9g}\n"
+
+    def at_epoch(self) -> Row:
+        """As a line that is told by its epoch, in place of its round."""
+        return Row(self.epoch, self.stage, self.client, self.model, self.data, self.metric, self.value)
 
 
 class LedgerRow(NamedTuple):

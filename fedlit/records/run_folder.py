@@ -49,10 +49,12 @@ def run_folder(path: Path | None, root: Path | None) -> str | None:
     return None
 
 
-def find_checkpoint(ckpt_path: str | None, root: Path) -> Path | None:
+def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False) -> Path | None:
     """The file that `--ckpt_path` names: a path, or `last` or `best` of the newest run; `auto` is its last, if any."""
     if not ckpt_path:
         return None
+    if ckpt_path == "auto" and not may_begin:
+        raise ValueError("`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last` or `best`.")
     if ckpt_path not in ("last", "best", "auto"):
         return Path(ckpt_path)
     runs = root / RUNS

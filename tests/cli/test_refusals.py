@@ -51,6 +51,8 @@ COMMANDS = {
     "fit --model FedAvg": r"^`model.network`, `model.optimizer` must be given",
     "fit --model FedAvg --model.network MLP": r"^`model.network`: several classes are named MLP; give one in full: ",
     "predict --config run.yaml --client 3": r"^`--client` must be 0 to 2, got 3",
+    "predict --config run.yaml --images shapes.npz": r"^`--images` shapes.npz must hold an array `images`, got ",
+    "predict --config run.yaml --images nowhere": r"^`--images` must be an .npz or a folder of images, got nowhere",
     "predict --config local.yaml": r"^LocalOnly has no global model; name one of its clients with `--client`",
     "test --config run.yaml --ckpt_path auto": r"^`--ckpt_path auto` is for `fit`, .*; give a file, `last` or `best`",
     "test --config run/config.yaml --ckpt_path=auto": r"^`--ckpt_path auto` is for `fit`",

@@ -164,6 +164,21 @@ def test_a_saved_file_reads_as_a_person_would_write_it(tmp_path):
     assert (tmp_path / "a.csv").read_text() == HEADER + "\n".join(rows) + "\n"
 
 
+def test_an_own_test_set_is_written_and_read_back(tmp_path):
+    path = tmp_path / "partition.csv"
+    parts = [np.array([0, 2]), np.array([1])]
+    marks = [np.ones(len(part), dtype=bool) for part in parts]
+    assignment = Assignment(
+        parts, [np.array([3]), np.array([4])], "train", marks, own_test=[np.array([4, 0]), np.array([2])]
+    )
+    assignment.write(path, CIFAR, CIFAR_TEST)
+    again = Saved(str(path)).read(CIFAR, CIFAR_TEST)
+    assert all_equal(again.own_test, assignment.own_test)
+    assert all_equal(again.val, assignment.val)
+    with pytest.raises(ValueError, match="of the test set has label"):
+        Saved(str(path)).read(CIFAR, 9 - CIFAR_TEST)
+
+
 def test_class_counts_are_the_training_samples_of_each_class():
     one = [np.array([2, 0, 2]), np.array([1])]
     assignment = Assignment(one, [one[0][:0]] * 2, "train", [np.ones(3, dtype=bool), np.ones(1, dtype=bool)])

@@ -58,7 +58,7 @@ def test_validation_from_test_is_the_test_set_dealt_out_by_the_same_shards():
 
 
 def test_a_validation_pool_has_the_same_majority_and_no_training_sample():
-    data = ready(partition=Majority(p=0.8, samples_per_client=100), validation="reserve", val_size=0.5)
+    data = ready(partition=Majority(p=0.8, samples_per_client=100, pairs="fixed"), validation="reserve", val_size=0.5)
     for k in range(5):
         train, val = data.assignment.train[k], data.assignment.val[k]
         assert len(train) == len(val) == 100
@@ -70,6 +70,31 @@ def test_a_validation_pool_has_the_same_majority_and_no_training_sample():
 def test_the_test_set_in_the_same_setting_is_as_much_smaller_as_the_test_set():
     data = ready(partition=ClassSets("niid1", samples_per_client=600), validation="test")
     assert [len(part) for part in data.assignment.val] == [100] * 5
+
+
+def test_an_own_test_set_is_the_test_set_in_the_clients_own_mix_beside_its_validation_samples():
+    data = ready(partition=Majority(p=1.0, samples_per_client=300), own_test=True)
+    assignment = data.assignment
+    assert assignment.val_split == "train"
+    assert [len(part) for part in assignment.own_test] == [50] * 5  # of 1,000 test images, as 300 of 6,000
+    for k in range(5):
+        own = set(data.images.train_y[assignment.train[k]].tolist())
+        assert own == set(data.images.test_y[assignment.own_test[k]].tolist())
+    batches, sizes = data.own_test_batches([1, 3])
+    assert sizes.tolist() == [50, 50]
+    assert torch.equal(batches.y[50:], data.images.test_y[assignment.own_test[3]])
+
+
+def test_an_own_test_set_changes_nothing_else_and_comes_only_if_it_is_asked_for():
+    without, with_it = (ready(own_test=own_test).assignment for own_test in (False, True))
+    assert without.own_test == []
+    for one, other in zip(without.train + without.val, with_it.train + with_it.val, strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_an_own_test_set_is_refused_where_choices_look_at_the_test_set():
+    with pytest.raises(ValueError, match=r"`data.own_test` is what no choice looks at, .* set it to train or reserve"):
+        FederatedData(validation="test", own_test=True)
 
 
 # --- what a client sees

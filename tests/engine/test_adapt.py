@@ -5,6 +5,7 @@ import torch
 from conftest import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
+from fedlit.engine.adapt import epochs_to_converge
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
@@ -50,6 +51,14 @@ def test_a_new_client_of_fml_starts_with_a_network_of_its_own():
     assert curve(rows, "personal")[0] != curve(rows, "finetuned")[0]
 
 
+def test_a_new_client_of_fml_may_start_from_the_servers_model():
+    rows = adapted(FML(linear, linear, SGD, alpha=1.0, personal_from="server"))
+    assert curve(rows, "personal") == curve(rows, "finetuned")  # with labels alone that is fine-tuning
+    rows = adapted(FML(linear, linear, SGD, alpha=0.5, personal_from="server"))
+    assert curve(rows, "personal")[0] == curve(rows, "finetuned")[0]
+    assert curve(rows, "personal")[1:] != curve(rows, "finetuned")[1:]
+
+
 def test_a_new_client_of_fedfusion_starts_from_extractor_fusion_and_head():
     from test_fedfusion import Small
 
@@ -59,6 +68,22 @@ def test_a_new_client_of_fedfusion_starts_from_extractor_fusion_and_head():
 
 def test_a_method_without_a_global_model_has_nothing_to_fine_tune():
     assert {row.model for row in adapted(LocalOnly(linear, SGD))} == {"personal", "scratch"}
+
+
+def test_the_epochs_that_a_new_client_needs_are_told_of_every_model():
+    rows = adapted(FedAvg(linear, SGD), epochs=4)
+    told = {row.model: row for row in rows if row.metric == "epochs_to_converge"}
+    assert told.keys() == {"personal", "finetuned", "scratch"}
+    for model, row in told.items():
+        accuracies = curve(rows, model, "acc")
+        assert row.round == 4
+        assert accuracies[row.value] >= max(accuracies) - 0.005
+        assert all(accuracy < max(accuracies) - 0.005 for accuracy in accuracies[: row.value])
+
+
+@pytest.mark.parametrize(("accuracies", "epoch"), [([0.9, 0.2], 0), ([0.1, 0.5, 0.506, 0.51], 2), ([0.1, 0.2], 1)])
+def test_epochs_to_converge_by_hand(accuracies, epoch):
+    assert epochs_to_converge(accuracies) == epoch
 
 
 def test_without_an_unseen_client_nobody_can_join():

@@ -211,3 +211,25 @@ def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch)
 def test_a_downloaded_model_is_in_the_ledger_even_if_nothing_comes_back():
     federation = fitted(FineTuned(linear, SGD), toy_data(opt_out=[2]), num_rounds=1)
     assert [row["client"] for row in rows(federation, "ledger.csv") if row["round"] == "2"] == ["0", "1", "2"]
+
+
+# --- attributes of a method's own that are called as choices per client are
+
+
+@pytest.mark.parametrize("own", ["a name", 3, [1], ["x"] * 9, {"a": 1}, {1: [2]}, torch.zeros(2), None])
+def test_an_attribute_that_is_called_like_a_choice_per_client_may_be_anything(own):
+    method = FedAvg(linear, SGD)
+    method.client_something = own
+    fitted(method, fast_dev_run=True)
+
+
+@pytest.mark.parametrize("own", [None, {}, "a name"])
+def test_every_client_is_tried_where_a_method_of_ones_own_builds_its_network(own):
+    class Builds(FedAvg):
+        def configure_client(self, client):
+            self.network = nn.Sequential(nn.Flatten(), nn.Linear(64, 3 + client.id // 2))
+
+    method = Builds(linear, SGD)
+    method.client_something = own
+    with pytest.raises(ValueError, match="network of client 2 must give 3 outputs"):
+        fitted(method)

@@ -229,3 +229,34 @@ def test_the_same_module_trains_under_a_plain_trainer(method):
     before = trainer.validate(module, data, verbose=False)[0]["val_acc"]
     trainer.fit(module, data)
     assert trainer.validate(module, data, verbose=False)[0]["val_acc"] > before
+
+
+# --- a share of the test set for every client
+
+
+def test_global_and_personal_models_are_evaluated_on_the_clients_share_of_the_test_set():
+    federation = fitted(FineTuned(linear, SGD), toy_data(own_test=True, unseen_clients=1), num_rounds=1)
+    found = {(row["model"], row["client"]) for row in rows(federation) if row["data"] == "own_test"}
+    assert found == {("global", "0"), ("global", "1"), ("personal", "0"), ("personal", "1")}
+    batches, _ = federation.state.data.own_test_batches([1])
+    federation.state.enter(1, "personal")
+    right = federation.state.module(batches.x).argmax(dim=1) == batches.y
+    [told] = [row for row in rows(federation) if (row["model"], row["data"]) == ("personal", "own_test")][2::4]
+    assert (told["client"], told["metric"]) == ("1", "acc")
+    assert float(told["value"]) == pytest.approx(float(right.float().mean()))
+
+
+def test_a_share_of_the_test_set_changes_no_other_row_and_no_weight():
+    def seeded(own_test):
+        torch.manual_seed(7)
+        return fitted(FineTuned(linear, SGD), toy_data(own_test=own_test), num_rounds=1)
+
+    plain = seeded(False)
+    tested = seeded(True)
+    assert equal(plain.personal_states[1], tested.personal_states[1])
+    assert rows(plain) == [row for row in rows(tested) if row["data"] != "own_test"]
+
+
+def test_an_untouched_test_set_cannot_be_monitored():
+    with pytest.raises(ValueError, match=r"`trainer\.monitor` must be metric/model_on_data"):
+        fitted(FedAvg(linear, SGD), monitor="acc/global_on_own_test")

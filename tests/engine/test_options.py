@@ -59,3 +59,8 @@ def test_a_stage_that_contradicts_itself_is_refused(options, told):
 def test_early_stopping_looks_at_least_once(options):
     with pytest.raises(ValueError, match="`patience` and `check_every` must be at least 1"):
         EarlyStopping(**options)
+
+
+def test_early_stopping_cannot_look_before_its_beginning():
+    with pytest.raises(ValueError, match="`first_check` must be at least 0, got -1"):
+        EarlyStopping(first_check=-1)

@@ -1,5 +1,7 @@
 """What a visit does: steps, optimisers, schedules, early stopping, BatchNorm."""
 
+import gc
+import weakref
 from functools import partial
 
 import pytest
@@ -71,6 +73,49 @@ def test_manual_optimisation_is_the_same_training():
         torch.manual_seed(0)
         states.append(fitted(method(SmallCNN, SGD)).global_state)
     assert equal(*states)
+
+
+class Watched(FedAvg):
+    """Notes what is alive of its optimisers."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        self.alive = getattr(self, "alive", weakref.WeakSet())
+        self.alive.add(optimizer)
+        return optimizer
+
+
+class WatchedHooks(Watched):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+
+class WatchedManual(Watched, Manual):
+    pass
+
+
+class Circular(Watched):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        optimizer.circle = [optimizer]
+        return optimizer
+
+
+@pytest.fixture
+def _no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize(("kind", "kept"), [(Watched, 0), (WatchedHooks, 0), (WatchedManual, 0), (Circular, 3)])
+def test_no_optimiser_waits_for_python_s_collector_after_its_visit(kind, kept):
+    """It holds the client's own network and its gradients: one more of each in memory for every visit."""
+    method = kind(linear, SGD)
+    fitted(method, num_rounds=1)
+    assert len(method.alive) == kept
 
 
 class RuinedLater(FineTuned):

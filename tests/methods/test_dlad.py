@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD
 from fedlit.methods.teachers import optimal_confidence
-from fedlit.partition import ClassSets
+from fedlit.partition import IID, ClassSets, Shards
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
 SHORT = {"client_epochs": 3, "density_epochs": 2, "distil_epochs": 3}
@@ -139,26 +138,46 @@ def test_the_global_model_learns_from_clients_that_know_two_classes_each():
     assert last["acc/global_on_pooled"] > last["acc/personal_on_pooled"] + 0.1
 
 
-def students_of_average_and_labeled(classes):
-    """Client k holds as many samples of each class that `classes[k]` names."""
+def students_of_average_and_labeled(partition):
+    """Trained on what the partition draws."""
     states = []
     for aggregator in ("average", "labeled"):
-        data = pooled_data()
-        data.setup()
-        by_class = [np.flatnonzero(data.images.train_y.numpy() == c) for c in range(3)]
-        for k, own in enumerate(classes):
-            data.assignment.train[k] = np.concatenate([by_class[c][10 * k : 10 * k + 10] for c in own])
-            data.assignment.opted_in[k] = np.ones(10 * len(own), dtype=bool)
+        data = pooled_data(partition=partition)
         states.append(fitted(seeded(aggregator=aggregator), data).global_state)
     return states
 
 
-def test_labeled_is_average_where_all_clients_have_the_same_classes():
-    assert equal(*students_of_average_and_labeled([[0, 1, 2]] * 3))
+IID_SETTINGS = [IID(), IID(30), ClassSets("iid", 40)]
+
+
+@pytest.mark.parametrize("partition", IID_SETTINGS)
+def test_labeled_is_average_where_all_clients_have_the_same_class_probabilities(partition):
+    assert equal(*students_of_average_and_labeled(partition))
+
+
+@pytest.mark.parametrize("partition", IID_SETTINGS)
+def test_by_the_classes_that_clients_happen_to_hold_it_would_not_be(partition, monkeypatch):
+    monkeypatch.setattr(FederatedData, "class_probabilities", lambda data, round: None)
+    assert not equal(*students_of_average_and_labeled(partition))
 
 
 def test_labeled_is_not_average_where_clients_have_different_classes():
-    assert not equal(*students_of_average_and_labeled([[0, 1], [1, 2], [2, 0]]))
+    assert not equal(*students_of_average_and_labeled(ClassSets([[0, 1], [1, 2], [2, 0]], 40)))
+
+
+def test_a_client_has_the_class_probabilities_of_its_set_by_hand():
+    data = pooled_data(partition=ClassSets([[0, 1], [1, 2], [2]], 40))
+    data.setup()
+    assert data.client(1).class_probabilities().tolist() == [0.0, 0.5, 0.5]
+    assert data.client(2).class_probabilities().tolist() == [0.0, 0.0, 1.0]
+    assert data.client(1).class_shares().tolist() != [0.0, 0.5, 0.5]
+
+
+def test_where_a_partition_knows_none_the_samples_are_counted():
+    data = pooled_data(partition=Shards(1))
+    data.setup()
+    client = data.client(1)
+    assert torch.equal(client.class_probabilities(), client.class_shares())
 
 
 @pytest.mark.parametrize(("aggregator", "sees"), [("adaptive", False), ("average", False), ("labeled", True)])

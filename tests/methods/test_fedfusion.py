@@ -177,3 +177,35 @@ def test_a_fusing_convolution_is_averaged_and_not_smoothed():
 def test_a_network_that_does_not_tell_its_feature_shape_is_refused():
     with pytest.raises(ValueError, match="must have an `extractor` with a `feature_shape`"):
         FedFusion(TrunkAndHead, SGD)
+
+
+# --- what is told of the fusion
+
+
+def test_lam_and_its_spread_and_the_share_of_a_convolution_by_hand():
+    fusion = Fusion("multi", channels=2)
+    fusion.lam.data.copy_(tensor([0.25, 0.75]).view(1, 2, 1, 1))
+    assert fusion.judged() == {"lam": 0.5, "lam_sd": 0.25}
+    fusion = Fusion("conv", channels=1)
+    fusion.conv.weight.data.copy_(tensor([[-3.0, 1.0]]).view(1, 2, 1, 1))  # of the frozen, and of the local features
+    assert fusion.judged() == {"frozen_share": 0.75}
+
+
+@pytest.mark.parametrize(
+    ("operator", "told"), [("single", {"lam"}), ("multi", {"lam", "lam_sd"}), ("conv", {"frozen_share"})]
+)
+def test_what_fusion_has_come_to_is_recorded_of_every_client_in_every_round(operator, told):
+    federation = fitted(FedFusion(Small, SGD, operator), num_rounds=2)
+    found = [row for row in rows(federation) if row["data"] == "train" and row["metric"] in told]
+    assert {(row["round"], row["client"], row["metric"]) for row in found} == {
+        (number, k, name) for number in "12" for k in "012" for name in told
+    }
+
+
+def test_the_lam_that_is_recorded_is_the_one_that_is_sent():
+    torch.manual_seed(7)
+    method = FedFusion(Small, SGD, "single", ema=0.0)
+    federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
+    [told] = [float(row["value"]) for row in rows(federation) if row["metric"] == "lam"]
+    assert told == pytest.approx(float(federation.global_state["network.fusion.lam"]), rel=1e-6)
+    assert told != 0

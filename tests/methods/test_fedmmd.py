@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, toy_data
+from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.augment import Flip
@@ -243,3 +243,26 @@ def test_recorded_answers_are_those_of_training_in_any_precision(precision):
     except ValueError as error:
         pytest.skip(str(error))  # a CPU without bfloat16
     assert equal(recorded, state(False))
+
+
+@pytest.mark.parametrize("distance", ["mmd", "l2"])
+def test_the_distance_of_every_visit_is_recorded_and_the_loss_is_made_of_it(distance):
+    method = FedMMD(linear, SGD, lam=0.3, distance=distance)
+    losses = []
+    plain = method.training_step
+
+    def watched(batch, batch_idx):
+        losses.append(plain(batch, batch_idx))
+        return losses[-1]
+
+    method.training_step = watched
+    federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
+    told = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
+    assert told[distance] > 0
+    mean = float(torch.stack(losses).detach().mean())
+    assert mean == pytest.approx(told["train_loss"] + 0.3 * told[distance], rel=1e-4)
+
+
+def test_without_a_distance_none_is_recorded():
+    federation = fitted(FedMMD(linear, SGD, lam=0.0), num_rounds=1)
+    assert {row["metric"] for row in rows(federation) if row["data"] == "train"} == {"train_loss"}

@@ -53,6 +53,33 @@ def test_with_beta_1_and_only_then_the_global_model_is_fedavgs_with_uniform_weig
     assert equal(renamed(fml.global_state, ""), renamed(fedavg.global_state, "")) is holds
 
 
+def test_one_network_is_both_the_personal_one_and_the_meme():
+    states = []
+    for networks in ({"personal": SmallCNN, "meme": SmallCNN}, {"network": SmallCNN}):
+        torch.manual_seed(0)
+        states.append(fitted(FML(**networks, optimizer=SGD)).global_state)
+    assert equal(*states)
+
+
+def test_one_network_beside_another_meme_is_the_personal_one():
+    method = FML(network=linear, meme=SmallCNN, optimizer=SGD)
+    assert isinstance(method.meme, SmallCNN)
+    assert not isinstance(method.personal, SmallCNN)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"personal": linear}, "`model.personal` and `model.meme` must be given, or `model.network`"),
+        ({"personal": linear, "meme": linear, "network": linear}, "`model.network` plays no part"),
+        ({"network": linear, "optimizer": None}, "`model.optimizer` must be given"),
+    ],
+)
+def test_networks_too_few_or_too_many_are_refused_by_name(options, told):
+    with pytest.raises(ValueError, match=told):
+        FML(**{"optimizer": SGD, **options})
+
+
 def test_with_beta_1_it_is_not_fedavg_weighted_by_examples():
     fml, fedavg = fml_and(lambda: FedAvg(SmallCNN, SGD, weighting="examples"), beta=1.0)
     assert not equal(renamed(fml.global_state, ""), renamed(fedavg.global_state, ""))
@@ -266,3 +293,66 @@ def test_sharing_an_extractor_needs_one():
 def test_defaults_are_the_authors():
     method = FML(linear, linear, SGD)
     assert (method.alpha, method.beta) == (0.5, 0.5)
+
+
+# --- a personal network that starts from the server's model
+
+
+def personal_and_meme(**options):
+    """Of one client after its first visit, trained by labels alone unless the options say otherwise."""
+    method = FML(linear, linear, SGD, **{"alpha": 1.0, "beta": 1.0, "personal_from": "server", **options})
+    federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
+    personal = federation.personal_states[0]
+    return renamed({n: t for n, t in personal.items() if n.startswith("personal.")}, ""), renamed(
+        federation.global_state, ""
+    )
+
+
+def test_with_labels_alone_a_start_from_the_server_ends_a_first_visit_with_two_equal_networks():
+    assert equal(*personal_and_meme())
+
+
+@pytest.mark.parametrize("options", [{"personal_from": "own"}, {"alpha": 0.5, "beta": 0.9, "personal_from": "own"}])
+def test_with_a_start_of_its_own_it_does_not(options):
+    assert not equal(*personal_and_meme(**options))
+
+
+def test_a_personal_network_starts_from_the_server_only_once():
+    starts = []
+
+    class Watched(FML):
+        def on_client_start(self, client):
+            before = [p.clone() for p in self.personal.parameters()]
+            super().on_client_start(client)
+            same = [torch.equal(p, q) for p, q in zip(before, self.personal.parameters(), strict=True)]
+            starts.append((client.round, client.id, not all(same)))
+
+    fitted(Watched(linear, linear, SGD, personal_from="server"), fraction_fit=0.5, min_clients=2, num_rounds=4)
+    first = {}
+    for number, k, _ in starts:
+        first.setdefault(k, number)
+    assert set(first) == {0, 1, 2}
+    assert max(first.values()) > 1  # somebody came later, and still started from the server
+    assert [(n, k) for n, k, started in starts if started] == [(n, k) for n, k, _ in starts if first[k] == n]
+
+
+def test_before_it_has_started_a_personal_network_is_the_servers():
+    method = FML(linear, linear, SGD, personal_from="server")
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(method(x), method.meme(x))
+    method.on_client_start(None)
+    assert torch.equal(method(x), method.personal(x))
+    assert not torch.equal(FML(linear, linear, SGD)(x), method(x))
+
+
+def test_only_the_meme_travels_where_networks_start_from_the_server():
+    federation = fitted(FML(linear, linear, SGD, personal_from="server"), num_rounds=1)
+    assert all(name.startswith("meme.") for name in federation.global_state)
+
+
+def test_a_start_from_the_server_needs_one_architecture():
+    with pytest.raises(ValueError, match=r"`model.personal_from: server` needs `model.personal` of the same arch"):
+        FML(other, linear, SGD, personal_from="server")
+    method = FML(linear, linear, SGD, personal_from="server", client_networks={1: other})
+    with pytest.raises(ValueError, match=r"needs `model.client_networks` of client 1 of the same architecture"):
+        fitted(method)

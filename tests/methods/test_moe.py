@@ -183,7 +183,7 @@ def test_a_client_whose_local_expert_failed_has_no_mixture():
 
 @pytest.mark.parametrize("uphill", [True, False])
 def test_the_best_weights_are_copies_and_not_the_last(uphill):
-    """The authors' code keeps references, which go on training; uphill, the first state is the best."""
+    """The authors' code keeps references, which go on training; uphill, the state that came is the best."""
 
     class Watched(MixtureOfExperts):
         def on_client_start(self, client):
@@ -192,16 +192,17 @@ def test_the_best_weights_are_copies_and_not_the_last(uphill):
                 self.first = {n: t.clone() for n, t in self.mixture.state_dict().items()}
 
     torch.manual_seed(7)
-    method = Watched(linear, ADAM, epochs=6, mixture_optimizer=partial(torch.optim.SGD, lr=0.1, maximize=uphill))
+    away = partial(torch.optim.SGD, lr=0.1, maximize=uphill)
+    method = Watched(linear, ADAM, epochs=6, mixture_optimizer=away, first_check=0)
     federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
     kept = federation.personal_states[0]
     mixture_state = {n.removeprefix("mixture."): t for n, t in kept.items() if n.startswith("mixture.")}
     assert equal(mixture_state, method.first) == uphill
 
 
-@pytest.mark.parametrize("options", [{"epochs": 0}])
+@pytest.mark.parametrize("options", [{"epochs": 0}, {"first_check": -1}])
 def test_impossible_options_are_refused_by_name(options):
-    with pytest.raises(ValueError, match=rf"`model.{next(iter(options))}` must be at least 1"):
+    with pytest.raises(ValueError, match=rf"`model.{next(iter(options))}` must be at least"):
         seeded(**options)
 
 
@@ -313,7 +314,7 @@ def test_the_longer_baseline_starts_from_the_local_expert():
 
 @pytest.mark.parametrize("uphill", [True, False])
 def test_the_state_after_the_last_epoch_may_be_the_best(uphill):
-    """Three epochs are looked at before the first and after the last only."""
+    """Three epochs are looked at after the first and after the last only."""
     seen = []
     down = partial(torch.optim.SGD, lr=0.01, maximize=uphill)
     method = MixtureOfExperts(linear, ADAM, epochs=3, baselines=False, mixture_optimizer=down)
@@ -323,6 +324,49 @@ def test_the_state_after_the_last_epoch_may_be_the_best(uphill):
     kept = fitted(method, toy_data(num_clients=1), num_rounds=1).personal_states[0]
     kept = {n.removeprefix("mixture."): t for n, t in kept.items() if n.startswith("mixture.")}
     assert equal(kept, seen[-1]) is not uphill
+    assert equal(kept, seen[0]) is uphill
+
+
+@pytest.mark.parametrize(("first_check", "epochs"), [(1, [1, 6, 11, 12]), (0, [0, 5, 10, 12]), (3, [3, 8, 12])])
+def test_the_validation_loss_is_looked_at_as_often_as_the_authors_do_and_after_the_last_epoch(first_check, epochs):
+    looked = []
+    method = MixtureOfExperts(linear, ADAM, epochs=12, baselines=False, first_check=first_check)
+    plain = method.mixture.validation_loss
+
+    def watched(z, y):
+        if not z.requires_grad:
+            looked.append(method.mixture.trainer.current_epoch + bool(method.mixture.trainer.global_step))
+        return plain(z, y)
+
+    method.mixture.validation_loss = watched
+    fitted(method, toy_data(num_clients=1), num_rounds=1)
+    assert looked == epochs
+
+
+def test_a_fine_tuned_model_has_been_trained_unless_it_may_stay_as_it_came():
+    away = partial(torch.optim.SGD, lr=0.1, maximize=True)
+
+    def is_untouched(first_check):
+        federation = fitted(seeded(optimizer=away, first_check=first_check), toy_data(num_clients=1), num_rounds=1)
+        kept = federation.personal_states[0]
+        tuned = {n.removeprefix("finetuned."): t for n, t in kept.items() if n.startswith("finetuned.")}
+        return equal(tuned, {n.removeprefix("federated."): t for n, t in federation.global_state.items()})
+
+    assert is_untouched(0)
+    assert not is_untouched(1)
+
+
+def test_the_local_expert_may_have_another_architecture():
+    federation = fitted(seeded(linear, local_network=SmallCNN), num_rounds=1)
+    kept = federation.personal_states[0]
+    convolutions = {name.removesuffix("0.weight") for name in kept if kept[name].shape == (4, 1, 3, 3)}
+    assert convolutions == {"local.network.", "longer.network.", "mixture.network.local_expert."}
+    assert all(tensor.dim() < 4 for tensor in federation.global_state.values())
+
+
+def test_a_local_network_of_the_same_architecture_changes_nothing():
+    plain, named = (fitted(seeded(**options), num_rounds=1) for options in ({}, {"local_network": linear}))
+    assert equal(plain.personal_states[1], named.personal_states[1])
 
 
 def test_the_gate_is_judged_by_its_mean_and_each_expert_by_its_own_accuracy():

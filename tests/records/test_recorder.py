@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted, rows, toy_data
+from conftest import SGD, SmallCNN, fitted, linear, rows, toy_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from fedlit import FedAvg, FineTuned
+from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.records.recorder import Recorder
 from fedlit.records.rows import Row
 
@@ -22,6 +23,8 @@ def test_a_folder_holds_all_that_was_promised():
         "partition.csv",
         "partition.png",
         "curves.png",
+        "confusion.csv",
+        "confusion.png",
         "checkpoints",
     }
     assert promised <= names
@@ -101,3 +104,32 @@ def test_a_name_with_a_slash_is_logged_like_any_other():
 def test_nothing_is_written_in_a_development_run(tmp_path):
     fitted(FedAvg(SmallCNN, SGD), fast_dev_run=True)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- what the global model confuses
+
+
+def confusion_of(federation):
+    counts = torch.zeros(3, 3, dtype=torch.long)
+    for row in rows(federation, "confusion.csv"):
+        counts[int(row["label"]), int(row["predicted"])] = int(row["samples"])
+    return counts
+
+
+@pytest.mark.parametrize("method", [lambda: FedAvg(linear, SGD), lambda: FineTuned(linear, SGD)])
+def test_the_confusion_matrix_is_that_of_the_last_global_model(method):
+    federation = fitted(method(), num_rounds=2)
+    counts = confusion_of(federation)
+    assert counts.sum(dim=1).tolist() == [10, 10, 10]  # the test set
+    wanted = ("global", "pooled", "acc")
+    found = [row for row in rows(federation) if (row["model"], row["data"], row["metric"]) == wanted]
+    assert float(found[-1]["value"]) == pytest.approx(float(counts.trace() / counts.sum()))
+    x, y = federation.state.data.images.split("test")
+    federation.state.load_global()
+    taken_for = federation.state.module.global_model()(x).argmax(dim=1)
+    assert int(counts[1, 2]) == int(((y == 1) & (taken_for == 2)).sum())
+
+
+def test_a_method_without_a_global_model_confuses_nothing():
+    federation = fitted(LocalOnly(linear, SGD), num_rounds=1)
+    assert not [path.name for path in Path(federation.log_dir).iterdir() if "confusion" in path.name]

@@ -32,10 +32,14 @@ def test_clients_have_a_line_each_until_they_are_too_many():
 
 def test_predictions_name_the_class_its_probability_and_the_label(tmp_path):
     probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
-    path = write_predictions(tmp_path, None, probabilities, torch.tensor([1, 1]))
+    path = write_predictions(tmp_path, "global", probabilities, {"label": [1, 1]})
     assert path.name == "predictions_global.csv"
     assert path.read_text() == "index,predicted,probability,label\n0,1,0.750000,1\n1,0,1.000000,1\n"
-    assert write_predictions(tmp_path, 3, probabilities, torch.tensor([1, 1])).name == "predictions_client_3.csv"
+
+
+def test_a_file_name_with_a_comma_stays_one_column(tmp_path):
+    path = write_predictions(tmp_path, "global_mine", torch.tensor([[0.25, 0.75]]), {"file": ["a,b.png"]})
+    assert path.read_text() == 'index,predicted,probability,file\n0,1,0.750000,"a,b.png"\n'
 
 
 def test_a_report_says_which_round_of_which_run_and_leaves_its_rows_there(tmp_path, capsys):

@@ -26,4 +26,5 @@ def fit(config_path: Path) -> None:
     write_run(root / "lightning_logs" / f"version_{number}", [[level, level / 2]], seed=config["seed_everything"])
 
 
-fit(Path(sys.argv[sys.argv.index("--config") + 1]))
+if __name__ == "__main__":
+    fit(Path(sys.argv[sys.argv.index("--config") + 1]))

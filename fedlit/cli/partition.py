@@ -1,0 +1,149 @@
+"""`fedlit partition`: who would hold what, without training."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.cli import LightningArgumentParser
+
+from fedlit.cli.app import FederatedCLI, refused_in_one_line
+from fedlit.cli.notices import notices_in_one_line
+from fedlit.cli.recipes import with_recipes_found
+from fedlit.cli.refusal import OneLineParser, refuse
+from fedlit.cli.tables import aligned
+from fedlit.data import FederatedData
+from fedlit.federation import Federation
+from fedlit.methods import FederatedModule
+from fedlit.records.pictures import draw_partition
+
+EXAMPLES = """\
+Every option of the data may be given as in `fedlit fit`; see fedlit fit --data.help FederatedData.
+
+examples:
+  fedlit partition --config fml_fashion.yaml
+  fedlit partition --config fml_fashion.yaml --data.partition Shards --data.partition.per_client 2
+  fedlit partition --data.num_clients 20 --picture partition.png
+"""
+FORMATS = (".png", ".pdf", ".svg")
+MOST_CLIENTS = 30  # more are abridged to the first and the last few
+MOST_CLASSES = 20  # more are told by the largest
+SHOWN = 10  # clients at each end of an abridged table
+LARGEST = 3
+
+
+class DataCLI(FederatedCLI):
+    """Builds the data of a recipe alone; method and trainer are read, and left as they are."""
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(Federation, "trainer", instantiate=False, sub_configs=True, skip={"seed"})
+        parser.add_subclass_arguments(FederatedModule, "model", required=False, instantiate=False)
+        parser.add_lightning_class_args(FederatedData, "data", subclass_mode=True, required=False)
+        parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
+
+    def instantiate_classes(self) -> None:
+        config = self.config.clone()
+        chosen = config[config.subcommand]
+        for name in [name for name in vars(chosen) if name != "data"]:
+            chosen.pop(name)
+        self.config_init = self.parser.instantiate_classes(config)
+        self.datamodule = self.config_init[config.subcommand].data
+
+
+def main(args: list[str]) -> None:
+    """Show who would hold what: a table of clients and classes, and a picture if asked for."""
+    parser = OneLineParser("fedlit partition", str(main.__doc__), epilog=EXAMPLES)
+    parser.add_argument("-c", "--config", metavar="RECIPE", action="append", default=[], help="As in `fedlit fit`.")
+    parser.add_argument("--picture", metavar="FILE", help=f"Draw it, too, as {', '.join(FORMATS)}.")
+    given, rest = parser.parse_known_args(args)
+    for arg in rest:
+        if re.match(r"--?[a-z]", arg) and not arg.startswith("--data"):
+            refuse(f"`{arg.partition('=')[0]}` plays no part in who holds what; give options of `--data`.")
+    picture = _picture(given.picture)
+    recipes = [word for recipe in given.config for word in ("--config", recipe)]
+    sys.argv[1:] = ["fit", *recipes, *rest]
+    with notices_in_one_line(), refused_in_one_line():
+        sys.argv[1:] = with_recipes_found(sys.argv[1:])
+        data = DataCLI().datamodule
+        data.prepare_data()
+        data.setup()
+    print(told(data))
+    if picture is not None:
+        draw_partition(class_counts(data), picture)
+        print(f"\nLook at {picture}.")
+
+
+def _picture(name: str | None) -> Path | None:
+    """Where to draw, if that can be; said before anything takes time."""
+    if name is None:
+        return None
+    path = Path(name)
+    if path.suffix not in FORMATS:
+        refuse(f"`--picture` must end in {', '.join(FORMATS)}, got {name}.")
+    if not path.parent.is_dir():
+        refuse(f"`--picture` {name}: there is no folder {path.parent}.")
+    return path
+
+
+def class_counts(data: FederatedData) -> np.ndarray:
+    """Training samples of each class at each client, ``[K, C]``."""
+    return data.assignment.class_counts(data.images.train_y.numpy(), data.images.num_classes)
+
+
+def told(data: FederatedData) -> str:
+    """The table, and a line on what it does not show."""
+    counts = class_counts(data)
+    assignment = data.assignment
+    opted_in = np.array([np.count_nonzero(mask) for mask in assignment.opted_in])
+    validation = np.array([len(part) for part in assignment.val])
+    by_class = counts.shape[1] <= MOST_CLASSES
+    classes = [f"class {c}" if c == 0 else str(c) for c in range(counts.shape[1])]
+    header = ["client", *(classes if by_class else ["classes", "largest"]), "samples", "opted in", "validation"]
+    rows = [header]
+    for k in _shown(len(counts)):
+        if k is None:
+            rows.append(["..."] + [""] * (len(header) - 1))
+            continue
+        cells = _by_class(counts[k]) if by_class else _largest(counts[k])
+        rows.append([_name(k, data), *cells, str(counts[k].sum()), str(opted_in[k]), str(validation[k])])
+    totals = counts.sum(axis=0)
+    cells = _by_class(totals) if by_class else [str(np.count_nonzero(totals)), ""]
+    rows.append(["all", *cells, str(totals.sum()), str(opted_in.sum()), str(validation.sum())])
+    return f"{aligned(rows)}\n\n{_summary(data, counts)}"
+
+
+def _shown(num_clients: int) -> list[int | None]:
+    """Clients in the table; None stands for those that are left out."""
+    if num_clients <= MOST_CLIENTS:
+        return list(range(num_clients))
+    return [*range(SHOWN), None, *range(num_clients - SHOWN, num_clients)]
+
+
+def _name(k: int, data: FederatedData) -> str:
+    return f"{k} unseen" if k >= data.num_clients - data.unseen_clients else str(k)
+
+
+def _by_class(counts: np.ndarray) -> list[str]:
+    return [str(count) if count else "." for count in counts]
+
+
+def _largest(counts: np.ndarray) -> list[str]:
+    """How many classes there are, and the largest of them: many columns would not fit."""
+    order = np.argsort(-counts, kind="stable")[:LARGEST]
+    words = [f"{c}: {counts[c]}" for c in order if counts[c]]
+    return [str(np.count_nonzero(counts)), ", ".join(words)]
+
+
+def _summary(data: FederatedData, counts: np.ndarray) -> str:
+    sizes = counts.sum(axis=1)
+    source = {"train": "of the training set", "test": "of the test set"}[data.assignment.val_split]
+    parts = [
+        f"{len(counts)} clients hold {sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):g})",
+        f"their validation samples are {source}",
+        f"the pooled test set has {len(data.images.test_y)}",
+    ]
+    if data.public_pool:
+        parts.append(f"the public pool {len(data.public_pool)}")
+    if data.partition.resplit_every_round:
+        parts.append("clients change hands every round, and this is before the first")
+    return "; ".join(parts) + "."

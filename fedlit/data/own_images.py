@@ -1,0 +1,108 @@
+"""Images of a user's own, to be predicted: from an .npz, or from a folder of image files."""
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlit.data.batches import Batches
+from fedlit.data.datasets import channels_first
+
+if TYPE_CHECKING:
+    from fedlit.data.federated import FederatedData
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """Images without labels.
+
+    Attributes:
+        name: Of the file or folder, for the file of predictions.
+        x: As the data set holds its own, ``[N, C, H, W]``.
+        files: Their names, if they came from a folder.
+    """
+
+    name: str
+    x: Tensor
+    files: list[str] | None = None
+
+    def batches(self, data: "FederatedData", client: int | None) -> Batches:
+        """Made ready as the test set is; every target is -1."""
+        y = torch.full((len(self.x),), -1)
+        return Batches(self.x, y, data.eval_batch_size, transform=data._getting_ready(client))
+
+
+def read_own_images(images: str, data: "FederatedData") -> OwnImages:
+    """Images of the shape that the data have.
+
+    Args:
+        images: An .npz with an array `images`, uint8 ``[N, H, W]`` or ``[N, H, W, C]`` (or float32, where the data
+            are), or a folder of image files.
+        data: Set up.
+    """
+    path = Path(images).expanduser()
+    like = data.images.train_x
+    if path.is_dir():
+        own = _read_folder(path, like)
+    elif path.is_file():
+        own = OwnImages(path.stem, _read_npz(path))
+    else:
+        raise ValueError(f"`--images` must be an .npz or a folder of images, got {images}, which is neither.")
+    if own.x.dtype != like.dtype or own.x.shape[1:] != like.shape[1:]:
+        raise ValueError(f"`--images` {images} holds {_told(own.x)}, but the data are {_told(like)}.")
+    if len(own.x) == 0:
+        raise ValueError(f"`--images` {images} holds no image.")
+    return own
+
+
+def _read_npz(path: Path) -> Tensor:
+    try:
+        if not zipfile.is_zipfile(path):
+            raise ValueError("not a zip archive")
+        with np.load(path, allow_pickle=False) as file:
+            names = list(file.files)
+            array = file["images"] if "images" in names else None
+    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"`--images` {path} must be an .npz file of plain arrays; reading failed: {error!r}."
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"`--images` {path} must hold an array `images`, got {', '.join(names) or 'nothing'}.")
+    return channels_first(array, f"`images` of {path}")
+
+
+def _read_folder(folder: Path, like: Tensor) -> OwnImages:
+    """Every image file in the folder, by name; grey or RGB as the data are."""
+    from PIL import Image, UnidentifiedImageError
+
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
+    if not files:
+        raise ValueError(f"`--images` {folder} holds no image file ({', '.join(ENDINGS)}).")
+    mode = {1: "L", 3: "RGB"}.get(like.shape[1]) if like.dtype == torch.uint8 else None
+    if mode is None:
+        raise ValueError(f"`--images` {folder}: a folder of images is for grey or RGB data, these are {_told(like)}.")
+    arrays = []
+    for path in files:
+        try:
+            with Image.open(path) as image:
+                arrays.append(np.array(image.convert(mode)))
+        except (UnidentifiedImageError, OSError, SyntaxError) as error:
+            raise ValueError(f"`--images`: {path} cannot be read as an image: {error}.") from error
+        if arrays[-1].shape[:2] != tuple(like.shape[2:]):
+            height, width = arrays[-1].shape[:2]
+            wanted = f"{like.shape[2]} x {like.shape[3]}"
+            raise ValueError(f"`--images`: {path} is {height} x {width} pixels, but the data are {wanted}.")
+    x = channels_first(np.stack(arrays), f"images of {folder}")
+    return OwnImages(folder.resolve().name, x, [path.name for path in files])
+
+
+def _told(x: Tensor) -> str:
+    shape = ", ".join(map(str, x.shape[1:]))
+    return f"{str(x.dtype).removeprefix('torch.')} [N, {shape}]"

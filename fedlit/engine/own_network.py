@@ -1,0 +1,67 @@
+"""A network that predicts, taken out of the federation: a copy with nothing of ours around it."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedlit.data.preprocessing import preprocessing
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.precision import convert_input
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.states import twin
+
+
+def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
+    """What `predict` uses, as a copy on the CPU in evaluation mode."""
+    network = scorer.loaded(client)
+    data = scorer.state.data
+    if isinstance(network, FederatedModule):
+        x = next(iter(data.test_batches(client)))[0][:2]
+        fabric = scorer.state.fabric
+        network = behind(network, convert_input(fabric, x.to(fabric.device)))
+    own = _copied(network).cpu().eval()
+    for parameter in own.parameters():
+        parameter.grad = None
+    if not with_preprocessing:
+        return own
+    floating = [p.dtype for p in own.parameters() if p.is_floating_point()]
+    steps = preprocessing(data, client, floating[0] if floating else torch.float32)
+    return nn.Sequential(steps, own).eval()
+
+
+@torch.no_grad()
+def behind(method: FederatedModule, x: Tensor) -> nn.Module:
+    """The part of a method that does all that its `forward` does; the method itself if `forward` does more.
+
+    It is known by what it does: it is given the very inputs of `forward`, and what it returns is returned.
+    """
+    heard: list[tuple[nn.Module, Tensor]] = []
+
+    def listen(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if len(given) == 1 and given[0] is x and not named:
+            heard.append((part, output))
+
+    parts = [part for part in method.modules() if not isinstance(part, FederatedModule)]
+    handles = [part.register_forward_hook(listen, with_kwargs=True) for part in parts]
+    was_training = method.training
+    try:
+        result = method.eval()(x)
+    finally:
+        method.train(was_training)
+        for handle in handles:
+            handle.remove()
+    found = [part for part, output in heard if output is result]
+    return found[-1] if found else method  # the last to end is the outermost
+
+
+def _copied(network: nn.Module) -> nn.Module:
+    if not isinstance(network, FederatedModule):
+        return copy.deepcopy(network)
+    own = twin(network)
+    own.fabric = None  # they belong to the federation
+    for part in own.modules():
+        if isinstance(part, FederatedModule):
+            part.client = None
+    return own

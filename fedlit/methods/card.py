@@ -1,0 +1,26 @@
+"""What a method is, in a line each: shown by `fedlit methods`, and by a test the same as in the README's table."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Card:
+    """A method in a line each, declared by its class as `card`.
+
+    Attributes:
+        law: The extreme at which it becomes a simpler method.
+        travels: What crosses a client's border.
+        stays: What a client keeps for itself.
+        paper: Authors and year; none is a baseline.
+        link: Where the paper is.
+        stages: Names of its programme, in order.
+        recipes: That come with fedlit.
+    """
+
+    law: str
+    travels: str
+    stays: str = "nothing"
+    paper: str | None = None
+    link: str | None = None
+    stages: tuple[str, ...] = ("federate",)
+    recipes: tuple[str, ...] = ()

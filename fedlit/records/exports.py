@@ -1,0 +1,159 @@
+"""A network as a file for others, checked: what was written is read again and must give the same outputs."""
+
+import copy
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+Format = Literal["state_dict", "torchscript", "pt2", "onnx"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+ENDINGS: dict[Format, str] = {"state_dict": ".pt", "torchscript": ".torchscript.pt", "pt2": ".pt2", "onnx": ".onnx"}
+TOLERANCE = 1e-4  # of the largest output; other runtimes add up in another order
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+Network = Callable[[Tensor], Tensor]
+
+
+class NotTheSame(Exception):
+    """What was written does not do what the network does, or could not be written at all."""
+
+
+def check_format(format: Format) -> None:
+    """Refuse a format whose packages are not here."""
+    missing = [name for name in ONNX if importlib.util.find_spec(name) is None]
+    if format == "onnx" and missing:
+        raise ValueError(f"`--format onnx` needs {', '.join(missing)}; install them by: pip install 'fedlit[onnx]'")
+
+
+def export(network: nn.Module, x: Tensor, path: Path, format: Format) -> float:
+    """Write a network and read it again; the largest difference of outputs, as a share of the largest output.
+
+    Args:
+        network: In evaluation mode, on the CPU.
+        x: Inputs ``[N, ...]`` on which both are compared, all at once and the first alone.
+        path: Where to; nothing is left there if the outputs are not the same: to the bit for `state_dict`, else
+            within `TOLERANCE`.
+        format: `state_dict` is weights alone; `torchscript`, `pt2` (torch.export) and `onnx` need no class.
+    """
+    check_format(format)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with torch.no_grad(), quiet():
+            WRITERS[format](network, x[:2], temporary)
+            read = READERS[format](network, temporary)
+            difference = max(largest_difference(network, read, part) for part in (x, x[:1]))
+    except Exception as error:  # exporters raise what they like
+        temporary.unlink(missing_ok=True)
+        reason = " ".join((str(error).splitlines() or [type(error).__name__])[:1])
+        raise NotTheSame(f"this network cannot be had as {format}: {reason}") from error
+    allowed = 0.0 if format == "state_dict" else TOLERANCE
+    if not difference <= allowed:
+        temporary.unlink()
+        raise NotTheSame(
+            f"as {format}, outputs differ by {difference:.1e} of the largest, where {allowed:g} is allowed; "
+            "nothing was written."
+        )
+    temporary.replace(path)
+    return difference
+
+
+def largest_difference(one: Network, other: Network, x: Tensor) -> float:
+    """Of the outputs for the same inputs, as a share of the largest finite one.
+
+    Example:
+        >>> largest_difference(lambda x: x, lambda x: x + 1, torch.tensor([0.0, 4.0]))
+        0.25
+    """
+    expected = one(x.clone()).double()
+    found = other(x.clone()).double()
+    if found.shape != expected.shape:
+        return torch.inf
+    differing = found[found != expected] - expected[found != expected]  # minus infinity stands for other tasks' classes
+    if len(differing) == 0:
+        return 0.0
+    largest = expected[expected.isfinite()].abs().max()
+    return float(differing.abs().max() / largest.clamp_min(torch.finfo(torch.float32).tiny))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Exporters warn of what may go wrong, and torch of its own age; here the outputs are compared."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _write_state(network: nn.Module, x: Tensor, path: Path) -> None:
+    torch.save(network.state_dict(), path)
+
+
+def _read_state(network: nn.Module, path: Path) -> Network:
+    """The state in a copy that has forgotten its own."""
+    blank = copy.deepcopy(network)
+    for tensor in blank.state_dict().values():
+        tensor.zero_()
+    blank.load_state_dict(torch.load(path, weights_only=True))
+    return blank
+
+
+def _write_torchscript(network: nn.Module, x: Tensor, path: Path) -> None:
+    torch.jit.save(torch.jit.trace(network, x), path)
+
+
+def _read_torchscript(network: nn.Module, path: Path) -> Network:
+    return torch.jit.load(path)
+
+
+def _any_number() -> tuple[dict[int, torch.export.Dim]]:
+    return ({0: torch.export.Dim("n", min=1)},)  # inputs in a batch
+
+
+def _write_pt2(network: nn.Module, x: Tensor, path: Path) -> None:
+    with path.open("wb") as file:
+        torch.export.save(torch.export.export(network, (x,), dynamic_shapes=_any_number()), file)
+
+
+def _read_pt2(network: nn.Module, path: Path) -> Network:
+    with path.open("rb") as file:
+        return torch.export.load(file).module()
+
+
+def _write_onnx(network: nn.Module, x: Tensor, path: Path) -> None:
+    torch.onnx.export(
+        network,
+        (x,),
+        str(path),
+        input_names=["x"],
+        output_names=["logits"],
+        dynamic_shapes=_any_number(),
+        dynamo=True,
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _read_onnx(network: nn.Module, path: Path) -> Network:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+WRITERS = {
+    "state_dict": _write_state,
+    "torchscript": _write_torchscript,
+    "pt2": _write_pt2,
+    "onnx": _write_onnx,
+}
+READERS = {
+    "state_dict": _read_state,
+    "torchscript": _read_torchscript,
+    "pt2": _read_pt2,
+    "onnx": _read_onnx,
+}

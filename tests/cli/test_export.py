@@ -1,0 +1,192 @@
+"""An exported network is read by others and says what `predict` says; else nothing is left."""
+
+import importlib.util
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import linear
+from torch import nn
+from toy_recipe import write_recipe
+
+from fedlit.cli import app
+from fedlit.cli.export import main
+from fedlit.heads import Scattered
+from fedlit.records import exports
+from fedlit.records.exports import FORMATS, NotTheSame, export, largest_difference
+
+RUN = Path("lightning_logs/version_0")
+BEST = ["--ckpt_path", str(RUN / "checkpoints/best.ckpt")]
+
+
+def has_onnx() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in exports.ONNX)
+
+
+HERE = [format for format in FORMATS if format != "onnx" or has_onnx()]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a finished run of FML."""
+    folder = tmp_path_factory.mktemp("exported")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["fedlit"])
+        patch.setattr(sys, "path", [*sys.path])
+        network = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
+        write_recipe(
+            "run.yaml", ("FedAvg", "FML"), (f"network: {network}", f"personal: {network}\n    meme: {network}")
+        )
+        app.main(["fit", "--config", "run.yaml"])
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _there(place, _own_folder, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(sys, "argv", ["fedlit"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def read(format: str, path: Path):
+    """As somebody else would."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of TorchScript's age
+        return exports.READERS[format](nn.Identity(), path)
+
+
+def predicted(*args: str) -> list[int]:
+    app.main(["predict", "--config", str(RUN / "config.yaml"), "--ckpt_path", "best", *args])
+    whose = "client_1" if args else "global"
+    lines = (RUN / f"predictions_{whose}.csv").read_text().splitlines()[1:]
+    return [int(line.split(",")[1]) for line in lines]
+
+
+@pytest.mark.parametrize("format", [format for format in HERE if format != "state_dict"])
+@pytest.mark.parametrize("client", [[], ["--client", "1"]])
+def test_what_was_written_predicts_as_predict(format, client, capsys):
+    from fedlit.data import FederatedData
+
+    main([*BEST, *client, "--format", format, "--with_preprocessing", "--output", f"own_{format}"])
+    said = capsys.readouterr().out
+    assert re.fullmatch(r"own_\w+: on 30 test samples, outputs differ by at most \S+ of the largest.\n", said)
+    data = FederatedData("toy.npz", num_clients=3)
+    data.setup()
+    network = read(format, Path(f"own_{format}"))
+    assert network(data.images.test_x).argmax(dim=1).tolist() == predicted(*client)
+    assert network(data.images.test_x[:1]).shape == (1, 3)
+
+
+def test_weights_are_those_of_the_checkpoint_and_lie_in_the_run_by_default(capsys):
+    main([*BEST, "--client", "2", "--format", "state_dict"])
+    path = RUN / "network_client_2.pt"
+    assert capsys.readouterr().out.startswith(f"{path}: on 30 test samples, outputs differ by at most 0.0e+00")
+    written = torch.load(path, weights_only=True)
+    personal = torch.load(RUN / "checkpoints/best.ckpt", weights_only=True)["personal_states"][2]
+    assert {f"personal.{name}" for name in written} == personal.keys()
+    assert all(torch.equal(tensor, personal[f"personal.{name}"]) for name, tensor in written.items())
+
+
+def test_last_and_best_are_of_the_newest_run(capsys):
+    main(["--ckpt_path", "last", "--format", "state_dict"])
+    assert (RUN / "network_global.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("--ckpt_path best", r"the following arguments are required: --format"),
+        ("--format state_dict", r"the following arguments are required: --ckpt_path"),
+        ("--ckpt_path best --format tflite", r"argument --format: invalid choice: 'tflite'.*state_dict"),
+        (
+            "--ckpt_path nowhere.ckpt --format pt2",
+            r"^`--config` must be given: `--ckpt_path` nowhere.ckpt is of",
+        ),
+        ("--ckpt_path= --format pt2", r"^`--ckpt_path` must be a checkpoint file, `last` or `best`, got nothing"),
+        ("--ckpt_path auto --format pt2", r"^`--ckpt_path auto` is for `fit`"),
+        ("--ckpt_path best --format pt2 --client 7", r"^`--client` must be 0 to 2, got 7"),
+        ("--ckpt_path best --format pt2 --client x", r"argument --client: invalid int value: 'x'"),
+        (
+            "--ckpt_path best --format pt2 --output nowhere/x.pt2",
+            r"^`--output` nowhere/x.pt2: there is no folder",
+        ),
+        ("--ckpt_path best --format pt2 --output lightning_logs", r"^`--output` lightning_logs must be a file"),
+        ("--ckpt_path best --format state_dict --with_preprocessing", r"^`--with_preprocessing` goes with a network"),
+        ("--ckpt_path best --format pt2 --outptu x", r"^`--outptu` is not an option"),
+        ("--ckpt_path best --format pt2 --data.num_clients 4", r"is of another experiment: its num_clients differs"),
+    ],
+)
+def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, place, capsys):
+    before = sorted(place.rglob("*"))
+    with pytest.raises(SystemExit, match="2"):
+        main(args.split())
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    assert re.search(told, printed.err.removeprefix("fedlit: error: ").rstrip()), printed.err
+    assert sorted(place.rglob("*")) == before
+
+
+def test_without_onnx_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(exports, "ONNX", ("onnx_of_nobody",))
+    with pytest.raises(SystemExit, match="2"):
+        main([*BEST, "--format", "onnx"])
+    told = "`--format onnx` needs onnx_of_nobody; install them by: pip install 'fedlit[onnx]'"
+    assert told in capsys.readouterr().err
+
+
+class Forgetful(nn.Module):
+    """What it says depends on more than its state: a copy of the weights is not the network."""
+
+    calls = 0
+
+    def forward(self, x):
+        Forgetful.calls += 1
+        return x.flatten(1) * Forgetful.calls
+
+
+class Moody(nn.Module):
+    """A trace keeps the way that it took for the first inputs."""
+
+    def forward(self, x):
+        return x.flatten(1) * 2 if len(x) == 1 else x.flatten(1)
+
+
+@pytest.mark.parametrize(("network", "format"), [(Forgetful(), "state_dict"), (Moody(), "torchscript")])
+def test_what_does_not_do_the_same_is_not_left(network, format, tmp_path):
+    path = tmp_path / "network.pt"
+    with pytest.raises(NotTheSame, match=rf"as {format}, outputs differ by .* is allowed; nothing was written"):
+        export(network.eval(), torch.rand(5, 1, 2, 2) + 1, path, format)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_exported_ends_with_code_1(monkeypatch, capsys):
+    monkeypatch.setattr(exports, "TOLERANCE", -1.0)
+    with pytest.raises(SystemExit, match="1"):
+        main([*BEST, "--format", "torchscript", "--output", "never.pt"])
+    assert capsys.readouterr().err.startswith("fedlit: error: as torchscript, outputs differ by 0.0e+00 of the largest")
+    assert not Path("never.pt").exists()
+
+
+def test_a_difference_is_a_share_of_the_largest_output():
+    x = torch.tensor([[1.0, -4.0]])
+    assert largest_difference(lambda x: x, lambda x: x + tensor_of(0.5, 0.0), x) == 0.125
+    assert largest_difference(lambda x: x, lambda x: x, x) == 0
+    infinite = lambda x: x.clone().fill_(-torch.inf)  # noqa: E731
+    assert largest_difference(infinite, infinite, x) == 0
+    assert largest_difference(lambda x: x, infinite, x) == torch.inf
+    assert largest_difference(lambda x: x, lambda x: x[:, :1], x) == torch.inf
+
+
+def tensor_of(*values: float) -> torch.Tensor:
+    return torch.tensor([list(values)])
+
+
+@pytest.mark.parametrize("format", HERE)
+def test_a_network_for_some_classes_is_exported_with_minus_infinity_for_the_others(format, tmp_path):
+    network = Scattered(linear(), [0, 3, 4], num_classes=5).eval()
+    assert export(network, torch.rand(7, 1, 8, 8), tmp_path / "network", format) <= exports.TOLERANCE

@@ -1,0 +1,137 @@
+"""`fedlit methods` says what the methods declare, what they declare is so, and the README says the same."""
+
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from fedlit import methods
+from fedlit.cli.methods import card_of, main, methods_of
+from fedlit.methods import DLAD, FML, MixtureOfExperts
+from fedlit.networks import McMahanCNN
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SGD = partial(torch.optim.SGD, lr=0.1)
+OWN = methods_of(methods)
+
+
+def made(method):
+    if method is FML:
+        return FML(McMahanCNN, McMahanCNN, SGD)
+    return method(McMahanCNN, SGD)
+
+
+def table_in_the_readme() -> dict[str, list[str]]:
+    rows = re.findall(r"^\| (\w+) \| (.*) \|$", README[README.index("## Methods") :], flags=re.MULTILINE)
+    return {name: rest.split(" | ") for name, rest in rows if name != "method"}
+
+
+def test_every_method_has_a_card():
+    exported = {kind for kind in methods.FederatedModule.__subclasses__() if kind.__name__ in methods.__all__}
+    assert set(OWN) == exported
+    assert len(OWN) == 9
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_readme_says_what_the_method_says(method):
+    card = card_of(method)
+    paper, file, recipes, law = table_in_the_readme()[method.__name__]
+    assert paper == (f"[{card.paper}]({card.link})" if card.paper else "(baseline)")
+    assert file.endswith(f"(fedlit/methods/{method.__module__.rpartition('.')[2]}.py)")
+    assert recipes == ", ".join(f"`{name}`" for name in card.recipes)
+    assert law == card.law
+
+
+def test_the_readme_names_no_other_method():
+    assert table_in_the_readme().keys() == {method.__name__ for method in OWN}
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_the_recipes_of_a_card_are_those_of_the_method(method):
+    of_method = set()
+    for path in (ROOT / "configs").glob("*.yaml"):
+        if yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2] == method.__name__:
+            of_method.add(path.name)
+    assert set(card_of(method).recipes) == of_method
+
+
+@pytest.mark.parametrize("method", OWN)
+def test_a_card_tells_the_stages_and_whether_anything_travels_or_stays(method):
+    module = made(method)
+    card = card_of(method)
+    stages = module.configure_stages()
+    assert card.stages == tuple(stage.name for stage in stages)
+    travels = any(stage.upload != "none" for stage in stages if stage.side == "clients")
+    assert (card.travels != "nothing") == travels
+    elsewhere = (*module.server_only, *module.collected)
+    kept = [name for name in module.state_dict() if not module.is_shared(name) and not name.startswith(elsewhere)]
+    at_home = [stage for stage in stages if stage.upload == "none" and stage.side == "clients"]
+    assert (card.stays != "nothing") == bool(kept or (at_home and not module.collected))
+
+
+def test_the_table_has_a_row_for_every_method(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    main([])
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["method", "paper", "travels", "stays", "stages", "recipe", "law"]
+    assert [row.split()[0] for row in rows] == [method.__name__ for method in OWN]
+    assert "mu = 0 is FedAvg" in next(row for row in rows if row.startswith("FedProx"))
+
+
+@pytest.mark.parametrize("name", ["FML", "fml", "fedlit.methods.FML"])
+def test_one_method_is_told_with_its_equations_and_options(name, capsys):
+    main([name])
+    said = capsys.readouterr().out
+    assert "L_meme     = beta  * CE(p_meme, y)" in said
+    assert "travels  the meme" in said
+    assert "--model.alpha = 0.5\n      Weight in [0, 1] of the labels in the personal loss" in said
+
+
+MINE = """
+from fedlit import FedAvg
+from fedlit.methods import Card, DLAD
+
+class Mine(FedAvg):
+    \"\"\"My own.\"\"\"
+    card = Card(law="x = 0 is FedAvg", travels="half")
+
+class Quiet(FedAvg):
+    pass
+"""
+
+
+def test_a_users_own_method_is_shown_where_it_declares_a_card(capsys, monkeypatch):
+    Path("looked_at.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.delitem(sys.modules, "looked_at", raising=False)
+    main(["looked_at"])
+    said = capsys.readouterr().out
+    assert "x = 0 is FedAvg" in said
+    assert "Quiet" not in said  # its parent's card is not its own
+    main(["looked_at.Quiet"])
+    assert "travels" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("FMML", r"there is no method 'FMML'. Did you mean FML\?$"),
+        ("nowhere.Mine", r"there is no method 'nowhere.Mine'. There are .*; one of yours is given as module.Class.$"),
+        ("torch.nn.Linear", r"'torch.nn.Linear' is no method, nor a module with one that declares a `card`.$"),
+    ],
+)
+def test_what_is_no_method_is_refused_in_one_line(name, told, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([name])
+    assert re.search(told, capsys.readouterr().err.rstrip())
+
+
+def test_options_change_what_a_method_does_not_what_it_declares():
+    fewer = MixtureOfExperts(McMahanCNN, SGD, baselines=False).configure_stages()
+    assert len(fewer) < len(card_of(MixtureOfExperts).stages)
+    assert len(DLAD(McMahanCNN, SGD, aggregator="average").configure_stages()) < len(card_of(DLAD).stages)

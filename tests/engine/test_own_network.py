@@ -1,0 +1,206 @@
+"""A network that is taken out of a federation says what `predict` says."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SGD, fitted, linear
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedlit import FedAvg, FederatedData, FederatedModule, Federation, FedProx, FineTuned, LocalOnly
+from fedlit.augment import Flip, PadEdge, Standardise
+from fedlit.methods import DLAD, FML, FedFusion, FedMMD, MixtureOfExperts
+from fedlit.partition import IID, PermutedPixels
+
+
+class Small(nn.Module):
+    """With what breaks most easily: BatchNorm's statistics and dropout."""
+
+    feature_shape = (4, 3, 3)
+
+    def __init__(self):
+        super().__init__()
+        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(36, 3))
+
+    def forward(self, x):
+        return self.head(self.extractor(x))
+
+
+class Averaged(FedAvg):
+    """Its `forward` is the work of no single part."""
+
+    shared = ("network.",)
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.personal = network()
+
+    def forward(self, x):
+        return (self.network(x) + self.personal(x)) / 2
+
+
+def images(public: float = 0.0, **options) -> FederatedData:
+    """Three clients with uint8 images, whose mean and standard deviation are measured."""
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(90) % 3
+    noise = torch.randint(0, 100, (90, 8, 8), generator=draw)
+    x = (noise + 70 * y[:, None, None]).to(torch.uint8)
+    train, test = TensorDataset(x[:60], y[:60]), TensorDataset(x[60:], y[60:])
+    given = {"num_clients": 3, "batch_size": 8, "eval_batch_size": 16, "public": public, **options}
+    return FederatedData(train_dataset=train, test_dataset=test, **given)
+
+
+METHODS = {
+    "FedAvg": lambda: FedAvg(Small, SGD),
+    "FedProx": lambda: FedProx(Small, SGD),
+    "FedMMD": lambda: FedMMD(Small, SGD),
+    "FML": lambda: FML(Small, linear, SGD),
+    "FedFusion": lambda: FedFusion(Small, SGD, operator="multi"),
+    "MixtureOfExperts": lambda: MixtureOfExperts(Small, SGD, epochs=1),
+    "DLAD": lambda: DLAD(linear, SGD, client_epochs=1, density_epochs=1, distil_epochs=1),
+    "LocalOnly": lambda: LocalOnly(Small, SGD),
+    "FineTuned": lambda: FineTuned(Small, SGD, finetune_epochs=1),
+    "Averaged": lambda: Averaged(Small, SGD),
+}
+OURS = ("FederatedModule", "LightningModule")
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def trained(request, tmp_path_factory):
+    """A federation after two rounds, and what it was made of."""
+    torch.manual_seed(0)
+    data = images(public=0.3 if request.param == "DLAD" else 0.0)
+    method = METHODS[request.param]()
+    federation = fitted(method, data, num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("run")))
+    return federation, method, data
+
+
+def models(method: FederatedModule) -> list[int | None]:
+    return [0, 2] if isinstance(method, LocalOnly) else [None, 0, 2]
+
+
+def said(network: nn.Module, batches) -> torch.Tensor:
+    with torch.no_grad():
+        return torch.cat([network(x) for x, _ in batches]).softmax(dim=1)
+
+
+def test_it_says_what_predict_says(trained):
+    federation, method, data = trained
+    for client in models(method):
+        network = federation.network(client)
+        predicted = federation.predict(method, data, client=client)
+        assert torch.equal(said(network, data.test_batches(client)), predicted)
+
+
+def test_with_preprocessing_it_takes_the_images_as_they_are(trained):
+    federation, method, data = trained
+    raw = data.images.test_x
+    batches = [(x, None) for x in raw.split(data.eval_batch_size)]
+    for client in models(method):
+        network = federation.network(client, with_preprocessing=True)
+        assert torch.equal(said(network, batches), federation.predict(method, data, client=client))
+    assert raw.dtype == torch.uint8
+
+
+def test_nothing_of_ours_is_around_it(trained):
+    federation, method, _ = trained
+    for client in models(method):
+        network = federation.network(client)
+        kinds = {kind.__name__ for part in network.modules() for kind in type(part).__mro__}
+        assert (not kinds & set(OURS)) or (isinstance(method, Averaged) and client is not None)
+        assert not network.training
+        assert not any(part._forward_hooks for part in method.modules())
+
+
+def test_it_is_a_copy(trained):
+    federation, method, _ = trained
+    client = models(method)[-1]
+    network = federation.network(client)
+    before = [p.clone() for p in federation.network(client).parameters()]
+    with torch.no_grad():
+        for p in network.parameters():
+            p.add_(1)
+    assert all(map(torch.equal, before, federation.network(client).parameters()))
+
+
+def test_clients_differ_where_they_have_their_own(trained):
+    federation, method, data = trained
+    batches = list(data.test_batches())
+    differ = not torch.equal(said(federation.network(0), batches), said(federation.network(2), batches))
+    keeps = isinstance(method, FML | MixtureOfExperts | DLAD | LocalOnly | FineTuned | Averaged)
+    assert differ == keeps
+
+
+def test_steps_that_are_not_random_are_part_of_the_preprocessing():
+    steps = [Flip(1.0), PadEdge(1), Standardise()]
+    data = images(augmentation=steps)
+    method = FedAvg(lambda: nn.Sequential(nn.Flatten(), nn.Linear(100, 3)), SGD)
+    federation = fitted(method, data, num_rounds=1)
+    network = federation.network(with_preprocessing=True)
+    batches = [(x, None) for x in data.images.test_x.split(data.eval_batch_size)]
+    assert torch.equal(said(network, batches), federation.predict(method, data))
+
+
+@pytest.mark.parametrize(("partition", "differ"), [(PermutedPixels(), True), (IID(), False)])
+def test_a_clients_permutation_of_pixels_is_part_of_the_preprocessing(partition, differ):
+    data = images(partition=partition)
+    federation = fitted(FedAvg(linear, SGD), data, num_rounds=1)
+    x = data.images.test_x[:5]
+    said_by = [federation.network(client, with_preprocessing=True)(x) for client in (0, 2)]
+    expected = [federation.network(client)(data._ready(x, client)) for client in (0, 2)]
+    assert all(map(torch.equal, said_by, expected))
+    assert differ != torch.equal(*said_by)
+
+
+MINE = """
+import torch
+from torch import nn
+
+class Mine(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 3))
+"""
+UNPICKLED = """
+import pickle, sys
+network = pickle.load(open("network.pkl", "rb"))
+assert type(network).__name__ == "Mine"
+assert not any(name.split(".")[0] in ("fedlit", "lightning") for name in sys.modules)
+"""
+
+
+def test_a_network_of_ones_own_class_is_unpickled_without_fedlit(monkeypatch):
+    Path("mine_alone.py").write_text(MINE)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    from mine_alone import Mine
+
+    federation = fitted(FML(Mine, linear, SGD), images(), num_rounds=1)
+    Path("network.pkl").write_bytes(pickle.dumps(federation.network(client=1)))
+    subprocess.run([sys.executable, "-c", UNPICKLED], check=True)
+
+
+def test_a_checkpoint_is_taken_up_without_being_evaluated(tmp_path, capsys):
+    data = images()
+    torch.manual_seed(0)
+    before = fitted(FML(Small, linear, SGD), data, num_rounds=1, default_root_dir=str(tmp_path))
+    files = sorted(tmp_path.rglob("*"))
+    federation = Federation(accelerator="cpu", default_root_dir=str(tmp_path))
+    federation.load(FML(Small, linear, SGD), images(), ckpt_path="last")
+    batches = list(data.test_batches())
+    assert torch.equal(said(federation.network(1), batches), said(before.network(1), batches))
+    assert sorted(tmp_path.rglob("*")) == files
+    assert capsys.readouterr().out == ""
+
+
+def test_what_there_is_not_is_refused():
+    with pytest.raises(RuntimeError, match="no state before its first"):
+        Federation(accelerator="cpu").network()
+    federation = fitted(LocalOnly(linear, SGD), images(), num_rounds=1)
+    with pytest.raises(ValueError, match="LocalOnly has no global model; name one of its clients"):
+        federation.network()
+    with pytest.raises(ValueError, match=r"must be 0 to 2, got 3"):
+        federation.network(client=3)
