@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from fedlit.cli.refusal import refuse
 
-REPORT = ("pandas", "scipy", "plotly")
+REPORT = ("pandas", "scipy")
 
 
 def need_report(what: str) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9", "#E69F00")  # yellow is lost on white
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v")
+FIGURES = ("curves_over_rounds", "curves_over_bytes", "clients", "rounds_to_target")
 BESIDE = 3  # panels beside each other
 WIDTH = 3.4  # inches of a panel
 HEIGHT = 2.7

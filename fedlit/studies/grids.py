@@ -17,6 +17,7 @@ from fedlit.studies.study import ONLY_COLUMN, Cell
 from fedlit.studies.wording import difference, measured, metric_value, plus_minus, size
 
 NONE = "–"
+OURS = "ours"  # the column of a study that has no columns
 PAPER = Paper("paper")
 
 
@@ -155,7 +156,7 @@ def _done(results: Results) -> list[tuple[Cell, pd.Series]]:
 
 
 def _column_name(column: str) -> str:
-    return "ours" if column == ONLY_COLUMN else column
+    return OURS if column == ONLY_COLUMN else column
 
 
 def _entry(results: Results, cell: Cell | None) -> str:

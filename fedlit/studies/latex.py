@@ -4,7 +4,7 @@ import re
 from textwrap import wrap
 
 from fedlit.studies.grid import Best, Grid, Paper
-from fedlit.studies.grids import main_grid
+from fedlit.studies.grids import OURS, main_grid
 from fedlit.studies.results import Results
 
 SPECIAL = {
@@ -121,8 +121,8 @@ def _head(grid: Grid, block: list[int]) -> list[str]:
         span = 2 if has_paper else 1
         names.append(rf"\multicolumn{{{span}}}{{c}}{{{_name(grid.head[i])}}}")
         rules.append(rf"\cmidrule(lr){{{position}-{position + span - 1}}}")
-        kinds.append("ours")
-    if len(grid.head) == 3:  # one column only: its name would be "ours" twice
+        kinds.append(OURS)
+    if grid.head[block[0]] == OURS:  # the only column: it would be named twice
         return [f"    & {' & '.join(kinds)} \\\\"]
     return [f"    & {' & '.join(names)} \\\\", f"    {' '.join(rules)}", f"    & {' & '.join(kinds)} \\\\"]
 

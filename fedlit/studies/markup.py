@@ -62,13 +62,13 @@ def words_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 
 
 def breakable(text: str) -> Markup:
-    """A name that may be broken after a dot, a dash below or a slash: a phone is narrow.
+    """A name that may be broken after a dot, an underscore or a slash, but no number: a phone is narrow.
 
     Example:
-        >>> breakable("model.lr<1>")
-        'model.<wbr>lr&lt;1&gt;'
+        >>> breakable("model.lr<0.1>")
+        'model.<wbr>lr&lt;0.1&gt;'
     """
-    return Markup(re.sub(r"([._/])", r"\1<wbr>", escape(text)))
+    return Markup(re.sub(r"([._/])(?!\d)", r"\1<wbr>", escape(text)))
 
 
 def details(summary: str, *children: str) -> Markup:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedlit.studies.figures import draw_all, save
+from fedlit.studies.figures import FIGURES, draw_all, save
 from fedlit.studies.latex import latex_table
 from fedlit.studies.page import study_page
 from fedlit.studies.results import Results
@@ -36,7 +36,12 @@ def write_all(results: Results, output: Path, command: str) -> None:
         write_whole(output / name, frame.to_csv(index=False))
     write_whole(output / "table.md", markdown_tables(results))
     write_whole(output / "table.tex", latex_table(results))
-    for name, figure in draw_all(results):
+    drawn = dict(draw_all(results))
+    for name in FIGURES:
+        for kind in KINDS:
+            if name not in drawn:  # of an earlier call with a target
+                (output / f"{name}.{kind}").unlink(missing_ok=True)
+    for name, figure in drawn.items():
         for kind in KINDS:
             with replacing(output / f"{name}.{kind}") as temporary:
                 save(figure, temporary, kind)

@@ -319,8 +319,7 @@ function draw(figure) {
   const spec = specs[figure.dataset.chart];
   const width = figure.clientWidth;
   if (!width) return;
-  const before = figure.querySelector("svg");
-  if (before) before.remove();
+  figure.querySelectorAll("svg, .tip").forEach((before) => before.remove());
   const svg = make(figure, "svg", { role: "img", "aria-label": figure.querySelector("figcaption").textContent });
   DRAW[spec.kind](figure, svg, spec, width);
   figure.dataset.width = width;

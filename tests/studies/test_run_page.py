@@ -1,0 +1,199 @@
+import csv
+import json
+from pathlib import Path
+from statistics import mean
+
+import pytest
+from conftest import SGD, SmallCNN, fitted
+from read_page import PageReader
+from toy_runs import ENVIRONMENT, steady, write_run
+
+from fedlit import FedAvg, LocalOnly
+from fedlit.cli import report
+from fedlit.studies.outcome import Outcome
+from fedlit.studies.run_page import run_page, write_run_page
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The run of a real federation, with its page."""
+    root = tmp_path_factory.mktemp("run")
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=2, default_root_dir=str(root), report=True)
+    return Path(federation.log_dir)
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return PageReader((folder / "report.html").read_text())
+
+
+def lines(folder, name):
+    with (folder / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def key_of(line) -> str:
+    return f"{line['metric']}/{line['model']}_on_{line['data']}"
+
+
+def charts(page) -> dict[str, dict]:
+    return {title: page.charts[number] for number, title in page.titles.items()}
+
+
+def test_every_line_of_metrics_csv_is_a_point_of_the_page_and_no_other(page, folder):
+    expected = {}
+    for line in lines(folder, "metrics.csv"):
+        expected[key_of(line), line["client"], int(line["round"])] = float(line["value"])
+    found = {}
+    for key, chart in charts(page).items():
+        for one in chart.get("series", []):
+            client = "all" if one["name"] == "test set" else one["name"].removeprefix("client ")
+            if one.get("thin") or client == "all":
+                for round, value in zip(one["x"], one["y"], strict=True):
+                    found[key, client, round] = value
+    assert found.keys() == expected.keys()
+    assert all(found[point] == pytest.approx(expected[point], rel=1e-5) for point in expected)
+
+
+def test_means_and_ranges_are_those_of_the_clients(page, folder):
+    table = page.table("", "last mean", "least", "most")
+    for key, chart in charts(page).items():
+        for one in chart.get("series", []):
+            if not one["name"].startswith("mean of"):
+                continue
+            for i, round in enumerate(one["x"]):
+                values = [
+                    float(line["value"])
+                    for line in lines(folder, "metrics.csv")
+                    if key_of(line) == key and int(line["round"]) == round
+                ]
+                assert one["y"][i] == pytest.approx(mean(values), rel=1e-5)
+                assert one["low"][i] == pytest.approx(min(values), rel=1e-5)
+                assert one["high"][i] == pytest.approx(max(values), rel=1e-5)
+            assert table[key][:3] == [f"{number:.4f}" for number in (mean(values), min(values), max(values))]
+
+
+class Noting(FedAvg):
+    """Notes the size of every upload that the server is given."""
+
+    def aggregate(self, uploads, current):
+        uploads = list(uploads)
+        self.sent = [sum(tensor.nbytes for tensor in upload.state.values()) for upload in uploads]
+        self.held = sum(tensor.nbytes for tensor in current.values())
+        return super().aggregate(uploads, current)
+
+
+@pytest.mark.parametrize("batch_norm", ["average", "local"])
+def test_bytes_of_the_ledger_are_the_sizes_of_the_tensors_sent(batch_norm, tmp_path):
+    method = Noting(SmallCNN, SGD)
+    options = {"num_rounds": 1, "batch_norm": batch_norm, "default_root_dir": str(tmp_path)}
+    folder = Path(fitted(method, **options).log_dir)
+    state = SmallCNN().state_dict()
+    shared = {name: tensor for name, tensor in state.items() if batch_norm == "average" or not name.startswith("1.")}
+    size = sum(tensor.nbytes for tensor in shared.values())
+    assert method.sent == [size] * 3
+    assert method.held == size
+    noted = {(line["direction"], line["client"]): int(line["bytes"]) for line in lines(folder, "ledger.csv")}
+    assert noted == {(direction, str(k)): size for k in range(3) for direction in ("up", "down")}
+
+
+def test_bytes_of_the_page_are_those_of_the_ledger(page, folder):
+    size = sum(tensor.nbytes for tensor in SmallCNN().state_dict().values())
+    assert [int(line["bytes"]) for line in lines(folder, "ledger.csv")] == [size] * 12
+    by_direction = {one["name"]: one["y"] for one in charts(page)["Bytes by round"]["series"]}
+    assert by_direction == {"down": [3 * size] * 2, "up": [3 * size] * 2}
+    assert page.table("", "bytes", "times")["up, model"] == [f"{6 * size / 1000:.2f} kB", "6"]
+
+
+def test_who_stays_at_home_sends_nothing(tmp_path):
+    federation = fitted(LocalOnly(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=True)
+    text = Path(federation.log_dir, "report.html").read_text()
+    assert "Nothing crossed a client's border." in PageReader(text).text
+
+
+def test_seconds_events_configuration_and_environment_are_told(tmp_path):
+    folder = write_run(tmp_path / "run", steady(0.4, 0.6), left_out=((2, 1, "its loss is <nan>"),))
+    page = PageReader(run_page(Outcome(folder)))
+    assert charts(page)["Seconds by round"]["series"][0]["y"] == [1.5, 1.5]
+    happened = next(table for table in page.tables if table[0] == ["time", "event", "details"])
+    assert [row[1] for row in happened[1:]] == ["fit", "left_out", "end"]
+    assert happened[2][2] == "round: 2, client: 1, reason: its loss is <nan>"
+    assert "class_path: fedlit.methods.FedAvg" in page.text
+    environment = page.table("", "at the last start")
+    assert {name: environment[name] for name in ENVIRONMENT} == {k: [str(v)] for k, v in ENVIRONMENT.items()}
+    assert "2 of 2 rounds are done, in 3.0 s" in page.text
+    assert page.addresses == []
+
+
+def test_a_run_that_was_stopped_says_so(tmp_path):
+    folder = write_run(tmp_path / "run", steady(0.4, 0.6))
+    events = folder / "events.jsonl"
+    events.write_text(events.read_text().replace('"stopped_by": null', '"stopped_by": 15'))
+    assert "Stopped by signal 15." in PageReader(run_page(Outcome(folder))).text
+
+
+def test_a_run_without_a_round_has_a_page(tmp_path):
+    folder = write_run(tmp_path / "run", steady(0.4))
+    for name in ("metrics.csv", "ledger.csv"):
+        (folder / name).write_text((folder / name).read_text().splitlines()[0] + "\n")
+    (folder / "events.jsonl").write_text(json.dumps({"event": "fit", "round": 0, "rounds": 2}) + "\n")
+    assert "0 of 2 rounds are done" in PageReader(run_page(Outcome(folder))).text
+
+
+def test_many_clients_and_rounds_make_a_page_of_bounded_size(tmp_path):
+    values = {round: dict.fromkeys(range(300), 0.123456789) for round in range(1, 301)}
+    page = write_run_page(write_run(tmp_path / "run", values))
+    reader = PageReader(page.read_text())
+    assert page.stat().st_size < 2_000_000
+    assert len(charts(reader)["acc/global_on_own"]["series"]) == 67  # 20,000 points of 300 rounds, and the mean
+    assert "The first 60 clients are shown." in reader.text
+
+
+def test_fit_writes_no_page_if_it_is_not_wanted(tmp_path):
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=False)
+    assert not Path(federation.log_dir, "report.html").exists()
+
+
+def test_a_development_run_writes_nothing(tmp_path):
+    fitted(FedAvg(SmallCNN, SGD), fast_dev_run=True, default_root_dir=str(tmp_path), report=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_writes_a_page_for_each_run_where_it_is_told(tmp_path, capsys):
+    folders = [write_run(tmp_path / "lightning_logs" / f"version_{i}", steady(0.5)) for i in range(2)]
+    report.main([str(folder) for folder in folders])
+    assert capsys.readouterr().out.split() == [str(folder / "report.html") for folder in folders]
+    report.main([str(folders[0]), "--output", "page.html"])
+    assert Path("page.html").read_text() == (folders[0] / "report.html").read_text()
+
+
+def test_the_newest_run_of_a_folder_is_meant_where_there_is_none_in_it(tmp_path, capsys):
+    write_run(tmp_path / "lightning_logs" / "version_0", steady(0.5))
+    newest = write_run(tmp_path / "lightning_logs" / "version_1", steady(0.5))
+    report.main([str(tmp_path)])
+    assert capsys.readouterr().out.strip() == str(newest / "report.html")
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["gone"], "gone is not the folder of a run: it has no metrics.csv."),
+        (["run", "gone"], "gone is not the folder of a run: it has no metrics.csv."),
+        (["half"], "half is not the folder of a run: it has no ledger.csv."),
+        (["run", "run", "--output", "x.html"], "`--output` takes the page of one run, got 2 runs."),
+        (["run", "--output", "run"], "`--output run` must be a file, and it is a folder."),
+        (["run", "--output", "none/x.html"], "`--output none/x.html`: there is no folder none."),
+        (["run", "--outptu", "x.html"], "`--outptu` is not an option of fedlit report. Did you mean output?"),
+        ([], "fedlit report: the following arguments are required: RUN."),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(args, told, tmp_path, capsys):
+    write_run(tmp_path / "run", steady(0.5))
+    (tmp_path / "half").mkdir()
+    (tmp_path / "half" / "metrics.csv").write_text("round\n")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as end:
+        report.main(args)
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"fedlit: error: {told}\n"
+    assert sorted(tmp_path.rglob("*")) == before

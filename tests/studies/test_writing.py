@@ -1,0 +1,127 @@
+import threading
+from subprocess import run
+from sys import executable
+
+import matplotlib.image
+import pytest
+from toy_runs import steady, study_of
+
+from fedlit.studies.figures import COLOURS, DASHES, MARKERS, draw_all
+from fedlit.studies.whole_files import replacing, write_whole
+from fedlit.studies.writing import study_lock, write_all
+
+FIGURES = ("curves_over_rounds", "curves_over_bytes", "clients")
+
+
+def toy_study(path, rows=2, columns=1, **content):
+    names = {"rows": {f"row {i}": {} for i in range(rows)}, "columns": {f"column {i}": {} for i in range(columns)}}
+
+    def run_of(row, column, seeds):
+        last = 0.5 + 0.05 * int(row[-1]) + 0.01 * seeds.training
+        return {"values": steady(last, last + 0.1, rounds=3), "bytes_up": 0 if row == "row 1" else 1000}
+
+    return study_of(path, {**names, "seeds": 2, **content}, run_of)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    return toy_study(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def written(results, tmp_path_factory):
+    """The study's folder, in which an earlier call with a target had left its figure."""
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "rounds_to_target.png").write_text("of an earlier call")
+    with study_lock(folder):
+        write_all(results, folder, "fedlit compare")
+    return folder
+
+
+def test_a_study_leaves_tables_figures_and_a_page_and_nothing_of_an_earlier_question(written):
+    pictures = {f"{name}.{kind}" for name in FIGURES for kind in ("png", "pdf")}
+    texts = {"runs.csv", "summary.csv", "table.md", "table.tex", "report.html"}
+    assert {path.name for path in written.iterdir()} == pictures | texts | {".lock"}
+    assert matplotlib.image.imread(written / "clients.png").size
+    assert (written / "clients.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_same_study_is_written_as_the_same_bytes(results, written, tmp_path):
+    with study_lock(tmp_path):
+        write_all(results, tmp_path, "fedlit compare")
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (written / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 1), pytest.param(4, 6, marks=pytest.mark.slow)])
+def test_every_panel_has_labels_and_every_row_a_line_of_its_own(tmp_path, rows, columns):
+    results = toy_study(tmp_path, rows, columns, seeds=1, measure={"target": 0.5})
+    figures = dict(draw_all(results))
+    assert set(figures) == {*FIGURES, "rounds_to_target"}
+    for figure in figures.values():
+        shown = [axes for axes in figure.axes if axes.axison]
+        assert len(shown) == columns
+        assert all(axes.get_xlabel() for axes in shown)
+        assert figure._supxlabel.get_text()
+    lines = figures["curves_over_rounds"].axes[0].lines
+    assert all(axes.get_ylabel() for axes in figures["curves_over_rounds"].axes[:columns])
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == rows
+    (legend,) = figures["curves_over_rounds"].legends
+    assert [text.get_text() for text in legend.get_texts()] == [f"row {i}" for i in range(rows)]
+
+
+def test_the_legend_lies_on_no_panel(results):
+    figure = dict(draw_all(results))["curves_over_rounds"]
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    for axes in figure.axes:
+        assert not legend.overlaps(axes.get_tightbbox())
+
+
+def test_a_row_that_sends_nothing_is_a_level_over_bytes(results):
+    axes = dict(draw_all(results))["curves_over_bytes"].axes[0]
+    labels = [line.get_label() for line in axes.lines]
+    assert labels == ["row 0", "row 1 (sends nothing: last value)"]
+    assert len(set(axes.lines[1].get_ydata())) == 1
+
+
+def test_35_rows_differ_in_colour_or_dashes_or_marker():
+    kinds = {(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]) for i in range(35)}
+    assert len(kinds) == 35
+
+
+def half_written(path):
+    with replacing(path) as temporary:
+        temporary.write_text("ne")
+        raise OSError("no such folder")
+
+
+def test_a_file_that_could_not_be_made_leaves_the_old_one_whole(tmp_path):
+    path = tmp_path / "table.md"
+    write_whole(path, "old")
+    with pytest.raises(OSError, match="no such folder"):
+        half_written(path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_calls_write_one_after_the_other(tmp_path):
+    entered = threading.Event()
+
+    def second():
+        with study_lock(tmp_path):
+            entered.set()
+
+    with study_lock(tmp_path):
+        other = threading.Thread(target=second)
+        other.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(5)
+    other.join()
+
+
+def test_the_lock_is_held_between_processes(tmp_path):
+    code = f"import fcntl; fcntl.flock(open({str(tmp_path / '.lock')!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    with study_lock(tmp_path):
+        assert run([executable, "-c", code], capture_output=True).returncode == 1
+    assert run([executable, "-c", code], capture_output=True).returncode == 0
