@@ -2,11 +2,13 @@
 
 import csv
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from toy_sets import write_toy_sets
 
 from fedlit import FedAvg, FederatedData, FederatedModule, Federation
 
@@ -98,6 +100,14 @@ def rows(federation: Federation, name: str = "metrics.csv") -> list[dict[str, st
     """The lines of a record."""
     with open(f"{federation.log_dir}/{name}") as file:
         return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory) -> Path:
+    """A folder with every data set that a recipe names, in small."""
+    root = tmp_path_factory.mktemp("data")
+    write_toy_sets(root)
+    return root
 
 
 @pytest.fixture(autouse=True)

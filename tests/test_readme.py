@@ -6,9 +6,11 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
+from fedlit.cli import command
 from fedlit.cli.app import main
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -56,6 +58,21 @@ def test_the_commands_in_the_readme_run_in_their_order(command_line, tmp_path):
         with nullcontext() if short else pytest.raises(SystemExit, match="0"):
             command_line([*shlex.split(line)[1:], *short])
     assert len(lines) == 7
+
+
+def test_the_commands_for_before_and_after_run_in_their_order(command_line, tmp_path, monkeypatch):
+    command_line(
+        ["fit", "--config", "fedavg_fashion.yaml", "--trainer.num_rounds", "1", "--trainer.fraction_fit", "0.2"]
+    )
+    np.savez("my.npz", images=np.zeros((2, 28, 28), np.uint8))
+    lines = [line.split("#")[0] for line in blocks("bash")[2].splitlines()]
+    for line in lines:
+        monkeypatch.setattr("sys.argv", shlex.split(line))
+        command.main()
+    assert len(lines) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"lightning_logs", "my.npz", "partition.png"}
+    written = {path.name for path in (tmp_path / "lightning_logs/version_0").iterdir()}
+    assert {"predictions_global_my.csv", "network_global.torchscript.pt"} <= written
 
 
 def test_the_table_of_methods_names_files_and_recipes_that_exist():

@@ -22,9 +22,10 @@ class JointData(FederatedData):
     Args:
         parts: The data sets, each dealt out to its own clients.
         root: Folder of all data sets; each part's own by default.
+        partition_seed: Seed of all parts' partitions; each part's own by default.
     """
 
-    def __init__(self, parts: list[FederatedData], root: str | None = None) -> None:
+    def __init__(self, parts: list[FederatedData], root: str | None = None, partition_seed: int | None = None) -> None:
         if not parts:
             raise ValueError("`data.parts` must name at least one data set, got none.")
         first = parts[0]
@@ -40,6 +41,8 @@ class JointData(FederatedData):
         self.parts = parts
         for part in parts:
             part.root = root or part.root
+            if partition_seed is not None:
+                part.partition_seed = partition_seed
 
     def prepare_data(self) -> None:
         for part in self.parts:

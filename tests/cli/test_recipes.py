@@ -10,7 +10,7 @@ from fedlit.cli.app import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 STUDY = re.compile(r"_(table|fig)\d")  # in the names of the papers' studies; their tests are in test_papers.py
-SLOW = ["dlad_cifar10.yaml", "papers/dlad_cifar10.yaml", "papers/dlad_cinic10.yaml", "papers/dlad_mnist.yaml"]
+SWIFT = ["papers/fml_v2_mnist.yaml", "papers/fedfusion_mnist.yaml", "papers/moe_fashion.yaml"]
 FEWER = ["--data.batch_size", "8", "--data.partition.samples_per_client", "60"]  # or DLAD takes minutes a recipe
 RECIPES = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml") if not STUDY.search(path.name)
@@ -18,8 +18,9 @@ RECIPES = sorted(
 
 
 def marked(recipe: str):
-    """Ten ResNets take their time."""
-    return pytest.param(recipe, marks=pytest.mark.slow if recipe in SLOW else ())
+    """Some of the papers' recipes here, all of them in the slow tests, and ten ResNets."""
+    is_swift = recipe in SWIFT or ("papers/" not in recipe and recipe != "dlad_cifar10.yaml")
+    return pytest.param(recipe, marks=() if is_swift else pytest.mark.slow)
 
 
 @pytest.mark.parametrize("recipe", [marked(recipe) for recipe in RECIPES])

@@ -18,7 +18,7 @@ from fedlit.engine.plan import Plan
 from fedlit.fast.perceptron import ClosedForm
 from fedlit.fast.permission import for_closed_form, for_stack, is_plain_data, is_plain_sgd, is_same
 from fedlit.fast.recognition import perceptron
-from fedlit.methods import FML, FedProx, FineTuned
+from fedlit.methods import FML, Card, FedProx, FineTuned
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.networks import MLP
 
@@ -142,6 +142,7 @@ def test_a_hook_that_hangs_on_the_method_itself_is_seen(name):
 def test_a_number_of_its_own_does_not_matter():
     assert may_step(defining(rate=0.1, shared=("network.",), weighting="uniform", monitor="loss/global_on_own"))
     assert may_stack(defining(rate=0.1, name_of_mine="x"))
+    assert may_stack(defining(card=Card(law="x = 0 is FedAvg", travels="half")))
     assert not may_step(defining(notes=[]))  # somebody writes them
     assert not may_step(defining(on_train_batch_end=None))
     with_data = plain()

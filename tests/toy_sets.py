@@ -3,17 +3,14 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 GREY, COLOUR = (28, 28), (32, 32, 3)
 SHAPES = {"mnist": GREY, "fashion_mnist": GREY, "cifar10": COLOUR, "cifar100": COLOUR, "cinic10": COLOUR}
 SIZES = {"cifar100": {"train": 30000, "test": 1000}, "cinic10": {"train": 6000, "test": 20, "valid": 500}}
 
 
-@pytest.fixture(scope="session")
-def data_root(tmp_path_factory) -> Path:
+def write_toy_sets(root: Path) -> None:
     """Noise in the shape of each data set, with as few samples as the recipes' partitions allow."""
-    root = tmp_path_factory.mktemp("data")
     draw = np.random.default_rng(0)
     for name, shape in SHAPES.items():
         classes, arrays = (100 if name == "cifar100" else 10), {}
@@ -21,4 +18,3 @@ def data_root(tmp_path_factory) -> Path:
             arrays[f"{split}_images"] = draw.integers(0, 256, (size, *shape), dtype=np.uint8)
             arrays[f"{split}_labels"] = (np.arange(size) % classes).astype(np.uint8)
         np.savez(root / f"{name}.npz", **arrays)
-    return root
