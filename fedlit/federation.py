@@ -1,7 +1,6 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
 from dataclasses import fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +32,7 @@ from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
 from fedlit.records.rows import Row
+from fedlit.studies.after_fit import page_after_fit
 
 Data = FederatedData | None
 OPTIONS = {option.name for option in fields(Options)}
@@ -221,7 +221,7 @@ class Federation:
             self._call("on_train_end")
             self._call("on_fit_end")
             fit.close()
-        self._write_page()
+        page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
         self.running = False
 
     def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
@@ -249,12 +249,7 @@ class Federation:
             return self._report("test.csv", Scorer(self.state).test())
 
     def predict(
-        self,
-        model: FederatedModule,
-        datamodule: FederatedData | None = None,
-        ckpt_path: str | None = None,
-        client: int | None = None,
-        images: str | None = None,
+        self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None, client: int | None = None
     ) -> torch.Tensor:
         """Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.
 
@@ -332,15 +327,6 @@ class Federation:
         if training or path is not None:
             self._folder = chosen_folder(self.fabric, path, self.options, training)
         return schedule
-
-    def _write_page(self) -> None:
-        """The page of the run, if it is wanted and can be made."""
-        if not self.is_global_zero or self._folder is None or not self.options.report:
-            return
-        if find_spec("pandas") is not None:
-            from fedlit.studies.run_page import write_run_page
-
-            write_run_page(self._folder)
 
     def _report(self, name: str, rows: list[Row]) -> list[Row]:
         if self.is_global_zero:

@@ -10,6 +10,7 @@ from toy_runs import ENVIRONMENT, steady, write_run
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.cli import report
+from fedlit.studies import after_fit
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.run_page import run_page, write_run_page
 
@@ -151,6 +152,13 @@ def test_many_clients_and_rounds_make_a_page_of_bounded_size(tmp_path):
 
 def test_fit_writes_no_page_if_it_is_not_wanted(tmp_path):
     federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=False)
+    assert not Path(federation.log_dir, "report.html").exists()
+
+
+def test_fit_writes_no_page_where_pandas_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(after_fit, "find_spec", lambda name: None)
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=True)
+    assert Path(federation.log_dir, "metrics.csv").exists()
     assert not Path(federation.log_dir, "report.html").exists()
 
 

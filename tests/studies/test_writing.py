@@ -62,7 +62,7 @@ def test_every_panel_has_labels_and_every_row_a_line_of_its_own(tmp_path, rows, 
         shown = [axes for axes in figure.axes if axes.axison]
         assert len(shown) == columns
         assert all(axes.get_xlabel() for axes in shown)
-        assert figure._supxlabel.get_text()
+        assert figure.get_supxlabel()
     lines = figures["curves_over_rounds"].axes[0].lines
     assert all(axes.get_ylabel() for axes in figures["curves_over_rounds"].axes[:columns])
     assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines}) == rows
