@@ -6,6 +6,13 @@ import numpy as np
 
 from fedlit.rng import stream
 
+# Of DLAD's settings: the classes of five clients, which repeat over the others.
+CLASS_SETS = {
+    "niid1": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]],
+    "niid2": [[0, 1, 2, 3, 4, own] for own in (5, 6, 7, 8, 9)],
+    "niid3": [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8], [2, 5, 7, 9], [3, 6, 8, 9]],
+}
+
 
 def require(ok: bool, message: str) -> None:
     """Refuse bad input: a ValueError with `message` unless `ok`."""
@@ -59,6 +66,19 @@ def dealt(labels: np.ndarray, counts: np.ndarray, seed: int) -> list[np.ndarray]
         taken.append(members[: counts[c].sum()])
     owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.ravel())
     return grouped(np.concatenate(taken), owners, num_clients)
+
+
+def kept(parts: list[np.ndarray], samples_per_client: int | None, seed: int) -> list[np.ndarray]:
+    """So many samples of each client's part, drawn at random; None keeps all."""
+    if samples_per_client is None:
+        return parts
+    some = []
+    for client, part in enumerate(parts):
+        told = f"`samples_per_client`={samples_per_client}, but the shards of client {client} hold {len(part)}."
+        require(samples_per_client <= len(part), told)
+        order = stream(seed, "kept", client).permutation(len(part))
+        some.append(part[np.sort(order[:samples_per_client])])
+    return some
 
 
 def distinct_owners(rng: np.random.Generator, num_clients: int, num_classes: int, pieces: int) -> np.ndarray:

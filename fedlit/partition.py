@@ -7,11 +7,12 @@ the labels. So the same partition and seed on the test labels gives each client 
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
 from fedlit.dealing import (
+    CLASS_SETS,
     at_least,
     checked_labels,
     dealt,
@@ -19,6 +20,7 @@ from fedlit.dealing import (
     enough,
     even_parts,
     grouped,
+    kept,
     log_dirichlet,
     one_of,
     require,
@@ -31,11 +33,6 @@ Mode = Literal["equal_size", "per_class", "distinct"]
 Pairs = Literal["drawn", "fixed"]
 Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
-CLASS_SETS = {
-    "niid1": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]],
-    "niid2": [[0, 1, 2, 3, 4, own] for own in (5, 6, 7, 8, 9)],
-    "niid3": [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8], [2, 5, 7, 9], [3, 6, 8, 9]],
-}
 
 
 class Partition(ABC):
@@ -131,17 +128,7 @@ class Shards(Partition):
         owner_of_sample = np.repeat(owner_of_shard, sizes)
         by_label = np.argsort(labels, kind="stable")
         parts = grouped(by_label, owner_of_sample, num_clients)
-        if self.samples_per_client is None:
-            return parts
-        return [self._kept(part, seed, client) for client, part in enumerate(parts)]
-
-    def _kept(self, part: np.ndarray, seed: int, client: int) -> np.ndarray:
-        """Some of the samples of a client's shards."""
-        wanted = cast(int, self.samples_per_client)
-        told = f"`samples_per_client`={wanted}, but the shards of client {client} hold {len(part)}."
-        require(wanted <= len(part), told)
-        order = stream(seed, "kept", client).permutation(len(part))
-        return part[np.sort(order[:wanted])]
+        return kept(parts, self.samples_per_client, seed)
 
     def _owners(self, num_clients: int, num_shards: int, pieces: int, seed: int) -> np.ndarray:
         """Who gets each shard; those of one class, `pieces` of them, lie side by side."""

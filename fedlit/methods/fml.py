@@ -76,7 +76,14 @@ class FML(FederatedModule):
         link="https://arxiv.org/abs/2006.16765",
         travels="the meme",
         stays="a personal network",
-        recipes=("fml_fashion.yaml", "fml_cifar10.yaml"),
+        recipes=(
+            "fml_fashion.yaml",
+            "fml_cifar10.yaml",
+            "fml_catfish_fashion.yaml",
+            "fml_weak_client_fashion.yaml",
+            "fml_ramp_fashion.yaml",
+            "fml_newcomer_fashion.yaml",
+        ),
         law="beta = 1: the global model is FedAvg's; alpha = 1: the personal one is trained alone",
     )
 
