@@ -249,7 +249,12 @@ class Federation:
             return self._report("test.csv", Scorer(self.state).test())
 
     def predict(
-        self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None, client: int | None = None
+        self,
+        model: FederatedModule,
+        datamodule: Data = None,
+        ckpt_path: str | None = None,
+        client: int | None = None,
+        images: str | None = None,
     ) -> torch.Tensor:
         """Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.
 

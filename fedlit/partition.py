@@ -102,7 +102,7 @@ class Shards(Partition):
         mode: ``equal_size`` shards straddle classes of unequal size (MNIST); ``per_class`` cuts every class into the
             same number of shards: at most ``p`` classes for sure; ``distinct`` does so, too, and gives no
             client two shards of one class: exactly ``p`` classes. With ``K p`` = C no two clients share one.
-        samples_per_client: How many of its shards' samples each client keeps, drawn at random; by default all.
+        samples_per_client: How many each client keeps of its shards, drawn at random; by default all.
     """
 
     def __init__(self, per_client: int = 2, mode: Mode = "equal_size", samples_per_client: int | None = None) -> None:

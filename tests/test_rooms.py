@@ -83,8 +83,12 @@ def test_a_way_back_would_be_noticed(line, tmp_path):
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_files_and_functions_fit_on_a_screen_or_a_few(path):
     text = path.read_text()
-    assert len(text.splitlines()) <= 350
-    for node in ast.walk(ast.parse(text)):
+    tree = ast.parse(text)
+    documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    docstrings = [ast.get_docstring(node, clean=False) or "" for node in documented]
+    of_docstrings = sum(len(docstring.splitlines()) for docstring in docstrings)
+    assert len(text.splitlines()) - of_docstrings <= 300  # who explains more may be longer
+    for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node, clean=False) or ""
             body = node.end_lineno - node.body[0].lineno + 1 - len(docstring.splitlines())
