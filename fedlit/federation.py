@@ -206,8 +206,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run;
-                `auto` is `last` where the newest run has one, and else begins.
+            ckpt_path: What to go on from: a file, `last` or `best` of the newest run, or `auto`: its last if any, else begin.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
         with told_of("fit", self._call):
@@ -249,7 +248,12 @@ class Federation:
             return self._report("test.csv", Scorer(self.state).test())
 
     def predict(
-        self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None, client: int | None = None
+        self,
+        model: FederatedModule,
+        datamodule: FederatedData | None = None,
+        ckpt_path: str | None = None,
+        client: int | None = None,
+        images: str | None = None,
     ) -> torch.Tensor:
         """Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.
 
