@@ -206,8 +206,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: A checkpoint to go on from, in its own folder: a file, or `last` or `best` of the newest run;
-                `auto` is `last` where the newest run has one, and else begins.
+            ckpt_path: What to go on from: a file, `last` or `best` of the newest run; `auto` is its last, if any.
         """
         schedule = self._set_up(model, datamodule, ckpt_path, training=True)
         with told_of("fit", self._call):

@@ -51,7 +51,7 @@ def parser() -> OneLineParser:
 
 
 def main(args: list[str]) -> None:
-    """Entry point of `fedlit compare`."""
+    """Run a study, or recipes side by side over seeds: tables, figures and a page."""
     own, overrides = split_overrides(args)
     given = parser().parse_args(own)
     need_report("fedlit compare")

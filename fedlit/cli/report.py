@@ -19,7 +19,7 @@ examples:
 
 
 def main(args: list[str]) -> None:
-    """Entry point of `fedlit report`."""
+    """Write the page of a run: curves, who holds what, what was sent, events, configuration."""
     parser = OneLineParser("fedlit report", DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="The folder of a run.")
     parser.add_argument("--output", type=Path, metavar="FILE", help="Where to write; report.html in the run's folder.")

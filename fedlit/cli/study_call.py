@@ -23,6 +23,13 @@ from fedlit.studies.writing import study_lock, write_all
 MEASURED = ("metric", "at", "target")
 
 
+def cores() -> int:
+    """How many this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on every system
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class StudyCall:
     """What `fedlit compare` was asked for.
 
@@ -34,13 +41,14 @@ class StudyCall:
     def __init__(self, given: Namespace, overrides: list[str]) -> None:
         self.given = given
         self.overrides = overrides
-        self.jobs = given.jobs or len(os.sched_getaffinity(0))
+        self.jobs = given.jobs or cores()
         self.failures: dict[Run, str] = {}
         if given.from_runs:
-            self.study, self.outcomes = of_runs(given.from_runs, self._said())
+            whole, self.outcomes = of_runs(given.from_runs, self._said())
         else:
-            self.study = self._read()
+            whole = self._read()
             self.outcomes = {}
+        self.study = chosen(whole, given.only)
 
     def run(self) -> int:
         """Make the runs that are left, and write what is known; the exit code."""
@@ -90,9 +98,8 @@ class StudyCall:
 
     @cached_property
     def planned(self) -> dict[Cell, list[Run]]:
-        """The runs of every chosen cell."""
-        cells = chosen(self.study, self.given.only)
-        return plan_runs(self.study, cells, self.output, lambda cell: resolve(cell, self.overrides))
+        """The runs of every cell."""
+        return plan_runs(self.study, self.output, lambda cell: resolve(cell, self.overrides))
 
     @property
     def _name(self) -> str:
@@ -133,7 +140,7 @@ class StudyCall:
         return said
 
     def _gather(self) -> None:
-        """Whatever is done by now, by whichever call; cells that `--only` leaves out count if they are done."""
+        """Whatever is done by now, by whichever call."""
         for cell, runs in self.planned.items():
             for run in runs:
                 folder = run.folder

@@ -54,10 +54,9 @@ def of_runs(folders: Iterable[Path], content: Mapping[str, Any]) -> tuple[Study,
     configs = [flat(outcome.config) for outcome in outcomes]
     differing = differing_options(configs)
     columns = [name for name in differing if name.startswith("data.")]
-    rows = [name for name in differing if not name.startswith("data.")]
     placed: dict[tuple[str, str], dict[SeedPair, Outcome]] = defaultdict(dict)
     for outcome, config in zip(outcomes, configs, strict=True):
-        place = (_row_name(config, rows), _name(config, columns))
+        place = (_row_name(config, configs), _name(config, columns))
         seeds = SeedPair(config.get("seed_everything", 0), config.get("data.partition_seed", 0))
         if seeds in placed[place]:
             raise ValueError(
@@ -87,12 +86,14 @@ def _check_run(outcome: Outcome) -> None:
         raise ValueError(f"`--from-runs {outcome.folder}`: the run has not ended a round.")
 
 
-def _row_name(config: Mapping[str, Any], differing: list[str]) -> str:
-    """The method, and what else tells it from the others."""
-    method = str(config.get("model.class_path", "run")).rpartition(".")[2]
-    others = [name for name in differing if name != "model.class_path" and name in config]
-    details = _name(config, [name for name in others if _is_short(config[name])])
-    return f"{method} ({details})" if details else method
+def _row_name(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> str:
+    """The method, and what tells it from other runs of the same method."""
+    method = config.get("model.class_path", "run")
+    of_method = [other for other in configs if other.get("model.class_path", "run") == method]
+    differing = [name for name in differing_options(of_method) if not name.startswith("data.")]
+    details = _name(config, [name for name in differing if _is_short(config.get(name))])
+    name = str(method).rpartition(".")[2]
+    return f"{name} ({details})" if details else name
 
 
 def _name(config: Mapping[str, Any], differing: list[str]) -> str:

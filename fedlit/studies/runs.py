@@ -5,7 +5,7 @@ Cells that differ only in what they measure share their runs.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -128,14 +128,12 @@ def is_finished(folder: Path) -> bool:
     return False
 
 
-def plan_runs(
-    study: Study, cells: Iterable[Cell], output: Path, resolve: Callable[[Cell], Config]
-) -> dict[Cell, list[Run]]:
+def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> dict[Cell, list[Run]]:
     """The runs of every cell, in the order of the study's seeds; cells of the same options share theirs."""
     by_config: dict[str, list[Run]] = {}
     roots: dict[Path, Cell] = {}
     planned = {}
-    for cell in cells:
+    for cell in study.cells:
         config = _without_seeds(resolve(cell))
         key = json.dumps(config, sort_keys=True)
         if key not in by_config:

@@ -5,7 +5,7 @@ run with the same pairs of seeds, so that a difference between two rows is a dif
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -126,10 +126,10 @@ def build_study(content: Mapping[str, Any], path: Path | None = None) -> Study:
     )
 
 
-def chosen(study: Study, patterns: list[str]) -> tuple[Cell, ...]:
-    """The cells that `--only` names: a pattern for rows and one for columns, or one for either."""
+def chosen(study: Study, patterns: list[str]) -> Study:
+    """The study of the cells that `--only` names: a pattern for rows and one for columns, or one for either."""
     if not patterns:
-        return study.cells
+        return study
     if len(patterns) > 2:
         raise ValueError(f"`--only` takes a row and a column, got {len(patterns)} words: {' '.join(patterns)}.")
     found = tuple(cell for cell in study.cells if _is_chosen(cell, patterns))
@@ -138,7 +138,10 @@ def chosen(study: Study, patterns: list[str]) -> tuple[Cell, ...]:
         raise ValueError(
             f"`--only {wanted}` names no cell; rows: {', '.join(study.rows)}; columns: {', '.join(study.columns)}."
         )
-    return found
+    rows = tuple(row for row in study.rows if any(cell.row == row for cell in found))
+    columns = tuple(column for column in study.columns if any(cell.column == column for cell in found))
+    baseline = study.baseline if study.baseline in rows else rows[0]
+    return replace(study, rows=rows, columns=columns, cells=found, baseline=baseline)
 
 
 def _is_chosen(cell: Cell, patterns: list[str]) -> bool:

@@ -45,7 +45,7 @@ def resolve(cell):
 
 def planned(output, rows=None, seeds=2):
     study = build_study({"recipe": "r", "rows": rows or {"a": {}, "b": {"model.alpha": 1}}, "seeds": seeds})
-    return plan_runs(study, study.cells, output, resolve)
+    return plan_runs(study, output, resolve)
 
 
 def make(runs, jobs=2, waits=True):

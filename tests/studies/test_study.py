@@ -67,7 +67,7 @@ def test_a_study_without_columns_has_one():
     ],
 )
 def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
-    assert [str(cell) for cell in chosen(build_study(CONTENT), patterns)] == names
+    assert [str(cell) for cell in chosen(build_study(CONTENT), patterns).cells] == names
 
 
 @pytest.mark.parametrize(
@@ -157,3 +157,10 @@ def test_nested_options_are_those_that_one_would_type():
     with_class = {"data.partition": {"class_path": "Shards", "init_args": {"per_client": 2}}}
     expected = '--data.partition={"class_path": "Shards", "init_args": {"per_client": 2}}'
     assert as_arguments(with_class) == [expected]
+
+
+def test_what_only_chooses_is_a_study_of_its_own():
+    study = chosen(build_study(changed(baseline="FML")), ["FedAvg", "IID"])
+    assert study.rows == ("FedAvg",)
+    assert study.columns == ("IID",)
+    assert study.baseline == "FedAvg"  # the one that was to be it is not there
