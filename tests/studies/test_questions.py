@@ -19,7 +19,7 @@ def test_rows_are_methods_and_what_tells_their_runs_apart(tmp_path):
 
 def test_seeds_of_runs_are_pairs_of_one_cell(tmp_path):
     folders = [write_run(tmp_path / str(seed), [[0.5, 0.6]], seed=seed) for seed in (3, 1)]
-    study, outcomes = of_runs(folders, {"measure": {"at": "best"}})
+    study, _outcomes = of_runs(folders, {"measure": {"at": "best"}})
     assert study.rows == ("FedAvg",)
     assert [pair.training for pair in study.seeds] == [1, 3]
     assert study.cells[0].measure.at == "best"
