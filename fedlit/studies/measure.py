@@ -14,7 +14,8 @@ from fedlit.studies.reading import check_keys, is_number
 At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to_target", "seconds_to_target"]
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]
 TO_TARGET: tuple[At, ...] = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
-KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "percent")
+Over = Literal["rounds", "epochs"]
+KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "over", "percent")
 KEY = re.compile(r"(?P<metric>.+)/(?P<model>\w+)_on_(?P<data>\w+)")
 
 
@@ -30,6 +31,7 @@ class Measure:
             standard deviation (`spread`).
         client: The value of one client only.
         stage: Of this stage only.
+        over: Values by `rounds`, or by the `epochs` of a stage at home (see `trainer.eval_every_n_epochs`).
         percent: Show a fraction as per cent, as papers do; by default, accuracies.
     """
 
@@ -39,6 +41,7 @@ class Measure:
     over_clients: OverClients = "mean"
     client: int | None = None
     stage: str | None = None
+    over: Over = "rounds"
     percent: bool = True
 
     @classmethod
@@ -52,7 +55,10 @@ class Measure:
             )
         _check_choice("at", given.get("at", cls.at), get_args(At))
         _check_choice("over_clients", given.get("over_clients", cls.over_clients), get_args(OverClients))
+        _check_choice("over", given.get("over", cls.over), get_args(Over))
         _check_target(given.get("at", cls.at), given.get("target"))
+        if given.get("over") == "epochs" and given.get("at") in TO_TARGET:
+            raise ValueError("`measure.over: epochs` has no rounds, bytes or seconds to a target; set `at: last`.")
         _check_client(given)
         stage = given.get("stage")
         if stage is not None and not isinstance(stage, str):

@@ -25,6 +25,16 @@ class Outcome:
         return pd.read_csv(self.folder / "metrics.csv", dtype={"client": str, "stage": str, "model": str, "data": str})
 
     @cached_property
+    def epochs(self) -> pd.DataFrame:
+        """epochs.csv of the last round that has any, as metrics.csv is, with epochs for rounds."""
+        path = self.folder / "epochs.csv"
+        if not path.exists():
+            raise ValueError(f"{self.folder} has no epochs.csv; set `trainer.eval_every_n_epochs`.")
+        rows = pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
+        last = rows[rows["round"] == rows["round"].max()]
+        return last.drop(columns="round").rename(columns={"epoch": "round"})
+
+    @cached_property
     def ledger(self) -> pd.DataFrame:
         """ledger.csv: what crossed a client's border."""
         return pd.read_csv(self.folder / "ledger.csv")
@@ -114,7 +124,7 @@ class Outcome:
         """The lines of metrics.csv that are measured."""
         words = KEY.fullmatch(measure.metric)
         assert words is not None  # a Measure is checked
-        rows = self.metrics
+        rows = self.epochs if measure.over == "epochs" else self.metrics
         rows = rows[(rows["metric"] == words["metric"]) & (rows["data"] == words["data"])]
         if measure.stage is not None:
             rows = rows[rows["stage"] == measure.stage]

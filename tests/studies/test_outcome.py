@@ -60,6 +60,21 @@ def test_clients_values_are_those_of_the_round_that_is_measured(outcome):
     assert client_values(outcome, Measure(metric="acc/global_on_pooled")) is None
 
 
+def test_epochs_of_a_stage_at_home_are_measured_as_rounds_are(outcome):
+    lines = ["round,stage,epoch,client,model,data,metric,value"]
+    for epoch in range(1, 13):
+        for client in (0, 1):
+            lines.append(f"1,home,{epoch},{client},personal,pooled,acc,{epoch / 100 + client / 10}")
+    (outcome.folder / "epochs.csv").write_text("\n".join(lines) + "\n")
+    measure = Measure(metric="acc/personal_on_pooled", at="median_of_last_ten", over="epochs")
+    assert number_of(outcome, measure) == pytest.approx(0.075 + 0.05)  # epochs 3 to 12, and the mean of two clients
+
+
+def test_epochs_that_were_not_recorded_are_asked_for(outcome):
+    with pytest.raises(ValueError, match="has no epochs.csv; set `trainer.eval_every_n_epochs`"):
+        number_of(outcome, Measure(over="epochs"))
+
+
 def test_of_a_loss_the_worst_are_the_highest():
     losses = pd.Series([0.1, 0.2, 3.0])
     assert worst_tenth(losses, rises=False) == 3.0
