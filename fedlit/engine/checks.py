@@ -11,7 +11,7 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.engine.lightning_hooks import check_hooks
+from fedlit.engine.lightning_hooks import Command, check_hooks
 from fedlit.engine.optimizers import as_list
 from fedlit.engine.options import Options
 from fedlit.engine.visit_trainer import at_the_door
@@ -24,8 +24,8 @@ from fedlit.rng import isolated
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
-def check_experiment(model: FederatedModule, data: FederatedData, options: Options) -> list[Stage]:
-    """Method, data and federation together; the method's stages."""
+def check_experiment(model: FederatedModule, data: FederatedData, options: Options, command: Command) -> list[Stage]:
+    """Method, data and federation together, for what the federation is asked to do; the method's stages."""
     for name, value, wanted in (("model", model, FederatedModule), ("data", data, FederatedData)):
         if not isinstance(value, wanted):
             raise ValueError(f"`{name}` must be a {wanted.__name__}, got a {type(value).__name__}.")
@@ -38,7 +38,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
     _check_state(model)
     stages = model.configure_stages()
     _check_stages(stages, model, options)
-    check_hooks(model, stages)
+    check_hooks(model, stages, command)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)

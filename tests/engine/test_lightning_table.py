@@ -74,9 +74,23 @@ def test_a_hook_that_is_refused_is_refused_by_name_before_the_first_round(hook):
 def test_a_hook_of_a_command_is_refused_there_and_not_in_a_fit(command):
     for hook in sorted(named(f"refused in {command}")):
         method = overriding(FedAvg, hook)(linear, SGD)
-        check_hooks(method, method.configure_stages())
+        for harmless in ("fit", "validate", "adapt"):
+            check_hooks(method, method.configure_stages(), harmless)
         with pytest.raises(ValueError, match=rf"Mine overrides `{hook}`, but `fedlit {command}` looks at `forward`"):
             check_hooks(method, method.configure_stages(), command)
+
+
+@pytest.mark.parametrize("command", ["test", "predict"])
+def test_a_federation_asks_for_the_hooks_of_the_command_that_it_is_given(command):
+    data = toy_data(unseen_clients=1)
+    method = overriding(FedAvg, f"{command}_step")(linear, SGD)
+    federation = fitted(method, data, num_rounds=1)
+    federation.validate(method, data)
+    federation.adapt(method, data, epochs=1)
+    with pytest.raises(ValueError, match=f"Mine overrides `{command}_step`, but `fedlit {command}` looks at"):
+        getattr(federation, command)(method, data)
+    plain = FedAvg(linear, SGD)
+    getattr(fitted(plain, data, num_rounds=1), command)(plain, data)
 
 
 @pytest.mark.parametrize("hook", sorted(CALLED))
@@ -89,10 +103,10 @@ def test_a_hook_of_a_method_whose_stages_train_its_parts_is_refused(hook):
         def configure_stages(self):
             return [Stage("part", module=self.part)]
 
-    check_hooks(Whole(), Whole().configure_stages())
+    check_hooks(Whole(), Whole().configure_stages(), "fit")
     method = overriding(Whole, hook)()
     with pytest.raises(ValueError, match=rf"Mine overrides `{hook}`, but its stages train FedAvg; override it there"):
-        check_hooks(method, method.configure_stages())
+        check_hooks(method, method.configure_stages(), "fit")
 
 
 OURS = {
@@ -109,7 +123,7 @@ OURS = {
 @pytest.mark.parametrize("method", OURS, ids=lambda method: method.__name__)
 def test_no_method_of_ours_is_refused(method):
     ours = method(*OURS[method])
-    check_hooks(ours, ours.configure_stages())
+    check_hooks(ours, ours.configure_stages(), "fit")
 
 
 @pytest.mark.parametrize("argument", ["dataloader_iter", "optimizer_idx"])
