@@ -17,6 +17,7 @@ from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
 from fedlit.engine.lightning_hooks import Command
+from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.precision import check_precision
@@ -341,4 +342,5 @@ class Federation:
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.options.callbacks:
             if hasattr(callback, hook):
-                getattr(callback, hook)(self, self.state.module, *details)
+                with refused(self.state.module, hook):
+                    getattr(callback, hook)(self, self.state.module, *details)

@@ -1,5 +1,6 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
+import warnings
 from collections.abc import Mapping
 from typing import cast
 
@@ -12,6 +13,7 @@ from torchmetrics import Metric
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.engine.lightning_hooks import Command, check_hooks
+from fedlit.engine.modes import left_in_evaluation
 from fedlit.engine.optimizers import as_list
 from fedlit.engine.options import Options
 from fedlit.engine.visit_trainer import at_the_door
@@ -19,6 +21,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
+from fedlit.notices import Notice
 from fedlit.rng import isolated
 
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
@@ -39,6 +42,8 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
     stages = model.configure_stages()
     _check_stages(stages, model, options)
     check_hooks(model, stages, command)
+    if command == "fit":
+        _tell_modes(model)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)
@@ -67,6 +72,17 @@ def _check_stages(stages: list[Stage], model: FederatedModule, options: Options)
     if monitored not in measured:
         known = ", ".join(sorted(measured))
         raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
+
+
+def _tell_modes(model: FederatedModule) -> None:
+    """Who has meant it knows; but some libraries hand their networks out in evaluation mode."""
+    found = left_in_evaluation(model)
+    if found:
+        names = ", ".join(name or "all of it" for name in found[:3])
+        if len(found) > 3:
+            names += " ..."
+        told = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
+        warnings.warn(told, Notice, stacklevel=2)
 
 
 def _check_trainable(stages: list[Stage], data: FederatedData) -> None:

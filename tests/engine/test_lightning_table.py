@@ -18,6 +18,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from fedlit import FedAvg, FineTuned
+from fedlit.callbacks import FederationCallback
 from fedlit.cli.app import main
 from fedlit.engine.lightning_hooks import CALLED, OF_COMMANDS, REFUSED, check_hooks
 from fedlit.engine.usage import UsageError
@@ -283,6 +284,63 @@ def test_an_argument_without_a_meaning_ends_the_run(options, told):
     assert logged(lambda self, _: self.log("x", 1.0)) == {"x": 1.0}
 
 
+def test_an_argument_that_self_log_does_not_have_is_named():
+    with pytest.raises(UsageError, match=r"^`self.log\('x', on_stepp=...\)`: there is no such argument"):
+        logged(lambda self, _: self.log("x", 1.0, on_stepp=True))
+
+
+def test_what_is_logged_by_step_and_by_epoch_has_both_names_in_callback_metrics():
+    def use(self, loss):
+        self.log("x", self.global_step, on_step=True, on_epoch=True)
+        self.log("y", 1.0)
+        return {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+
+    assert first_of(use)[2] == {"x": 1.0, "x_step": 2.0, "x_epoch": 1.0, "y": 1.0}
+    assert logged(use) == {"x": 3.0, "y": 1.0}
+
+
+class LogsEverywhere(FedAvg):
+    """Logs where there is a round, though no visit."""
+
+    def aggregate(self, uploads, current):
+        uploads = list(uploads)
+        self.log("uploads", len(uploads))
+        return super().aggregate(uploads, current)
+
+    def probe(self, client):
+        assert not self.training
+        self.log("logged", client.id)
+        return {"returned": client.id + 0.5}
+
+
+def test_what_aggregate_and_probe_log_is_recorded():
+    federation = fitted(LogsEverywhere(linear, SGD), num_rounds=2)
+    found = {}
+    for row in rows(federation):
+        found.setdefault(row["metric"], []).append((row["client"], row["model"], row["data"], float(row["value"])))
+    assert found["uploads"] == [("all", "global", "server", 3.0)] * 2
+    assert found["logged"] == [(str(k), "global", "own", float(k)) for k in range(3)] * 2
+    assert found["returned"] == [(str(k), "global", "own", k + 0.5) for k in range(3)] * 2
+    assert len(found["train_loss"]) == 6  # visits go on logging where they did
+
+
+class LogsInACallback(FederationCallback):
+    def on_train_start(self, trainer, pl_module):
+        pl_module.log("x", 1.0)
+
+
+@pytest.mark.parametrize("where", ["on_train_start", "client_weight", "configure_client"])
+def test_what_no_round_could_record_is_refused_by_name(where):
+    method = FedAvg(linear, SGD)
+    callbacks = []
+    if where == "on_train_start":
+        callbacks = [LogsInACallback()]
+    else:
+        method = type("Mine", (FedAvg,), {where: lambda self, client: self.log("x", 1.0)})(linear, SGD)
+    with pytest.raises(UsageError, match=rf"^`self.log\('x', ...\)` in `{where}` would be recorded nowhere; log in"):
+        fitted(method, callbacks=callbacks)
+
+
 @pytest.mark.parametrize("options", [({}, {"reduce_fx": "max"}), ({"reduce_fx": "max"}, {})])
 def test_one_name_has_one_reduction(options):
     def use(self, loss):
@@ -407,8 +465,17 @@ def test_what_is_logged_after_a_validation_is_the_visit_s():
             self.log("trained", self.current_epoch)
 
     federation = fitted(Mine(linear, SGD), toy_data(num_clients=1), num_rounds=1, local_epochs=3)
-    found = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
-    assert (found["trained"], found["epoch"]) == (1.0, 100.0)
+    found = {(row["metric"], row["data"]): float(row["value"]) for row in rows(federation)}
+    assert (found["trained", "train"], found["epoch", "own"]) == (1.0, 100.0)
+
+
+def test_validation_must_not_log_under_the_name_of_what_is_measured_on_the_same_samples():
+    class Mine(FedAvg):
+        def validation_step(self, batch, batch_idx):
+            self.log("acc", 1.0)
+
+    with pytest.raises(UsageError, match=r"`self.log\('acc', ...\)` in validation: the federation measures 'acc'"):
+        fitted(Mine(linear, SGD), num_rounds=1)
 
 
 def test_on_client_start_runs_once_even_if_on_fit_start_calls_its_parent():
