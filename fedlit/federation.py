@@ -25,6 +25,7 @@ from fedlit.engine.processes import broadcast, make_fabric
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.snapshot import restore
 from fedlit.engine.state import FederationState
+from fedlit.engine.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks, set_fast
 from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
@@ -142,7 +143,7 @@ class Federation:
             """An option may be read as an attribute."""
             if name in OPTIONS and "options" in vars(self):
                 return getattr(self.options, name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise no_such_attribute(name, {*dir(self), *OPTIONS})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:
@@ -288,7 +289,7 @@ class Federation:
         torch.set_num_threads(self.options.num_threads)
         keep_large_blocks()
         data = self._ready_data(datamodule)
-        schedule = Schedule(check_experiment(model, data, self.options, command), self.options)
+        schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = find_checkpoint(ckpt_path, self.options.default_root_dir)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._begin(model, data)

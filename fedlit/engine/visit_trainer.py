@@ -257,8 +257,8 @@ def attached(module: FederatedModule, learner: FederatedModule, trainer: VisitTr
 
 
 @contextmanager
-def at_the_door(method: FederatedModule, client: Client) -> Iterator[None]:
+def at_the_door(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
     """The same before the first round, for what is tried then: as if a visit of one epoch were to begin."""
     plan = Plan(Stage("door"), seed=0)
-    with attached(method, method, VisitTrainer(None, method, client, plan, Means())):  # type: ignore[arg-type]
+    with attached(method, method, VisitTrainer(fabric, method, client, plan, Means())):
         yield

@@ -25,6 +25,7 @@ from fedlit.methods.factories import (  # noqa: F401
     ClientOptimizers,
     NetworkFactory,
     build,
+    check_builders,
     check_choices,
     for_client,
     kind,
@@ -70,6 +71,7 @@ class FederatedModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None) -> None:
         super().__init__()
+        check_builders(optimizer, client_optimizers)
         self.optimizer = optimizer
         self.client_optimizers = client_optimizers
         self.client: Client | None = None
