@@ -209,9 +209,16 @@ class Scorer:
         return found
 
     def _probed(self, k: int, round: int) -> Found:
+        """What a method measures by itself where a client's model is the global one."""
         found = Found()
-        self.state.enter(k, "server", round)
-        found.add(k, "global", self._whose(k), self._probe(k, round))
+        try:
+            self.state.enter(k, "server", round)
+            found.add(k, "global", self._whose(k), self._probe(k, round))
+        except UsageError:
+            raise
+        except Exception as error:  # as for its own samples
+            self.state.live.mend()
+            return Found(failed={k: failure(error).reason})
         return found
 
     def _client_on_pooled(self, k: int) -> Found:
