@@ -61,8 +61,8 @@ def plain(message: str) -> str:
     """
     message = " ".join(message.split())
     message = re.sub(r"- Expected a path but .*? either not accessible or invalid - ", "", message)
-    if message == "the following arguments are required: params" or "got a ready Namespace" in message:
-        return UNTYPED  # an optimiser, or a network, that is to be built by itself
+    if message == "the following arguments are required: params":  # an optimiser that nobody said a method builds
+        return UNTYPED
     own_words = re.match(CONSTRUCTOR, message)
     if own_words is not None:
         return own_words[1]

@@ -22,7 +22,6 @@ F1 = "{class_path: torchmetrics.classification.MulticlassF1Score, init_args: {nu
 
 PAIR = "own_methods.Pair, init_args: {}"
 OWN_METHODS = """
-from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedlit import FedAvg
@@ -30,11 +29,6 @@ from fedlit import FedAvg
 
 class Untyped(FedAvg):
     def __init__(self, network, optimizer):
-        super().__init__(network, optimizer)
-
-
-class HalfTyped(FedAvg):
-    def __init__(self, network, optimizer: OptimizerCallable):
         super().__init__(network, optimizer)
 
 
@@ -83,7 +77,6 @@ COMMANDS = {
     "fit --model slip.Mine": r"^`model`: cannot use slip.Mine: .*\(slip.py, line 1\)",
     "fit --model torch.nn.Linear": r"^`model`: expected a FederatedModule, got torch.nn.Linear",
     "fit --config untyped.yaml": r"^`model`: the arguments of a method's own `__init__` need annotations, .*OptimizerC",
-    "fit --config half_typed.yaml": r"^`model`: the arguments of a method's own `__init__` need annotations",
     "fit --config two.yaml": r"^`model`: `configure_optimizers` of Two of client 0: automatic optimisation takes one",
     "fit --config tuple.yaml": r"^`model`: the network of client 0 must give one tensor of logits, got a tuple",
     "fit --config asks.yaml": r"^KeyError: 'x' \(FEDLIT_DEBUG=1 shows where\)$",
@@ -232,9 +225,8 @@ def write_files() -> None:
     Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
     Path("own_methods.py").write_text(OWN_METHODS)
-    for recipe in ("untyped", "half_typed", "two", "asks"):
-        kind = recipe.title().replace("_", "")
-        write_recipe(f"{recipe}.yaml", ("fedlit.methods.FedAvg", f"own_methods.{kind}"))
+    for recipe in ("untyped", "two", "asks"):
+        write_recipe(f"{recipe}.yaml", ("fedlit.methods.FedAvg", f"own_methods.{recipe.title()}"))
     write_recipe("tuple.yaml", ("fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}", PAIR))
     Path("slip.py").write_text("class Mine(:\n")
     Path("two.csv").write_text("client,split,index,label,shared\n0,train,0,0,1\n1,train,1,1,1\n")
