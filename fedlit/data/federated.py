@@ -19,7 +19,7 @@ from fedlit.augment import Augmentation
 from fedlit.data import datasets
 from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_off, split_validation
 from fedlit.data.batches import Batches
-from fedlit.data.checks import check_options
+from fedlit.data.checks import EMBEDDED, check_options
 from fedlit.data.client import Client, Samples
 from fedlit.data.normalisation import Normalisation, measured_on_opted_in, normalisation
 from fedlit.data.public_pool import PublicPool, set_apart
@@ -69,7 +69,7 @@ class FederatedData(LightningDataModule):
 
     def __init__(
         self,
-        dataset: str = "fashion_sample",
+        dataset: str = EMBEDDED,
         root: str = "data",
         train_dataset: Dataset | None = None,
         test_dataset: Dataset | None = None,

@@ -52,8 +52,12 @@ class Memory:
 
 @dataclass
 class Outcome:
-    """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged."""
+    """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
+
+    What its own validation logged stands apart: it was measured on other samples.
+    """
 
     upload: Upload | None
     memory: Memory
     logs: dict[str, float]
+    validation_logs: dict[str, float] = field(default_factory=dict)

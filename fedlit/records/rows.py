@@ -1,8 +1,8 @@
 """The lines of a run's records: what was measured, what crossed a client's border, and a summary over clients.
 
 Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
-training) on ``own`` (the client's validation samples), ``pooled`` (the test set), ``unseen`` (clients that never train)
-or ``train`` (what a method logs in its training step).
+training) on ``own`` (the client's validation samples), ``pooled`` (the test set), ``unseen`` (clients that never
+train), ``train`` (what a method logs in its training step) or ``server`` (what it logs in ``aggregate``).
 """
 
 from collections import defaultdict
