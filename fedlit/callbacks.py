@@ -89,13 +89,28 @@ def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:
     """A list of callbacks; one that waits for what never comes would silently do nothing and is refused."""
     if given is None:
         return []
-    callbacks = given
-    if not isinstance(callbacks, list):
-        callbacks = [callbacks]
+    callbacks = list(given) if isinstance(given, list | tuple) else [given]
     for callback in callbacks:
+        _check_kind(callback)
         _check_class(callback)
         _check_hooks(callback)
-    return [*callbacks]
+    return callbacks
+
+
+def _check_kind(callback: object) -> None:
+    """A callback of this Lightning, and made: whatever else would be called never, or fail in the middle of a run."""
+    if isinstance(callback, Callback):
+        return
+    if isinstance(callback, type):
+        name = callback.__name__
+        raise ValueError(f"`trainer.callbacks`: {name} is a class; give a callback, such as {name}().")
+    kind = type(callback)
+    if any(base.__module__.partition(".")[0] == "pytorch_lightning" for base in kind.__mro__):
+        raise ValueError(
+            f"`trainer.callbacks`: {kind.__name__} is of the package pytorch_lightning, and fedlit runs on lightning; "
+            "import from lightning.pytorch."
+        )
+    raise ValueError(f"`trainer.callbacks` must be callbacks of lightning.pytorch or fedlit, got a {kind.__name__}.")
 
 
 def _check_class(callback: Callback) -> None:

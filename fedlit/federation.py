@@ -18,6 +18,8 @@ from fedlit.engine.begin import chosen_checkpoint, chosen_folder, fresh_state, r
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.lightning_hooks import Command
+from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
 from fedlit.engine.own_network import own_network
 from fedlit.engine.plan import KeepOptimizer
@@ -26,6 +28,7 @@ from fedlit.engine.processes import make_fabric
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.snapshot import restore
 from fedlit.engine.state import FederationState
+from fedlit.engine.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
@@ -149,7 +152,7 @@ class Federation:
             """An option may be read as an attribute."""
             if name in OPTIONS and "options" in vars(self):
                 return getattr(self.options, name)
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise no_such_attribute(name, {*dir(self), *OPTIONS})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:
@@ -208,7 +211,7 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: What to go on from: a file, `last` or `best` of the newest run; `auto` is its last, if any.
         """
-        schedule = self._set_up(model, datamodule, ckpt_path, training=True)
+        schedule = self._set_up("fit", model, datamodule, ckpt_path)
         with told_of("fit", self._call):
             self._remind()
             fit = Fit(self.state, schedule, self._folder if self.is_global_zero else None, self._stop, self._call)
@@ -231,7 +234,7 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
-        self._set_up(model, datamodule, ckpt_path, training=False)
+        self._set_up("validate", model, datamodule, ckpt_path)
         with told_of("validate", self._call):
             return self._report("validate.csv", Scorer(self.state).evaluate(self.state.round))
 
@@ -243,7 +246,7 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
         """
-        self._set_up(model, datamodule, ckpt_path, training=False)
+        self._set_up("test", model, datamodule, ckpt_path)
         with told_of("test", self._call):
             return self._report("test.csv", Scorer(self.state).test())
 
@@ -265,7 +268,7 @@ class Federation:
             images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
                 or [N, H, W, C], or a folder of image files.
         """
-        self._set_up(model, datamodule, ckpt_path, training=False)
+        self._set_up("predict", model, datamodule, ckpt_path)
         own = None if images is None else read_own_images(images, self.state.data)
         with told_of("predict", self._call):
             return predict(self.state, client, own, self._folder)
@@ -278,7 +281,7 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: The checkpoint: a file, or `last` or `best` of the newest run.
         """
-        self._set_up(model, datamodule, ckpt_path, training=False)
+        self._set_up("load", model, datamodule, ckpt_path)
 
     def network(self, client: int | None = None, with_preprocessing: bool = False) -> torch.nn.Module:
         """The network that `predict` uses: a copy with nothing of the federation around it, on the CPU, in eval mode.
@@ -305,21 +308,22 @@ class Federation:
             ckpt_path: Where the federation ended: a file, or `last` or `best` of the newest run.
             epochs: Passes over a new client's samples.
         """
-        self._set_up(model, datamodule, ckpt_path, training=False)
+        self._set_up("adapt", model, datamodule, ckpt_path)
         with told_of("adapt", self._call):
             rows = self._report("adapt.csv", adapt(self.state, epochs))
             if self.is_global_zero and self._folder is not None:
                 draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
         return rows
 
-    def _set_up(self, model: FederatedModule, datamodule: Data, ckpt_path: str | None, training: bool) -> Schedule:
+    def _set_up(self, command: Command, model: FederatedModule, datamodule: Data, ckpt_path: str | None) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
+        training = command == "fit"
         self.running = False
         self._stop = StopRequest()
         torch.set_num_threads(self.options.num_threads)
         keep_large_blocks()
         data = ready_data(self.fabric, datamodule)
-        schedule = Schedule(check_experiment(model, data, self.options), self.options)
+        schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options.default_root_dir, training)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)
@@ -347,4 +351,5 @@ class Federation:
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.options.callbacks:
             if hasattr(callback, hook):
-                getattr(callback, hook)(self, self.state.module, *details)
+                with refused(self.state.module, hook):
+                    getattr(callback, hook)(self, self.state.module, *details)

@@ -26,6 +26,7 @@ from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 
+TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
 PARSER = {"allow_abbrev": False, "default_env": True, "env_prefix": "FEDLIT"}
 
 
@@ -143,8 +144,13 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
     try:
         yield
     except UsageError as error:
+        if DEBUG:
+            raise
         refuse(str(error))
-    except (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException) as error:
+    except Exception as error:
         if DEBUG or is_running():
             raise  # not the user's input: the whole story
-        refuse(str(error))
+        told = str(error)
+        if not isinstance(error, TELLING):
+            told = f"{type(error).__name__}: {error} (FEDLIT_DEBUG=1 shows where)"
+        refuse(told)

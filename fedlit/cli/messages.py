@@ -19,6 +19,10 @@ from fedlit.data import FederatedData
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
+UNTYPED = (
+    "`model`: the arguments of a method's own `__init__` need annotations, by which the command line builds them: "
+    "`network: NetworkFactory` (fedlit.methods), `optimizer: OptimizerCallable` (lightning.pytorch.cli)."
+)
 REWRITTEN = {
     r'expected "subcommand" .*': "give a command: fit, validate, test, predict or adapt.",
     r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "
@@ -54,6 +58,8 @@ def plain(message: str) -> str:
     """
     message = " ".join(message.split())
     message = re.sub(r"- Expected a path but .*? either not accessible or invalid - ", "", message)
+    if message == "the following arguments are required: params":  # an optimiser that nobody said a method builds
+        return UNTYPED
     own_words = re.match(CONSTRUCTOR, message)
     if own_words is not None:
         return own_words[1]

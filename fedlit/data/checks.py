@@ -7,6 +7,9 @@ if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
 
 
+EMBEDDED = "fashion_sample"  # what there is if nothing else is asked for
+
+
 def check_options(data: "FederatedData") -> None:
     """Numbers in their ranges, and clients that exist; what depends on the samples is told by `setup`."""
     positive = {
@@ -38,6 +41,10 @@ def check_options(data: "FederatedData") -> None:
         _check_ids(data, "opt_out", data.opt_out)
     if (data.train_dataset is None) != (data.test_dataset is None):
         raise ValueError("`data.train_dataset` and `data.test_dataset` go together: give both or neither.")
+    if data.train_dataset is not None and data.dataset != EMBEDDED:
+        raise ValueError(
+            f"`data.train_dataset` stands in place of `data.dataset`: give one of them, got {data.dataset} beside it."
+        )
 
 
 def _check_ids(data: "FederatedData", name: str, ids: Iterable[int]) -> None:

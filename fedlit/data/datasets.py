@@ -156,6 +156,8 @@ def _check_inputs(x: Tensor, train_x: Tensor, name: str, facts: _Facts | None) -
         raise ValueError(f"{name} must match the training images, {_kind(train_x)} but for N, got {_kind(x)}.")
     if x.numel() == 0:
         raise ValueError(f"{name} must not be empty, got {_kind(x)}.")
+    if x.requires_grad:
+        raise ValueError(f"{name} must be plain values, got a tensor that requires grad; give its `detach()`.")
     if are_features and not x.isfinite().all():
         raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} values that are not.")
 

@@ -19,7 +19,7 @@ from fedlit.augment import Augmentation
 from fedlit.data import datasets
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
-from fedlit.data.checks import check_options
+from fedlit.data.checks import EMBEDDED, check_options
 from fedlit.data.client import Client, Samples
 from fedlit.data.dealer import Dealer
 from fedlit.data.normalisation import Normalisation, measured_on_opted_in, normalisation
@@ -73,7 +73,7 @@ class FederatedData(LightningDataModule):
 
     def __init__(
         self,
-        dataset: str = "fashion_sample",
+        dataset: str = EMBEDDED,
         root: str = "data",
         train_dataset: Dataset | None = None,
         test_dataset: Dataset | None = None,

@@ -1,24 +1,30 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
+import warnings
 from collections.abc import Mapping
-from typing import cast
 
 import numpy as np
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.engine.lightning_hooks import check_hooks
-from fedlit.engine.optimizers import as_list
+from fedlit.engine.lightning_hooks import Command, check_hooks, overridden
+from fedlit.engine.log_sinks import refused
+from fedlit.engine.modes import left_in_evaluation
+from fedlit.engine.optimizers import as_list, check_number
 from fedlit.engine.options import Options
+from fedlit.engine.precision import convert_input
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
+from fedlit.notices import Notice
 from fedlit.rng import isolated
 
 NETWORK_CHOICES = {
@@ -27,10 +33,13 @@ NETWORK_CHOICES = {
     "client_classes",
 }  # what our methods build by
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
+SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 
-def check_experiment(model: FederatedModule, data: FederatedData, options: Options) -> list[Stage]:
-    """Method, data and federation together; the method's stages."""
+def check_experiment(
+    command: Command, model: FederatedModule, data: FederatedData, options: Options, fabric: Fabric
+) -> list[Stage]:
+    """Method, data and federation together, for what the federation is asked to do; the method's stages."""
     for name, value, wanted in (("model", model, FederatedModule), ("data", data, FederatedData)):
         if not isinstance(value, wanted):
             raise ValueError(f"`{name}` must be a {wanted.__name__}, got a {type(value).__name__}.")
@@ -43,17 +52,22 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
     _check_state(model)
     stages = model.configure_stages()
     _check_stages(stages, model, options)
-    check_hooks(model, stages)
+    check_hooks(model, stages, command)
+    if command == "fit":
+        _tell_modes(model)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)
     _check_metrics(options.metrics, data.images.num_classes)
-    _check_clients(model, data)
+    _check_clients(model, data, fabric)
     return stages
 
 
 def _check_state(model: FederatedModule) -> None:
-    """What is shared and saved is tensors."""
+    """What is shared and saved is tensors, of shapes that are known."""
+    for name, value in model.state_dict().items():
+        if is_lazy(value):
+            raise ValueError(f"`model`: {name!r} has no shape yet; give a lazy layer's sizes, or run it in `__init__`.")
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
@@ -72,6 +86,17 @@ def _check_stages(stages: list[Stage], model: FederatedModule, options: Options)
     if monitored not in measured:
         known = ", ".join(sorted(measured))
         raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
+
+
+def _tell_modes(model: FederatedModule) -> None:
+    """Who has meant it knows; but some libraries hand their networks out in evaluation mode."""
+    found = left_in_evaluation(model)
+    if found:
+        names = ", ".join(name or "all of it" for name in found[:3])
+        if len(found) > 3:
+            names += " ..."
+        told = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
+        warnings.warn(told, Notice, stacklevel=2)
 
 
 def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
@@ -123,19 +148,20 @@ def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
             ) from error
 
 
-def _check_clients(model: FederatedModule, data: FederatedData) -> None:
+def _check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric) -> None:
     """The networks of the first clients, one of each kind, are tried on two samples."""
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
+    fabric.strategy.precision.convert_module(trial)
     trial.eval()
     first_batch = next(iter(data.test_batches()))
-    x = first_batch[0][:2].to(model.device, cast(torch.dtype, model.dtype))
+    x = convert_input(fabric, first_batch[0][:2].to(model.device))
     tried: set[str] = set()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
             client = data.client(k)
             chosen = _chosen(model, client)
             if chosen not in tried:
-                _check_client(trial, client, x)
+                _check_client(trial, client, x, fabric)
             tried.add(chosen)
 
 
@@ -158,28 +184,42 @@ def _is_choice(name: str, value: object, num_clients: int) -> bool:
 
 
 @torch.no_grad()
-def _check_client(model: FederatedModule, client: Client, x: Tensor) -> None:
+def _check_client(model: FederatedModule, client: Client, x: Tensor, fabric: Fabric) -> None:
     """The client's network takes its samples and gives a logit per class, and its optimiser can be built."""
     model.client = client
-    model.configure_client(client)
-    model.to(device=x.device, dtype=x.dtype)
+    if is_overridden("configure_client", model, FederatedModule):
+        with refused(model, "configure_client"):
+            model.configure_client(client)
+        model.to(device=x.device, dtype=model.dtype)
     model.eval()
     _check_outputs(model, f"network of client {client.id}", client, x)
     _check_outputs(model.global_model(), "global model", client, x)
+    _check_optimizer(model, client, fabric)
+
+
+def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> None:
     try:
-        with at_the_door(model, client):
-            as_list(model.configure_optimizers())
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"`model.optimizer` of client {client.id}: {_first_line(error)}") from error
+        with at_the_door(model, client, fabric):
+            check_number(model, as_list(model.configure_optimizers()))
+    except Exception as error:  # a method raises what it likes
+        source = "`model.optimizer`"
+        if overridden(model, frozenset({"configure_optimizers"})):
+            source = f"`model`: `configure_optimizers` of {type(model).__name__}"
+        raise ValueError(f"{source} of client {client.id}: {_first_line(error)}") from error
 
 
 def _check_outputs(network: nn.Module, whose: str, client: Client, x: Tensor) -> None:
     try:
-        shape = list(network(x).shape)
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        raise ValueError(
-            f"`model`: the {whose} cannot take inputs of shape {list(x.shape[1:])}: {_first_line(error)}"
-        ) from error
+        z = network(x)
+    except Exception as error:  # a network raises what it likes
+        hint = ""
+        if "dtype" in str(error):
+            hint = "; see `trainer.precision`"
+        told = f"the {whose} cannot take inputs of shape {list(x.shape[1:])}: {_first_line(error)}{hint}"
+        raise ValueError(f"`model`: {told}") from error
+    if not isinstance(z, Tensor):
+        raise ValueError(f"`model`: the {whose} must give one tensor of logits, got a {type(z).__name__}.")
+    shape = list(z.shape)
     if shape != [len(x), client.num_classes]:
         raise ValueError(
             f"`model`: the {whose} must give {client.num_classes} outputs, one per class of the data, "
@@ -188,4 +228,9 @@ def _check_outputs(network: nn.Module, whose: str, client: Client, x: Tensor) ->
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """What went wrong; with the kind of error where its text alone would not tell."""
+    lines = str(error).splitlines()
+    name = type(error).__name__
+    if not lines:
+        return name
+    return lines[0] if isinstance(error, SELF_EXPLANATORY) else f"{name}: {lines[0]}"

@@ -5,6 +5,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from fedlit.data import FederatedData
 from fedlit.engine.state import FederationState
 
 
@@ -12,9 +13,9 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
     """The options of trainer, data, partition, method and optimiser that are plain values."""
     parts: dict[str, Mapping[str, Any]] = {
         "trainer": vars(state.options),
-        "data": _arguments(state.data),
+        "data": _of_data(state.data),
         "data.partition": _arguments(state.data.partition),
-        "model": _arguments(state.module),
+        "model": {**state.module.hparams, **_arguments(state.module)},
         "model.optimizer": getattr(state.module.optimizer, "keywords", {}),  # a partial, from the command line
     }
     values: dict[str, Any] = {
@@ -28,6 +29,14 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
             if isinstance(value, bool | int | float | str):
                 values[f"{part}.{name}"] = value
     return values
+
+
+def _of_data(data: FederatedData) -> dict[str, Any]:
+    """The options of the data; whoever gave data sets of his own has chosen none by name."""
+    arguments = _arguments(data)
+    if data.train_dataset is not None:
+        del arguments["dataset"]
+    return arguments
 
 
 def _arguments(made: object) -> dict[str, Any]:

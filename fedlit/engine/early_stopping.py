@@ -50,7 +50,6 @@ class Best:
             self.checks = 0
             self.logs = logs
             self.state = {name: tensor.clone() for name, tensor in self.learner.state_dict().items()}
-        self.learner.train()
         return self.checks >= self.rule.patience
 
     def restore(self) -> None:

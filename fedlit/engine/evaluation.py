@@ -7,12 +7,17 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
+from fedlit.engine.log_sinks import noted
+from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group
 from fedlit.engine.state import FederationState
+from fedlit.engine.usage import UsageError
+from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, failure
 from fedlit.records.rows import POOLED, Row
@@ -116,7 +121,9 @@ class Scorer:
             own = own[:2]
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
         is_personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
-        if not is_personal:
+        if not is_personal:  # a client's model is the global one
+            if is_overridden("probe", self.personal, FederatedModule):
+                jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
         num_seen = data.num_clients - data.unseen_clients
         seen = [k for k in own if k < num_seen and self.has_model(k)]
@@ -219,6 +226,8 @@ class Scorer:
                 self.state.enter(k, "personal", round)
                 self._add_own(found, k, self._reported_as, self.personal, round)
                 found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
+        except UsageError:
+            raise
         except Exception as error:  # one client's model must not keep the others from being looked at
             self.state.live.mend()
             return Found(failed={k: failure(error).reason})
@@ -234,6 +243,19 @@ class Scorer:
     def _has_own_test(self, k: int, round: int) -> bool:
         own_test = self.state.data.at_round(round).own_test
         return bool(own_test) and len(own_test[k]) > 0 and self._whose(k) == "own"
+
+    def _probed(self, k: int, round: int) -> Found:
+        """What a method measures by itself where a client's model is the global one."""
+        found = Found()
+        try:
+            self.state.enter(k, "server", round)
+            found.add(k, "global", self._whose(k), self._probe(k, round))
+        except UsageError:
+            raise
+        except Exception as error:  # as for its own samples
+            self.state.live.mend()
+            return Found(failed={k: failure(error).reason})
+        return found
 
     def _client_on_pooled(self, k: int) -> Found:
         found = Found()
@@ -265,8 +287,13 @@ class Scorer:
 
     @torch.no_grad()
     def _probe(self, k: int, round: int) -> Scores:
+        """What a method measures of a client's model by itself, returned or logged."""
+        modes = modes_of(self.personal)
         self.personal.eval()
-        return self.personal.probe(self.state.data.client(k, round))
+        with noted(self.personal) as logs:
+            scores = self.personal.probe(self.state.data.client(k, round))
+        restore(modes)
+        return logs.result() | scores
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

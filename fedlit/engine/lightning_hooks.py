@@ -13,7 +13,7 @@ from torchmetrics import Metric
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 
-Command = Literal["fit", "validate", "test", "predict"]
+Command = Literal["fit", "validate", "test", "predict", "adapt", "load"]
 
 STEP_HOOKS = frozenset(
     {
@@ -97,7 +97,7 @@ def _of_class(kind: type, hooks: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in hooks if getattr(kind, name) is not getattr(FederatedModule, name))
 
 
-def check_hooks(module: FederatedModule, stages: Collection[Stage], command: Command = "fit") -> None:
+def check_hooks(module: FederatedModule, stages: Collection[Stage], command: Command) -> None:
     """Refuse what a method overrides and a federation would not call, before the first round.
 
     Args:

@@ -7,6 +7,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
+from fedlit.engine.log_sinks import refused
+from fedlit.engine.modes import modes_of, restore, settle
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, copy_into, twin
 from fedlit.rng import derive, isolated
@@ -23,6 +25,8 @@ class LiveModule:
     def __init__(self, module: FederatedModule, seed: int) -> None:
         self.module = module
         self.seed = seed
+        settle(module)
+        self._modes = modes_of(module)
         # To mend the module after a client has broken it; stages may hold its parts, so these must stay the same.
         self.pristine = twin(module)
         self._parts = dict(module.named_modules())
@@ -44,6 +48,7 @@ class LiveModule:
         before = self.tensors()
         live = before
         self.module.client = client
+        self.reset_modes()
         if self._builds_clients:
             self._build(client)
             live = self.tensors()
@@ -57,10 +62,15 @@ class LiveModule:
             for name, is_trained in self._trained.items():  # a visit may have frozen some
                 live[name].requires_grad_(is_trained)
 
+    def reset_modes(self) -> None:
+        """Training and evaluation mode as the method was made with: a visit may have changed them."""
+        restore(self._modes)
+
     def _build(self, client: Client) -> None:
         module = self.module
-        with isolated(derive(self.seed, "client", client.id)):
+        with isolated(derive(self.seed, "client", client.id)), refused(module, "configure_client"):
             module.configure_client(client)
+        settle(module)
         module.to(device=module.device, dtype=module.dtype)
         if module.fast:
             lay_out(module, torch.channels_last)

@@ -30,6 +30,7 @@ class Means:
         self.reductions: dict[str, str] = {}  # of names that were logged with options
         self.weights: dict[str, int] = {}  # samples of a batch beyond the first, where `batch_size` was given
         self.metrics: dict[str, Metric] = {}
+        self.last: dict[str, Any] = {}  # of names that were logged both on_step and on_epoch
 
     def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
         if args or options or self.reductions:
@@ -64,13 +65,18 @@ class Means:
         batch_size: int | None = None,
         metric_attribute: str | None = None,
         rank_zero_only: bool = False,
+        **unknown: Any,
     ) -> None:
         """Lightning's arguments; a visit has neither a bar, several processes nor several loaders of its own."""
+        for option in unknown:
+            raise UsageError(f"`self.log({name!r}, {option}=...)`: there is no such argument; see docs/lightning.md.")
         _refuse(name, "enable_graph=True", enable_graph, "what is recorded has no gradient")
         _refuse(name, "sync_dist_group", sync_dist_group is not None, "one process has the whole client")
         if logger is False or (on_step is False and on_epoch is False):
             return
         self._reduce_by(name, reduce_fx)
+        if on_step and on_epoch:
+            self.last[name] = value
         if batch_size is not None and self.reductions[name] == "mean" and not isinstance(value, Metric):
             self.weights[name] = self.weights.get(name, 0) + batch_size - 1
             value = torch.as_tensor(value).detach().double() * batch_size
@@ -102,6 +108,16 @@ class Means:
             self._add_up(name)
         reduced = {name: self._reduced(name) for name in self.parts}
         return reduced | {name: _number(name, metric) for name, metric in self.metrics.items()}
+
+    def by_step_and_epoch(self) -> dict[str, float]:
+        """What was logged both on_step and on_epoch, under the two names that Lightning gives it."""
+        result = self.result() if self.last else {}
+        found: dict[str, float] = {}
+        for name, value in self.last.items():
+            found[f"{name}_epoch"] = result[name]
+            if not isinstance(value, Metric):
+                found[f"{name}_step"] = float(value)
+        return found
 
     def _reduced(self, name: str) -> float:
         totals = [total for total, _ in self.parts[name]]

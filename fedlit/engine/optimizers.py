@@ -19,10 +19,7 @@ Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
 def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str], state: OptimizerState) -> Configured:
     """The learner's optimisers and schedulers, with the state that was kept for them and this round's learning rate."""
     optimizers, schedulers = as_lists(learner.configure_optimizers())
-    if learner.automatic_optimization and len(optimizers) != 1:
-        raise ValueError(
-            f"Automatic optimisation takes one optimiser, got {len(optimizers)}; see Lightning's manual one."
-        )
+    check_number(learner, optimizers)
     # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
     may_fuse = learner.fast and learner.automatic_optimization
     if may_fuse:
@@ -37,6 +34,15 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
     for config in schedulers:
         _scale(config.scheduler, plan.lr_factor)
     return optimizers, schedulers
+
+
+def check_number(learner: FederatedModule, optimizers: list[Optimizer]) -> None:
+    """One optimiser, unless the method steps them itself."""
+    if learner.automatic_optimization and len(optimizers) != 1:
+        raise ValueError(
+            f"automatic optimisation takes one optimiser, got {len(optimizers)}; for several, set "
+            "`self.automatic_optimization = False` and step them in `training_step`."
+        )
 
 
 def _scale(scheduler: Any, factor: float) -> None:
@@ -99,9 +105,18 @@ def _split(configured: Any) -> tuple[list[Any], list[tuple[Any, str | None]]]:
         given = configured[1] if isinstance(configured[1], list) else [configured[1]]
         return configured[0], [(scheduler, None) for scheduler in given]
     if configured and all(isinstance(entry, dict) for entry in configured):
+        for entry in configured:
+            _check_keys(entry)
         schedulers = [(entry["lr_scheduler"], entry.get("monitor")) for entry in configured if "lr_scheduler" in entry]
         return [entry.get("optimizer") for entry in configured], schedulers
     return list(configured), []
+
+
+def _check_keys(entry: dict[str, Any]) -> None:
+    known = ("optimizer", "lr_scheduler", "monitor")
+    for name in entry:
+        if name not in known:
+            raise ValueError(f"`configure_optimizers` returned {name!r}; there are {', '.join(known)}.")
 
 
 def _config(given: Any, monitor: str | None) -> LRSchedulerConfig:

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from fedlit.engine.plan import KeepOptimizer
 
+LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
 AT_LEAST_ONE = (
     "num_rounds",
     "local_epochs",
@@ -85,8 +86,8 @@ class Options:
             return
         metrics = ["acc", "loss", *self.metrics]
         metric, _, where = self.monitor.partition("/")
-        is_known = metric in metrics or where == "trained_on_train"
-        if not is_known or not re.fullmatch(r"\w+_on_(pooled|own|unseen|train)", where):
+        is_known = metric in metrics or where in LOGGED
+        if not is_known or not re.fullmatch(r"\w+_on_(pooled|own|unseen|train|server)", where):
             raise ValueError(
                 "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
                 f"with a metric of {', '.join(metrics)}, got {self.monitor}."

@@ -54,10 +54,12 @@ class Memory:
 class Outcome:
     """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
 
-    `epochs` holds what its model came to on the way: epoch, data, metric and value.
+    `epochs` holds what its model came to on the way: epoch, data, metric and value. What its own validation logged
+    stands apart: it was measured on other samples.
     """
 
     upload: Upload | None
     memory: Memory
     logs: dict[str, float]
     epochs: list[tuple[int, str, str, float]] = field(default_factory=list)
+    validation_logs: dict[str, float] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from typing import Any
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.engine.client_store import Memories
 from fedlit.engine.epoch_scores import EpochScores, is_followed
+from fedlit.engine.log_sinks import noted
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, evaluate
@@ -17,7 +18,7 @@ from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.records.round_record import Failure, RoundRecord, all_failed, failure
-from fedlit.records.rows import EpochRow, LedgerRow, Row
+from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
 
 
@@ -74,8 +75,11 @@ class ClientRound:
             return current
         copy = {name: tensor.clone() for name, tensor in current.items()}
         module = self.state.module
-        with isolated(derive(self.state.options.seed, "aggregate", self.stage.name, self.number)):
+        seed = derive(self.state.options.seed, "aggregate", self.stage.name, self.number)
+        with isolated(seed), noted(module) as logs:
             agreed = {**current, **module.aggregate(chain([first], uploads), copy)}
+        for name, value in logs.result().items():
+            self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
             raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
         return agreed
@@ -169,12 +173,21 @@ class ClientRound:
         memory = outcome.memory
         if memory.state or memory.optimizer or k in self.state.memories:  # it may have given all away
             self.memories[k] = memory
-        for data, values in (("train", outcome.logs), ("own", scores)):
+        self._check_names(outcome.validation_logs)
+        for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
             for name, value in values.items():
                 self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))
         model = self.stage.reported_as or "personal"
         for epoch, data, name, value in outcome.epochs:
             self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
+
+    def _check_names(self, validation_logs: dict[str, float]) -> None:
+        """What a method measures on a client's own samples is told apart from what the federation does."""
+        for name in {"acc", "loss", *self.state.options.metrics} & validation_logs.keys():
+            raise UsageError(
+                f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
+                "log under another name."
+            )
 
     def _note_download(self, k: int) -> None:
         state = self.state
@@ -194,8 +207,15 @@ def _pack(result: tuple[Outcome | Failure, Scores]) -> dict[str, Any]:
     if isinstance(outcome, Failure):
         return {"failed": True, "scores": scores, **vars(outcome)}
     upload = None if outcome.upload is None else vars(outcome.upload)
-    kept = {"memory": vars(outcome.memory), "logs": outcome.logs, "epochs": outcome.epochs}
-    return {"failed": False, "scores": scores, "upload": upload, **kept}
+    return {
+        "failed": False,
+        "scores": scores,
+        "upload": upload,
+        "memory": vars(outcome.memory),
+        "logs": outcome.logs,
+        "epochs": outcome.epochs,
+        "validation_logs": outcome.validation_logs,
+    }
 
 
 def _unpack(packed: dict[str, Any]) -> tuple[Outcome | Failure, Scores]:
@@ -203,4 +223,5 @@ def _unpack(packed: dict[str, Any]) -> tuple[Outcome | Failure, Scores]:
     if packed.pop("failed"):
         return Failure(**packed), scores
     upload = Upload(**packed["upload"]) if packed["upload"] else None
-    return Outcome(upload, Memory(**packed["memory"]), packed["logs"], packed["epochs"]), scores
+    memory = Memory(**packed["memory"])
+    return Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"]), scores

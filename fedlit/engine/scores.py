@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.data.batches import Batches
+from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.precision import autocast, convert_input
 
 Scores = dict[str, float]
@@ -19,15 +20,14 @@ Scores = dict[str, float]
 @torch.no_grad()
 def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
     """Logits ``[N, C]`` and targets ``[N]`` of all batches, in evaluation mode."""
-    was_training = network.training
+    modes = modes_of(network)
     network.eval()
     context = autocast(fabric)
     try:
         with context():
             logits = [network(convert_input(fabric, x.to(fabric.device))).float() for x, _ in batches]
     finally:
-        if was_training:
-            network.train()
+        restore(modes)
     return torch.cat(logits).cpu(), batches.y.cpu()
 
 

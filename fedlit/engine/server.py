@@ -46,17 +46,16 @@ def _trained(state: FederationState, round: int, plan: Plan) -> dict[str, Any]:
     """The server's state after its epochs, of its optimiser what is kept, and what it logged."""
     state.load_global()
     try:
-        optimizers, logs = train(
-            state.fabric, state.module, _server(state, round), plan, state.server_memory, state.collected
-        )
+        trained = train(state.fabric, state.module, _server(state, round), plan, state.server_memory, state.collected)
     except UsageError:
         raise
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
     live = state.module.state_dict()
     kept = [] if plan.optimizer_state == "reset" else state.server_names
-    momenta = optimizer_state(state.module, optimizers, kept)
-    return {"state": {name: live[name].clone() for name in state.server_names}, "momenta": momenta, "logs": logs}
+    momenta = optimizer_state(state.module, trained.optimizers, kept)
+    held = {name: live[name].clone() for name in state.server_names}
+    return {"state": held, "momenta": momenta, "logs": trained.logs}
 
 
 def _server(state: FederationState, round: int) -> Server:

@@ -113,6 +113,7 @@ class FederationState:
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""
+        self.live.reset_modes()
         self.live.put(self.global_state)
 
     def end_client_round(self, agreed: State, memories: Memories, collected: Mapping[int, State]) -> None:

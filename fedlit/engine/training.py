@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State
@@ -13,6 +13,7 @@ from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
 from fedlit.engine.early_stopping import Best
 from fedlit.engine.hooked_step import HookedStep, wants_hooks
+from fedlit.engine.log_sinks import logging_to
 from fedlit.engine.means import EpochMeans, Means
 from fedlit.engine.optimizers import optimizers_of, parameter_names
 from fedlit.engine.plain_step import PlainStep
@@ -26,10 +27,18 @@ from fedlit.rng import derive, generator, isolated
 Uploads = Mapping[int, State]  # what the server has collected, by client id
 
 
+class Trained(NamedTuple):
+    """What training leaves beside the state: its optimisers, means of what it logged, and of what validation did."""
+
+    optimizers: list[Optimizer]
+    logs: dict[str, float]
+    validation_logs: dict[str, float]
+
+
 def train(
     fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, memory: Memory, uploads: Uploads | None = None
-) -> tuple[list[Optimizer], dict[str, float]]:
-    """Run the local epochs of a stage on the live module: its optimisers, and the means of what it logged.
+) -> Trained:
+    """Run the local epochs of a stage on the live module.
 
     Args:
         fabric: Device and precision.
@@ -47,28 +56,24 @@ def train(
     parts = [module] if learner is module else [module, learner]
     for part in parts:
         part.client = client
-        part._log_sink = means
     module.stage = stage
     reset_metrics(module)
-    try:
-        with (
-            isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
-            attached(module, learner, trainer),
-        ):
-            _start(fabric, module, client, uploads)
-            kept = memory.optimizer.get(stage.name, {})
-            names = parameter_names(module) if kept else {}
-            trainer.take(*optimizers_of(learner, plan, names, kept))
-            learner.on_fit_start()
-            LocalEpochs(fabric, learner, client, plan, trainer).run()
-            learner.on_fit_end()
-            learner.teardown("fit")
-            if uploads is None:
-                module.on_client_end(client)
-            return trainer.optimizers, means.result() | trainer.validation_logs
-    finally:
-        for part in parts:
-            part._log_sink = None
+    with (
+        logging_to(means, parts),
+        isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
+        attached(module, learner, trainer),
+    ):
+        _start(fabric, module, client, uploads)
+        kept = memory.optimizer.get(stage.name, {})
+        names = parameter_names(module) if kept else {}
+        trainer.take(*optimizers_of(learner, plan, names, kept))
+        learner.on_fit_start()
+        LocalEpochs(fabric, learner, client, plan, trainer).run()
+        learner.on_fit_end()
+        learner.teardown("fit")
+        if uploads is None:
+            module.on_client_end(client)
+        return Trained(trainer.optimizers, means.result(), trainer.validation_logs)
 
 
 def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
@@ -120,9 +125,6 @@ class LocalEpochs:
         limit = self.plan.epochs if self.plan.steps is None else self.plan.steps  # an epoch has at least one step
         if limit == 0:
             return
-        # To look is several times faster than to set; but who has a `train` of its own wants it to be called.
-        if any(not part.training or type(part).train is not nn.Module.train for part in learner.modules()):
-            learner.train()
         renew_scaler(self.fabric)
         is_over = False
         if self.best is not None and self.best.rule.is_due(0):

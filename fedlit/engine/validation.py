@@ -10,6 +10,7 @@ from torchmetrics import Metric
 from fedlit.data.client import Client, Server
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, overridden
 from fedlit.engine.means import Means
+from fedlit.engine.modes import Modes, modes_of, restore
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.step_contract import takes_batch_idx
 from fedlit.engine.visit_trainer import VisitTrainer
@@ -50,7 +51,7 @@ class Validation:
         learner = self.learner
         means = Means()
         sink, learner._log_sink = learner._log_sink, means
-        modes = [(part, part.training) for part in learner.modules()]
+        modes = modes_of(learner)
         self.trainer.validating = True
         self.trainer.sanity_checking = is_first
         if not is_first:
@@ -62,6 +63,7 @@ class Validation:
         learner.on_validation_epoch_end()
         logs = means.result()
         self.trainer.validation_logs = logs
+        self.trainer.validation_forks = means.by_step_and_epoch()
         learner.on_validation_end()
         self._train_again(modes)
         self.trainer.validating = self.trainer.sanity_checking = False
@@ -83,12 +85,11 @@ class Validation:
                 outputs = learner.validation_step(*arguments)  # type: ignore[arg-type, func-returns-value]
             learner.on_validation_batch_end(outputs, batch, number)
 
-    def _train_again(self, modes: list[tuple[nn.Module, bool]]) -> None:
+    def _train_again(self, modes: Modes) -> None:
         if overridden(self.learner, frozenset({"on_validation_model_train"})):
             self.learner.on_validation_model_train()
-            return
-        for part, was_training in modes:
-            part.training = was_training
+        else:
+            restore(modes)
 
 
 def reset_metrics(learner: nn.Module) -> None:

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
+from fedlit.engine.log_sinks import refused
 from fedlit.engine.optimizers import optimizer_state
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.training import train
@@ -23,7 +24,7 @@ def visit(
     """Train the client whose state is loaded; its upload holds the shared (or collected) names and nothing else."""
     stage = plan.stage
     structure = _structure(module.state_dict(keep_vars=True))
-    optimizers, logs = train(fabric, module, client, plan, memory)
+    trained = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
     if _structure(live) != structure:
         raise ValueError("the visit changed names, shapes or dtypes of the state.")
@@ -32,13 +33,16 @@ def visit(
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
     upload = None
     if stage.upload == "aggregate":
-        upload = Upload(client.id, {name: state[name] for name in shared}, float(module.client_weight(client)))
+        with refused(module, "client_weight"):
+            weight = float(module.client_weight(client))
+        upload = Upload(client.id, {name: state[name] for name in shared}, weight)
     elif stage.upload == "collect":
         upload = Upload(client.id, _collected(module, state, memory))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
-    momenta = optimizer_state(module, optimizers, kept)
-    return Outcome(upload, Memory(own, {stage.name: momenta} if momenta else {}), logs)
+    momenta = optimizer_state(module, trained.optimizers, kept)
+    kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
+    return Outcome(upload, kept_memory, trained.logs, validation_logs=trained.validation_logs)
 
 
 def _structure(state: State) -> dict[str, tuple]:

@@ -24,7 +24,8 @@ from fedlit.engine.usage import NoSuchAttribute, UsageError
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 
-INTERNAL = {"logger", "loggers", "logs", "plan", "precision_plugin", "strategy", "take", "validation_logs"}
+OF_LOGS = {"logger", "loggers", "logs", "validation_forks", "validation_logs"}
+INTERNAL = {"plan", "precision_plugin", "strategy", "take"} | OF_LOGS
 
 
 class VisitTrainer:
@@ -59,6 +60,7 @@ class VisitTrainer:
         self.plan = plan
         self.logs: Means | EpochMeans = logs
         self.validation_logs: dict[str, float] = {}
+        self.validation_forks: dict[str, float] = {}  # what validation logged both on_step and on_epoch
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
         self.strategy = VisitStrategy(self)
@@ -106,11 +108,12 @@ class VisitTrainer:
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
         """What was logged: of the visit so far, or of the epoch if a schedule waits for it; of the last validation."""
-        known = dict(self.validation_logs)
         if isinstance(self.logs, EpochMeans):
-            known = self.logs.visit.result() | self.logs.epoch.result() | known
+            epoch = self.logs.epoch
+            known = self.logs.visit.result() | epoch.result() | epoch.by_step_and_epoch()
         else:
-            known = self.logs.result() | known
+            known = self.logs.result() | self.logs.by_step_and_epoch()
+        known |= self.validation_logs | self.validation_forks
         return {name: torch.tensor(value) for name, value in known.items()}
 
     @property
@@ -256,8 +259,8 @@ def attached(module: FederatedModule, learner: FederatedModule, trainer: VisitTr
 
 
 @contextmanager
-def at_the_door(method: FederatedModule, client: Client) -> Iterator[None]:
+def at_the_door(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
     """The same before the first round, for what is tried then: as if a visit of one epoch were to begin."""
     plan = Plan(Stage("door"), seed=0)
-    with attached(method, method, VisitTrainer(None, method, client, plan, Means())):  # type: ignore[arg-type]
+    with attached(method, method, VisitTrainer(fabric, method, client, plan, Means())):
         yield

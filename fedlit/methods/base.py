@@ -26,6 +26,7 @@ from fedlit.methods.factories import (  # noqa: F401
     ClientOptimizers,
     NetworkFactory,
     build,
+    check_builders,
     check_choices,
     for_client,
     kind,
@@ -74,6 +75,7 @@ class FederatedModule(LightningModule):
 
     def __init__(self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None) -> None:
         super().__init__()
+        check_builders(optimizer, client_optimizers)
         self.optimizer = optimizer
         self.client_optimizers = client_optimizers
         self.client: Client | None = None
@@ -144,7 +146,7 @@ class FederatedModule(LightningModule):
         return F.cross_entropy(z, y)
 
     def probe(self, client: Client) -> dict[str, float]:
-        """More numbers of a client's own model, such as the mean of a gate; recorded beside its accuracy."""
+        """More numbers of a client's model, such as the mean of a gate; recorded beside its accuracy."""
         return {}
 
     def on_fit_start(self) -> None:
@@ -173,7 +175,10 @@ class FederatedModule(LightningModule):
         self.log(f"{prefix}_acc", accuracy, prog_bar=True, batch_size=len(y))
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """As in Lightning; in a federation, the mean over a visit (or `reduce_fx`) is recorded for the client."""
+        """As in Lightning; in a federation, the mean over a visit (or `reduce_fx`) is recorded for the client.
+
+        Also in `aggregate` and `probe`; elsewhere nobody would record it, and it is refused.
+        """
         if self._log_sink is not None:
             self._log_sink(name, value, *args, **kwargs)
         elif self._trainer is not None and self._current_fx_name is not None:  # a child's step is none of the Trainer's

@@ -6,6 +6,7 @@ from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
+from torch.optim import Optimizer
 
 from fedlit.data.client import Client
 
@@ -27,7 +28,31 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
             f"`{option}` must be a class or function that builds a network, so that each client can "
             f"have its own; got a ready {type(network).__name__}."
         )
-    return network()
+    try:
+        built = network()
+    except (AttributeError, KeyError, AssertionError) as error:  # the rest tells by itself what was wrong
+        raise ValueError(f"`{option}` cannot be built: {type(error).__name__}: {error}") from error
+    if not isinstance(built, nn.Module):
+        raise TypeError(f"`{option}` must build a network, got a {type(built).__name__}.")
+    return built
+
+
+def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
+    """Refuse an optimiser that is built already: every visit has its own."""
+    _check_builder("model.optimizer", optimizer)
+    per_client = client_optimizers or []
+    if isinstance(per_client, dict):
+        per_client = list(per_client.values())
+    for chosen in per_client:
+        _check_builder("model.client_optimizers", chosen)
+
+
+def _check_builder(option: str, optimizer: OptimizerCallable) -> None:
+    if isinstance(optimizer, Optimizer) or not callable(optimizer):
+        raise TypeError(
+            f"`{option}` must be a class or function that builds an optimiser from parameters, such as "
+            f"partial(torch.optim.SGD, lr=0.1), so that each visit has its own; got a ready {type(optimizer).__name__}."
+        )
 
 
 def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:

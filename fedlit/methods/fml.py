@@ -205,7 +205,8 @@ class FML(FederatedModule):
         x, y = batch
         alpha, beta = self.weights()
         z_meme = self.meme(x)
-        self.personal.train(self.training and not self.is_untrained(self.client))  # statistics stay as they were, too
+        if self.is_untrained(self.client):
+            self.personal.eval()  # statistics stay as they were, too
         with self.personal_stream:
             z_personal = self.personal(x)
         personal_loss = mutual_loss(z_personal, z_meme, y, alpha)

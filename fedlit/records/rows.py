@@ -2,7 +2,8 @@
 
 Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
 training) on ``own`` (the client's validation samples), ``own_test`` (its share of the test set, see `data.own_test`),
-``pooled`` (the test set), ``unseen`` (clients that never train) or ``train`` (what a method logs in its training step).
+``pooled`` (the test set), ``unseen`` (clients that never train), ``train`` (what a method logs in its training step) or
+``server`` (what it logs in ``aggregate``).
 """
 
 from collections import defaultdict

@@ -20,6 +20,34 @@ NETWORK = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_clas
 F1 = "{class_path: torchmetrics.classification.MulticlassF1Score, init_args: {num_classes: 7}}"
 
 
+PAIR = "own_methods.Pair, init_args: {}"
+OWN_METHODS = """
+from torch import nn
+
+from fedlit import FedAvg
+
+
+class Untyped(FedAvg):
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+
+
+class Two(FedAvg):
+    def configure_optimizers(self):
+        return [super().configure_optimizers(), super().configure_optimizers()]
+
+
+class Asks(FedAvg):
+    def check(self, data):
+        raise KeyError("x")
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+"""
+
+
 def partition(name: str, **options) -> list[str]:
     return [f"--data.partition={name}", *(f"--data.partition.{key}={value}" for key, value in options.items())]
 
@@ -48,6 +76,10 @@ COMMANDS = {
     "fit --model nowhere.Mine": r"^`model`: cannot use nowhere.Mine: No module named 'nowhere'",
     "fit --model slip.Mine": r"^`model`: cannot use slip.Mine: .*\(slip.py, line 1\)",
     "fit --model torch.nn.Linear": r"^`model`: expected a FederatedModule, got torch.nn.Linear",
+    "fit --config untyped.yaml": r"^`model`: the arguments of a method's own `__init__` need annotations, .*OptimizerC",
+    "fit --config two.yaml": r"^`model`: `configure_optimizers` of Two of client 0: automatic optimisation takes one",
+    "fit --config tuple.yaml": r"^`model`: the network of client 0 must give one tensor of logits, got a tuple",
+    "fit --config asks.yaml": r"^KeyError: 'x' \(FEDLIT_DEBUG=1 shows where\)$",
     "fit --model FedAvg": r"^`model.network`, `model.optimizer` must be given",
     "fit --model FedAvg --model.network MLP": r"^`model.network`: several classes are named MLP; give one in full: ",
     "predict --config run.yaml --client 3": r"^`--client` must be 0 to 2, got 3",
@@ -196,6 +228,10 @@ def write_files() -> None:
     Path("list.yaml").write_text("- 1\n")
     Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
+    Path("own_methods.py").write_text(OWN_METHODS)
+    for recipe in ("untyped", "two", "asks"):
+        write_recipe(f"{recipe}.yaml", ("fedlit.methods.FedAvg", f"own_methods.{recipe.title()}"))
+    write_recipe("tuple.yaml", ("fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}", PAIR))
     Path("slip.py").write_text("class Mine(:\n")
     Path("two.csv").write_text("client,split,index,label,shared\n0,train,0,0,1\n1,train,1,1,1\n")
     write_npz("shapes.npz", test_images=np.zeros((30, 9, 9), dtype=np.uint8))
@@ -221,6 +257,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["fedlit"])
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     said = refusal(list(args), capsys)
     assert re.search(told, said), said

@@ -102,7 +102,7 @@ class BlindAtHome(LocalOnly):
 def test_a_client_that_cannot_be_evaluated_does_not_keep_the_others_from_it(monkeypatch):
     import fedlit.federation
 
-    monkeypatch.setattr(fedlit.federation, "check_experiment", lambda model, data, options: model.configure_stages())
+    monkeypatch.setattr(fedlit.federation, "check_experiment", lambda _, model, *__: model.configure_stages())
     federation = fitted(BlindAtHome(linear, SGD), num_rounds=1)
     assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {"0", "2"}
 

@@ -10,6 +10,7 @@ from lightning.pytorch import Callback, callbacks
 
 from fedlit import FedAvg, Federation
 from fedlit.callbacks import INSTEAD, FederationCallback, StopAt, add_states, as_callbacks, load_states
+from fedlit.engine.usage import UsageError
 from fedlit.records import checkpoint
 
 RUNNING = {"Callback", "Checkpoint", "LambdaCallback", "ModelSummary", "RichModelSummary"}
@@ -219,3 +220,32 @@ def test_a_subclass_of_a_refused_callback_is_refused_and_a_name_alone_is_not():
     with pytest.raises(ValueError, match="Mine needs the Trainer's own loops"):
         as_callbacks(mine("loss"))
     assert len(as_callbacks(type("EarlyStopping", (FederationCallback,), {})())) == 1
+
+
+def test_what_is_no_callback_of_this_lightning_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match=r"Ear is a class; give a callback, such as Ear\(\)"):
+        as_callbacks([Ear])
+    with pytest.raises(ValueError, match=r"must be callbacks of lightning.pytorch or fedlit, got a int"):
+        as_callbacks([3])
+    base = type("Callback", (), {"__module__": "pytorch_lightning.callbacks.callback"})
+    with pytest.raises(ValueError, match=r"Mine is of the package pytorch_lightning, .*import from lightning.pytorch"):
+        as_callbacks(type("Mine", (base,), {})())
+    assert len(as_callbacks((Ear(), Counter()))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("max_epochs", "here it is `num_rounds` and `local_epochs`, options"),
+        ("callback_metrics", "here it is `state.scores.last`"),
+        ("fit_loop", "there are .*fabric, .*should_stop, .*state"),
+    ],
+)
+def test_a_callback_that_asks_for_what_only_the_trainer_has_is_told_what_there_is(name, told):
+    class Asks(FederationCallback):
+        def on_train_start(self, trainer, pl_module):
+            getattr(trainer, name)
+
+    with pytest.raises(UsageError, match=f"^`trainer.{name}`: a federation has none; {told}"):
+        fitted(FedAvg(linear, SGD), callbacks=[Asks()])
+    assert getattr(Federation(accelerator="cpu"), name, None) is None

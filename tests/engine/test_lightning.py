@@ -1,5 +1,6 @@
 """A visit is a `fit`: one client with all data sees what the Trainer would show it, hook by hook, bit by bit."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -9,9 +10,10 @@ from conftest import SGD, equal, fitted, toy_data
 from lightning.pytorch import Trainer
 from torch import nn
 
-from fedlit import FedAvg
+from fedlit import FedAvg, FineTuned
 from fedlit.engine.lightning_hooks import CALLED
 from fedlit.methods.base import FederatedModule
+from fedlit.notices import Notice
 from fedlit.rng import generator
 
 
@@ -183,12 +185,39 @@ class Quasi(FedAvg):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
+class FrozenWhenMade(FedAvg):
+    """Keeps its statistics, as it was made."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.network[1].eval()
+
+
+class FrozenInAHook(FedAvg):
+    """Keeps its statistics from the start of a visit on."""
+
+    def on_fit_start(self):
+        super().on_fit_start()
+        self.network[1].eval()
+
+
+class FrozenLater(FedAvg):
+    """Keeps its statistics in the second epoch."""
+
+    def on_train_epoch_start(self):
+        self.network[1].train(self.current_epoch != 1)
+
+
 class OneArgument(FedAvg):
     def training_step(self, batch):
         return super().training_step(batch, 0)
 
 
 KINDS = [Plain, OwnUpdate, Accumulates, Skips, Stops, TwoOptimisers, Closures, Scheduled, Cycle, Plateau, Quasi]
+KINDS += [FrozenWhenMade, FrozenInAHook, FrozenLater]
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*in eval(uation)? mode")  # Lightning tells, and so do we
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
@@ -207,7 +236,7 @@ def test_whoever_has_no_hooks_ends_with_the_same_weights(kind):
     assert equal(under_trainer(build).state_dict(), in_federation(build).state_dict())
 
 
-@pytest.mark.parametrize("kind", [OwnUpdate, Accumulates, Skips, Stops, Scheduled, Cycle, Plateau])
+@pytest.mark.parametrize("kind", [k for k in KINDS if k not in (Plain, TwoOptimisers, Closures, Quasi)])
 def test_the_methods_above_do_not_train_as_if_they_had_no_hooks(kind):
     plain, own = (in_federation(partial(seeded, k, network, SGD)).state_dict() for k in (Plain, kind))
     assert not equal(plain, own)
@@ -224,3 +253,53 @@ def test_a_gradient_is_clipped_as_under_the_trainer():
 def test_a_hook_that_alone_is_overridden_is_called(hook):
     method = in_federation(partial(seeded, recording(Plain, {hook}), network, SGD), epochs=1)
     assert hook in {name for name, *_ in method.calls}
+
+
+# --- training and evaluation mode, over visits and evaluations
+
+
+class Moody(FedAvg):
+    """Notes the modes that a visit begins with, and leaves others behind."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.network[2].eval()
+        self.modes = []
+
+    def on_fit_start(self):
+        self.modes.append([part.training for part in self.modules()])
+        self.network.train(self.client.id == 1)
+
+
+def test_every_visit_begins_in_the_modes_that_the_method_was_made_in():
+    method = Moody(network, SGD)
+    made = [part.training for part in method.modules()]
+    assert made.count(False) == 1
+    federation = fitted(method, num_rounds=2)
+    assert method.modes == [made] * 6
+    assert [part.training for part in method.modules()] == made
+    federation.test(method, toy_data())
+    assert [part.training for part in method.modules()] == made
+
+
+@pytest.mark.parametrize("options", [{}, {"finetune_epochs": 2, "stop_on": "loss"}])
+def test_evaluation_and_early_stopping_leave_modes_as_they_are(options):
+    kind = FineTuned if options else FedAvg
+
+    class Frozen(kind):
+        def on_train_epoch_start(self):
+            assert not self.network[1].training
+            assert self.network.training
+
+    method = Frozen(network, SGD, **options)
+    method.network[1].eval()
+    state = fitted(method, num_rounds=2, local_epochs=2).global_state
+    assert int(state["network.1.num_batches_tracked"]) == 0
+
+
+def test_who_trains_with_parts_in_evaluation_mode_is_told():
+    with pytest.warns(Notice, match=r"FrozenWhenMade is trained with parts in evaluation mode, .*: network.1\."):
+        fitted(FrozenWhenMade(network, SGD), num_rounds=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        fitted(Plain(network, SGD), num_rounds=1)

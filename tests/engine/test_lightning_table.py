@@ -18,6 +18,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from fedlit import FedAvg, FineTuned
+from fedlit.callbacks import FederationCallback
 from fedlit.cli.app import main
 from fedlit.engine.lightning_hooks import CALLED, OF_COMMANDS, REFUSED, check_hooks
 from fedlit.engine.usage import UsageError
@@ -74,9 +75,23 @@ def test_a_hook_that_is_refused_is_refused_by_name_before_the_first_round(hook):
 def test_a_hook_of_a_command_is_refused_there_and_not_in_a_fit(command):
     for hook in sorted(named(f"refused in {command}")):
         method = overriding(FedAvg, hook)(linear, SGD)
-        check_hooks(method, method.configure_stages())
+        for harmless in ("fit", "validate", "adapt"):
+            check_hooks(method, method.configure_stages(), harmless)
         with pytest.raises(ValueError, match=rf"Mine overrides `{hook}`, but `fedlit {command}` looks at `forward`"):
             check_hooks(method, method.configure_stages(), command)
+
+
+@pytest.mark.parametrize("command", ["test", "predict"])
+def test_a_federation_asks_for_the_hooks_of_the_command_that_it_is_given(command):
+    data = toy_data(unseen_clients=1)
+    method = overriding(FedAvg, f"{command}_step")(linear, SGD)
+    federation = fitted(method, data, num_rounds=1)
+    federation.validate(method, data)
+    federation.adapt(method, data, epochs=1)
+    with pytest.raises(ValueError, match=f"Mine overrides `{command}_step`, but `fedlit {command}` looks at"):
+        getattr(federation, command)(method, data)
+    plain = FedAvg(linear, SGD)
+    getattr(fitted(plain, data, num_rounds=1), command)(plain, data)
 
 
 @pytest.mark.parametrize("hook", sorted(CALLED))
@@ -89,10 +104,10 @@ def test_a_hook_of_a_method_whose_stages_train_its_parts_is_refused(hook):
         def configure_stages(self):
             return [Stage("part", module=self.part)]
 
-    check_hooks(Whole(), Whole().configure_stages())
+    check_hooks(Whole(), Whole().configure_stages(), "fit")
     method = overriding(Whole, hook)()
     with pytest.raises(ValueError, match=rf"Mine overrides `{hook}`, but its stages train FedAvg; override it there"):
-        check_hooks(method, method.configure_stages())
+        check_hooks(method, method.configure_stages(), "fit")
 
 
 OURS = {
@@ -109,7 +124,7 @@ OURS = {
 @pytest.mark.parametrize("method", OURS, ids=lambda method: method.__name__)
 def test_no_method_of_ours_is_refused(method):
     ours = method(*OURS[method])
-    check_hooks(ours, ours.configure_stages())
+    check_hooks(ours, ours.configure_stages(), "fit")
 
 
 @pytest.mark.parametrize("argument", ["dataloader_iter", "optimizer_idx"])
@@ -269,6 +284,63 @@ def test_an_argument_without_a_meaning_ends_the_run(options, told):
     assert logged(lambda self, _: self.log("x", 1.0)) == {"x": 1.0}
 
 
+def test_an_argument_that_self_log_does_not_have_is_named():
+    with pytest.raises(UsageError, match=r"^`self.log\('x', on_stepp=...\)`: there is no such argument"):
+        logged(lambda self, _: self.log("x", 1.0, on_stepp=True))
+
+
+def test_what_is_logged_by_step_and_by_epoch_has_both_names_in_callback_metrics():
+    def use(self, loss):
+        self.log("x", self.global_step, on_step=True, on_epoch=True)
+        self.log("y", 1.0)
+        return {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+
+    assert first_of(use)[2] == {"x": 1.0, "x_step": 2.0, "x_epoch": 1.0, "y": 1.0}
+    assert logged(use) == {"x": 3.0, "y": 1.0}
+
+
+class LogsEverywhere(FedAvg):
+    """Logs where there is a round, though no visit."""
+
+    def aggregate(self, uploads, current):
+        uploads = list(uploads)
+        self.log("uploads", len(uploads))
+        return super().aggregate(uploads, current)
+
+    def probe(self, client):
+        assert not self.training
+        self.log("logged", client.id)
+        return {"returned": client.id + 0.5}
+
+
+def test_what_aggregate_and_probe_log_is_recorded():
+    federation = fitted(LogsEverywhere(linear, SGD), num_rounds=2)
+    found = {}
+    for row in rows(federation):
+        found.setdefault(row["metric"], []).append((row["client"], row["model"], row["data"], float(row["value"])))
+    assert found["uploads"] == [("all", "global", "server", 3.0)] * 2
+    assert found["logged"] == [(str(k), "global", "own", float(k)) for k in range(3)] * 2
+    assert found["returned"] == [(str(k), "global", "own", k + 0.5) for k in range(3)] * 2
+    assert len(found["train_loss"]) == 6  # visits go on logging where they did
+
+
+class LogsInACallback(FederationCallback):
+    def on_train_start(self, trainer, pl_module):
+        pl_module.log("x", 1.0)
+
+
+@pytest.mark.parametrize("where", ["on_train_start", "client_weight", "configure_client"])
+def test_what_no_round_could_record_is_refused_by_name(where):
+    method = FedAvg(linear, SGD)
+    callbacks = []
+    if where == "on_train_start":
+        callbacks = [LogsInACallback()]
+    else:
+        method = type("Mine", (FedAvg,), {where: lambda self, client: self.log("x", 1.0)})(linear, SGD)
+    with pytest.raises(UsageError, match=rf"^`self.log\('x', ...\)` in `{where}` would be recorded nowhere; log in"):
+        fitted(method, callbacks=callbacks)
+
+
 @pytest.mark.parametrize("options", [({}, {"reduce_fx": "max"}), ({"reduce_fx": "max"}, {})])
 def test_one_name_has_one_reduction(options):
     def use(self, loss):
@@ -393,8 +465,17 @@ def test_what_is_logged_after_a_validation_is_the_visit_s():
             self.log("trained", self.current_epoch)
 
     federation = fitted(Mine(linear, SGD), toy_data(num_clients=1), num_rounds=1, local_epochs=3)
-    found = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
-    assert (found["trained"], found["epoch"]) == (1.0, 100.0)
+    found = {(row["metric"], row["data"]): float(row["value"]) for row in rows(federation)}
+    assert (found["trained", "train"], found["epoch", "own"]) == (1.0, 100.0)
+
+
+def test_validation_must_not_log_under_the_name_of_what_is_measured_on_the_same_samples():
+    class Mine(FedAvg):
+        def validation_step(self, batch, batch_idx):
+            self.log("acc", 1.0)
+
+    with pytest.raises(UsageError, match=r"`self.log\('acc', ...\)` in validation: the federation measures 'acc'"):
+        fitted(Mine(linear, SGD), num_rounds=1)
 
 
 def test_on_client_start_runs_once_even_if_on_fit_start_calls_its_parent():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import fitted
+from conftest import equal, fitted
 from torch import nn
 
 from benchmarks import bare
@@ -135,6 +135,18 @@ def test_a_network_s_own_train_is_called(method):
     found = [state["network.2.running_mean"] for state in states if "network.2.running_mean" in state]
     assert found
     assert not any(mean.any() for mean in found)
+
+
+def test_a_network_that_draws_numbers_on_images_draws_the_same_every_time_in_fast_mode():
+    def network():
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Dropout(0.5), nn.Flatten(), nn.Linear(144, 3))
+
+    states = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(7)
+        states.append(fitted(FedAvg(network, SGD), num_rounds=1, fast=True, seed=seed).global_state)
+    assert equal(states[0], states[1])
+    assert not equal(states[0], states[2])
 
 
 def test_a_mean_is_of_values_as_they_were():

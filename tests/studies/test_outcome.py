@@ -71,7 +71,7 @@ def test_epochs_of_a_stage_at_home_are_measured_as_rounds_are(outcome):
 
 
 def test_epochs_that_were_not_recorded_are_asked_for(outcome):
-    with pytest.raises(ValueError, match="has no epochs.csv; set `trainer.eval_every_n_epochs`"):
+    with pytest.raises(ValueError, match=r"has no epochs.csv; set `trainer.eval_every_n_epochs`"):
         number_of(outcome, Measure(over="epochs"))
 
 

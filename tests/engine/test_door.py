@@ -1,0 +1,142 @@
+"""What a method may get wrong of itself is told in one line, before the first round."""
+
+from functools import partial
+
+import pytest
+import torch
+import yaml
+from conftest import SGD, fitted, linear, rows, toy_data, toy_datasets
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from fedlit import FedAvg, FederatedData
+from fedlit.methods import LocalOnly
+
+
+class Forward(nn.Module):
+    """A network of a forward."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.layer = nn.Linear(64, 3)
+        self.own = forward
+
+    def forward(self, x):
+        return self.own(self.layer(x.flatten(1)))
+
+
+def fails(z):
+    raise AssertionError("three channels only")
+
+
+class Lazy(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.LazyLinear(3))
+
+
+class TooEarly(nn.Module):
+    def __init__(self):
+        self.layer = nn.Linear(64, 3)
+        super().__init__()
+
+
+def double():
+    return linear().double()
+
+
+NETWORKS = {
+    "the network of client 0 must give one tensor of logits, got a tuple": partial(Forward, lambda z: (z, z)),
+    "the network of client 0 must give one tensor of logits, got a dict": partial(Forward, lambda z: {"z": z}),
+    r"the network of client 0 cannot take inputs of shape \[1, 8, 8\]: AssertionError: three": partial(Forward, fails),
+    r"the network of client 0 cannot take inputs of .*: KeyError: 'a'": partial(Forward, lambda z: {}["a"]),
+    r"the network of client 0 cannot take inputs of .*: 'Tensor' object has no attribute 'logits'": partial(
+        Forward, lambda z: z.logits
+    ),
+    r"the network of client 0 cannot take inputs of .*Double; see `trainer.precision`": double,
+    "'network.1.weight' has no shape yet; give a lazy layer's sizes": Lazy,
+    "`model.network` cannot be built: AttributeError: cannot assign module before": TooEarly,
+    "`model.network` must build a network, got a NoneType": lambda: None,
+}
+
+
+@pytest.mark.parametrize(("told", "network"), NETWORKS.items())
+def test_a_network_that_cannot_be_used_is_told_by_its_own_words(told, network):
+    with pytest.raises((ValueError, TypeError), match=f"^(`model`: )?{told}"):
+        fitted(FedAvg(network, SGD))
+
+
+def test_a_network_of_doubles_is_welcome_where_precision_says_so():
+    assert (
+        fitted(FedAvg(double, SGD), num_rounds=1, precision="64-true").global_state["network.1.bias"].dtype.itemsize
+        == 8
+    )
+    fitted(LocalOnly(double, SGD), num_rounds=1)  # what is built in visits is given the method's dtype
+
+
+OPTIMIZERS = {
+    "automatic optimisation takes one optimiser, got 2": lambda method, one: [one, SGD(method.parameters())],
+    "KeyError: 'lr'": lambda method, one: {}["lr"],
+    "'AttributeDict' object has no attribute 'lr'": lambda method, one: method.hparams.lr,
+    "`configure_optimizers` returned 'lr_schedulr'; there are optimizer, lr_scheduler, monitor": lambda method, one: {
+        "optimizer": one,
+        "lr_schedulr": torch.optim.lr_scheduler.StepLR(one, 1),
+    },
+    "`configure_optimizers` returned 'frequency'; there are": lambda method, one: {"optimizer": one, "frequency": 2},
+}
+
+
+@pytest.mark.parametrize(("told", "configure"), OPTIMIZERS.items())
+def test_optimisers_that_cannot_be_used_are_told(told, configure):
+    class Mine(FedAvg):
+        def configure_optimizers(self):
+            return configure(self, super().configure_optimizers())
+
+    with pytest.raises(ValueError, match=f"^`model`: `configure_optimizers` of Mine of client 0: {told}"):
+        fitted(Mine(linear, SGD))
+
+
+def test_configure_optimizers_finds_the_same_trainer_at_the_door_and_in_visits(capsys):
+    class Mine(FedAvg):
+        def configure_optimizers(self):
+            self.print("rank", self.global_rank, "of", self.trainer.world_size)
+            return super().configure_optimizers()
+
+    fitted(Mine(linear, SGD), toy_data(num_clients=1), num_rounds=1)
+    assert capsys.readouterr().out.count("rank 0 of 1") == 2
+
+
+@pytest.mark.parametrize("option", ["optimizer", "client_optimizers"])
+def test_an_optimiser_that_is_built_already_is_refused(option):
+    ready = SGD(linear().parameters())
+    options = {"optimizer": SGD, option: {0: ready} if option == "client_optimizers" else ready}
+    with pytest.raises(TypeError, match=f"^`model.{option}` must be a class or function .*; got a ready SGD"):
+        FedAvg(linear, **options)
+
+
+def test_inputs_that_require_a_gradient_are_refused():
+    train, test = toy_datasets()
+    x, y = train.tensors
+    data = FederatedData(train_dataset=TensorDataset(x.requires_grad_(), y), test_dataset=test)
+    with pytest.raises(ValueError, match=r"^`train_images` of the given data sets .*requires grad; give its `detach"):
+        data.setup()
+
+
+def test_a_data_set_by_name_beside_one_that_is_given_is_refused():
+    train, test = toy_datasets()
+    with pytest.raises(ValueError, match=r"^`data.train_dataset` stands in place of `data.dataset`.*got mnist beside"):
+        FederatedData(dataset="mnist", train_dataset=train, test_dataset=test)
+
+
+def test_hparams_hold_what_a_method_has_saved_and_no_data_set_that_was_not_used():
+    class Tuned(FedAvg):
+        def __init__(self, network, optimizer, gamma: float = 0.5):
+            super().__init__(network, optimizer)
+            self.save_hyperparameters(ignore=["network", "optimizer"])
+
+    federation = fitted(Tuned(linear, SGD, gamma=0.25), num_rounds=1, logger=True)
+    with open(f"{federation.log_dir}/hparams.yaml") as file:
+        found = yaml.safe_load(file)
+    assert found["model.gamma"] == 0.25
+    assert found["data.num_clients"] == 3
+    assert "data.dataset" not in found
+    assert rows(federation)
