@@ -27,11 +27,9 @@ SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(5,))
 FABRIC = Fabric(accelerator="cpu")
 # Called in a visit, but not between its steps: a step in closed form may be taken, a stack may not.
 BESIDE_STEPS = {
-    "client_weight",
     "configure_client",
     "configure_optimizers",
     "on_client_start",
-    "on_train_epoch_start",
     "parameters_of",
 }
 OUTSIDE_VISITS = {
@@ -42,8 +40,9 @@ OUTSIDE_VISITS = {
     "is_shared",
     "on_server_start",
     "probe",
-    "validation_loss",
 }
+# Early stopping calls it between steps; there is none in a stack.
+BETWEEN_STEPS_ALONE = {"validation_loss"}
 PYTHON_S = {"__init__", "__repr__"}
 HOOKS = {name for name in dir(ModelHooks) if name.startswith(("on_", "configure_"))}
 METHODS = {name for name in vars(FederatedModule) if callable(getattr(FederatedModule, name)) and name[:2] != "__"}
@@ -70,7 +69,7 @@ STEPS = {
     "zero_grad",
     "a_method_nobody_has_heard_of",
 }
-NEITHER = (HOOKS | METHODS | STEPS) - BESIDE_STEPS - OUTSIDE_VISITS
+NEITHER = (HOOKS | METHODS | STEPS) - BESIDE_STEPS - OUTSIDE_VISITS - BETWEEN_STEPS_ALONE
 
 
 def plain(kind=FedAvg, **options):
@@ -122,6 +121,13 @@ def test_who_overrides_what_runs_beside_steps_is_not_stacked(name):
     method = defining(**{name: passing_on(name)})
     assert may_step(method)
     assert not may_stack(method)
+
+
+@pytest.mark.parametrize("name", sorted(BETWEEN_STEPS_ALONE))
+def test_who_overrides_what_early_stopping_asks_is_not_stepped(name):
+    method = defining(**{name: passing_on(name)})
+    assert not may_step(method)
+    assert may_stack(method)
 
 
 @pytest.mark.parametrize("name", sorted(OUTSIDE_VISITS | PYTHON_S))
