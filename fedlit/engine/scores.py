@@ -68,7 +68,14 @@ def scores_by_group(
 
 
 def _means(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """The mean of the values between each bound and the next; 0 where there are none."""
-    totals = np.concatenate([[0.0], np.cumsum(values)])
-    sums = totals[bounds[1:]] - totals[bounds[:-1]]
-    return sums / np.maximum(np.diff(bounds), 1)
+    """The mean of the values between each bound and the next; 0 where there are none.
+
+    Each is summed by itself: in differences of one running sum, a client's nan would be everybody's after it.
+    """
+    sizes = np.diff(bounds)
+    means = np.zeros(len(sizes))
+    is_filled = sizes > 0  # `reduceat` would give an empty group the value that follows it
+    if is_filled.any():
+        sums = np.add.reduceat(values, bounds[:-1][is_filled])
+        means[is_filled] = sums / sizes[is_filled]
+    return means

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import Precision
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from fedlit.data.batches import Batches
 from fedlit.fast.forward_code import is_data
 from fedlit.fast.recognition import Perceptron, perceptron
 from fedlit.fast.transparency import hooks_of, names_beside
+from fedlit.methods import base
 from fedlit.methods.base import FederatedModule
 
 if TYPE_CHECKING:
@@ -116,6 +118,7 @@ def is_plain_method(learner: FederatedModule, harmless: set[str]) -> bool:
     return (
         type(type(learner)) is type
         and all(vars(cls) == as_imported for cls, as_imported in AS_IMPORTED)
+        and base.F is F  # where the step finds its loss
         and all(_is_harmless(learner, name, harmless) for name in names_beside(learner, FederatedModule))
         and state.keys() & OF_A_METHOD <= DATA  # else a hook hangs on the method itself
         and not any(hooks_of(state))
@@ -173,10 +176,7 @@ def is_plain_sgd(optimizer: Optimizer) -> bool:
         return False
     if any(optimizer_hooks_of(state)) or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return False
-    for group in optimizer.param_groups:
-        if not _is_plain_group(group):
-            return False
-    return True
+    return all(_is_plain_group(group) for group in optimizer.param_groups)
 
 
 def _is_plain_group(group: dict) -> bool:

@@ -1,6 +1,6 @@
 """A shortcut is refused for whatever is not known to be plain, each condition by itself."""
 
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,15 @@ from fedlit import FedAvg, FederatedModule, LocalOnly
 from fedlit.data.batches import Batches
 from fedlit.engine.plan import Plan
 from fedlit.fast.perceptron import ClosedForm
-from fedlit.fast.permission import for_closed_form, for_stack, is_plain_data, is_plain_sgd, is_same
+from fedlit.fast.permission import (
+    clears_plainly,
+    for_closed_form,
+    for_stack,
+    is_plain_data,
+    is_plain_sgd,
+    is_same,
+    steps_without_closure,
+)
 from fedlit.fast.recognition import perceptron
 from fedlit.methods import FML, FedProx, FineTuned
 from fedlit.methods.stage import EarlyStopping, Stage
@@ -186,11 +194,17 @@ def with_state(change):
     return build
 
 
+def patched_loss(monkeypatch):
+    monkeypatch.setattr("fedlit.methods.base.F", SimpleNamespace(cross_entropy=torch.nn.functional.cross_entropy))
+    return plain()
+
+
 METHODS_THAT_ARE_NOT_PLAIN = {
     "a class beside": lambda _: plain(type("Own", (FedAvg, Beside), {})),
     "a class of another kind": lambda _: plain(Kind("Own", (FedAvg,), {})),
     "a hook that was replaced in Lightning": patched_hook,
     "a step that was replaced in fedlit": patched_step,
+    "a loss that was replaced in fedlit": patched_loss,
     "another loss": lambda _: FedProx(SMALL, SGD, mu=0.1),
     "two networks": lambda _: FML(SMALL, SMALL, SGD),
     "a forward hook": with_state(lambda method: method.register_forward_hook(lambda *_: None)),
@@ -316,8 +330,10 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimiser_that_is_not_plain_is_left_alone(build):
     method = plain()
-    assert not is_plain_sgd(build(method.parameters()))
-    assert not may_step(method, build(method.parameters()))
+    optimizer = build(method.parameters())
+    assert not is_plain_sgd(optimizer)
+    assert clears_plainly(optimizer) == ("zero_grad" not in vars(optimizer))
+    assert not may_step(method, optimizer)
 
 
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
@@ -327,6 +343,52 @@ def test_a_hook_on_all_optimisers_is_seen(register):
     assert not is_plain_sgd(optimizer)
     handle.remove()
     assert is_plain_sgd(optimizer)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(torch.optim.SGD, "step"), (torch.optim.Optimizer, "zero_grad")])
+def test_what_replaces_a_function_of_an_optimiser_is_seen(owner, name, monkeypatch):
+    method = plain()
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, wraps(original)(lambda *args, **options: original(*args, **options)))
+    assert not may_step(method, SGD(method.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_that_stands_twice_is_stepped_twice():
+    method = plain()
+    parameters = list(method.parameters())
+    assert not may_step(method, SGD([*parameters, parameters[0]]))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, OwnSGD])
+def test_pytorch_s_optimisers_step_without_a_closure(kind):
+    assert steps_without_closure(kind(plain().parameters(), lr=0.1))
+
+
+class WithAStep(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+THAT_TAKE_A_CLOSURE = {
+    "LBFGS": torch.optim.LBFGS,
+    "a step of its own": partial(WithAStep, lr=0.1),
+    "a step that hangs on it": with_an_own("step"),
+    "a hook before": watched("register_step_pre_hook"),
+}
+
+
+@pytest.mark.parametrize("build", THAT_TAKE_A_CLOSURE.values(), ids=THAT_TAKE_A_CLOSURE)
+def test_any_other_optimiser_is_given_a_closure(build):
+    assert not steps_without_closure(build(plain().parameters()))
+
+
+def test_a_hook_before_every_optimiser_s_step_asks_for_a_closure():
+    optimizer = SGD(plain().parameters())
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert not steps_without_closure(optimizer)
+    handle.remove()
+    assert steps_without_closure(optimizer)
 
 
 def test_an_optimiser_of_a_part_or_of_groups_is_left_alone():
