@@ -5,8 +5,10 @@ line, for all that could run there; `tools/mutants.py` drops the lines one by on
 """
 
 from collections.abc import Callable
+from functools import partial
+from math import isfinite
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -190,6 +192,23 @@ def _is_plain_group(group: dict) -> bool:
     )
 
 
+def is_plain_factory(factory: Any) -> bool:
+    """Whether a call builds SGD and does nothing beside: the class, or a `partial` of it, as a configuration makes one.
+
+    Of any other, calls would be missed if clients are trained ahead of their turn.
+    """
+    if factory is SGD:
+        return True
+    if type(factory) is not partial:
+        return False
+    *around, kind = (factory.func, *factory.args)
+    return kind is SGD and all(_is_of_a_configuration(function) for function in around)
+
+
+def _is_of_a_configuration(function: Any) -> bool:
+    return getattr(function, "__module__", "").partition(".")[0] == "jsonargparse"
+
+
 def is_plain_plan(plan: "Plan") -> bool:
     """Whether clients train to the end of their epochs, for the server to average, and nothing is done between."""
     stage = plan.stage
@@ -233,6 +252,8 @@ def is_plain_data(found: Perceptron, batches: Batches, samples: int, batch_size:
         and x.flatten(1).shape == (samples, found.weights[0].shape[1])
         and int(y.min()) >= 0
         and int(y.max()) < len(found.biases[-1])
+        # A stack multiplies all samples of a client, also those that no step comes to.
+        and isfinite(float(x.sum()))
     )
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.cli import LightningArgumentParser, OptimizerCallable
 from lightning.pytorch.core.hooks import ModelHooks
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -21,6 +22,7 @@ from fedlit.fast.permission import (
     for_closed_form,
     for_stack,
     is_plain_data,
+    is_plain_factory,
     is_plain_sgd,
     is_same,
     steps_without_closure,
@@ -402,6 +404,40 @@ def test_an_optimiser_of_a_part_or_of_groups_is_left_alone():
     assert may_step(method, SGD(method.parameters()))
 
 
+def configured():
+    parser = LightningArgumentParser()
+    parser.add_argument("--optimizer", type=OptimizerCallable)
+    parsed = parser.parse_args(["--optimizer=torch.optim.SGD", "--optimizer.lr=0.1"])
+    build = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its older name
+    return build(parsed).optimizer
+
+
+class Calls(partial):
+    """A partial that could do more."""
+
+
+def test_a_class_and_a_partial_of_it_build_an_optimiser_and_do_no_more():
+    assert is_plain_factory(torch.optim.SGD)
+    assert is_plain_factory(SGD)
+    assert is_plain_factory(configured())
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda parameters: SGD(parameters),
+        OwnSGD,
+        partial(OwnSGD, lr=0.1),
+        partial(lambda kind, parameters: kind(parameters), torch.optim.SGD),
+        partial(torch.optim.Adam, lr=0.1),
+        Calls(torch.optim.SGD, lr=0.1),
+        None,
+    ],
+)
+def test_whatever_else_builds_an_optimiser_may_do_more(factory):
+    assert not is_plain_factory(factory)
+
+
 STAGES = {
     "nothing exchanged": {"stage": Stage("s", upload="none")},
     "a part of the method": {"stage": Stage("s", module=plain())},
@@ -475,6 +511,8 @@ DATA = {
     "targets elsewhere": Batches(X, Y.to("meta"), 2),
     "a target that is no class": Batches(X, Y + 1, 2),
     "a target below all": Batches(X, Y - 1, 2),
+    "a number that is none": Batches(X.index_fill(0, torch.tensor([1]), float("nan")), Y, 2),
+    "a number without end": Batches(X.index_fill(0, torch.tensor([1]), float("inf")), Y, 2),
 }
 
 
