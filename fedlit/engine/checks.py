@@ -1,6 +1,6 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import numpy as np
@@ -120,6 +120,12 @@ def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
 
 def _check_clients(model: FederatedModule, data: FederatedData) -> None:
     """The networks of the first clients, one of each kind, are tried on two samples."""
+    for trial, client, x in networks_to_try(model, data):
+        _check_client(trial, client, x)
+
+
+def networks_to_try(model: FederatedModule, data: FederatedData) -> Iterator[tuple[FederatedModule, Client, Tensor]]:
+    """A copy of the method for one client of each kind among the first, in evaluation mode, and two samples."""
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     trial.eval()
     first_batch = next(iter(data.test_batches()))
@@ -130,7 +136,11 @@ def _check_clients(model: FederatedModule, data: FederatedData) -> None:
             client = data.client(k)
             chosen = _chosen(model, client)
             if chosen not in tried:
-                _check_client(trial, client, x)
+                trial.client = client
+                trial.configure_client(client)
+                trial.to(device=x.device, dtype=x.dtype)
+                trial.eval()
+                yield trial, client, x
             tried.add(chosen)
 
 
@@ -146,10 +156,6 @@ def _chosen(model: FederatedModule, client: Client) -> str:
 @torch.no_grad()
 def _check_client(model: FederatedModule, client: Client, x: Tensor) -> None:
     """The client's network takes its samples and gives a logit per class, and its optimiser can be built."""
-    model.client = client
-    model.configure_client(client)
-    model.to(device=x.device, dtype=x.dtype)
-    model.eval()
     _check_outputs(model, f"network of client {client.id}", client, x)
     _check_outputs(model.global_model(), "global model", client, x)
     try:

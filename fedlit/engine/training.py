@@ -11,6 +11,7 @@ from fedlit.aggregation import State
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
 from fedlit.engine.early_stopping import Best
+from fedlit.engine.freezing import thawed_again
 from fedlit.engine.hooked_step import HookedStep, wants_hooks
 from fedlit.engine.means import EpochMeans, Means
 from fedlit.engine.optimizers import optimizers_of, parameter_names
@@ -53,6 +54,7 @@ def train(
         with (
             isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
             attached(module, learner, trainer),
+            thawed_again(module),
         ):
             _start(fabric, module, client, uploads)
             kept = memory.optimizer.get(stage.name, {})
