@@ -16,6 +16,7 @@ from fedlit.engine.adapt import adapt
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.layout import layout_for
 from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
@@ -31,6 +32,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report, tell_which, write_predictions
+from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import find_checkpoint, run_folder
 
@@ -226,7 +228,8 @@ class Federation:
         """
         self._set_up("validate", model, datamodule, ckpt_path)
         with told_of("validate", self._call):
-            return self._report("validate.csv", Scorer(self.state).evaluate(self.state.round))
+            scorer = Scorer(self.state)
+            return self._report("validate.csv", scorer.evaluate(self.state.round), scorer.failures)
 
     def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
@@ -238,7 +241,8 @@ class Federation:
         """
         self._set_up("test", model, datamodule, ckpt_path)
         with told_of("test", self._call):
-            return self._report("test.csv", Scorer(self.state).test())
+            scorer = Scorer(self.state)
+            return self._report("test.csv", scorer.test(), scorer.failures)
 
     def predict(
         self,
@@ -276,7 +280,7 @@ class Federation:
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
         with told_of("adapt", self._call):
-            rows = self._report("adapt.csv", adapt(self.state, epochs))
+            rows = self._report("adapt.csv", adapt(self.state, epochs), {})
             if self.is_global_zero and self._folder is not None:
                 draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
         return rows
@@ -316,8 +320,9 @@ class Federation:
 
     def _begin(self, model: FederatedModule, data: FederatedData) -> None:
         self.fabric.setup_module(model)
-        set_fast(model, self.options.fast)
-        self._state = FederationState(self.fabric, model, data, self.options)
+        layout = layout_for(model, data, self.fabric, self.options.fast)
+        set_fast(model, self.options.fast, layout)
+        self._state = FederationState(self.fabric, model, data, self.options, layout)
         self._state.synchronise()
 
     def _run_folder(self, path: Path | None, training: bool) -> Path | None:
@@ -328,9 +333,9 @@ class Federation:
         folder = broadcast(self.fabric, run_folder(path, self.options.default_root_dir if is_new else None))
         return Path(folder) if folder else None
 
-    def _report(self, name: str, rows: list[Row]) -> list[Row]:
+    def _report(self, name: str, rows: list[Row], failures: dict[int, Failure]) -> list[Row]:
         if self.is_global_zero:
-            report(rows, name, self.state.round, self._folder)
+            report(rows, name, self.state.round, self._folder, failures)
         return rows
 
     def _remind(self) -> None:
