@@ -18,6 +18,7 @@ from fedlit.engine.begin import chosen_checkpoint, chosen_folder, fresh_state, r
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.layout import layout_for
 from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
@@ -34,6 +35,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
+from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.studies.after_fit import page_after_fit
 
@@ -236,7 +238,8 @@ class Federation:
         """
         self._set_up("validate", model, datamodule, ckpt_path)
         with told_of("validate", self._call):
-            return self._report("validate.csv", Scorer(self.state).evaluate(self.state.round))
+            scorer = Scorer(self.state)
+            return self._report("validate.csv", scorer.evaluate(self.state.round), scorer.failures)
 
     def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
@@ -248,7 +251,8 @@ class Federation:
         """
         self._set_up("test", model, datamodule, ckpt_path)
         with told_of("test", self._call):
-            return self._report("test.csv", Scorer(self.state).test())
+            scorer = Scorer(self.state)
+            return self._report("test.csv", scorer.test(), scorer.failures)
 
     def predict(
         self,
@@ -310,7 +314,7 @@ class Federation:
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
         with told_of("adapt", self._call):
-            rows = self._report("adapt.csv", adapt(self.state, epochs))
+            rows = self._report("adapt.csv", adapt(self.state, epochs), {})
             if self.is_global_zero and self._folder is not None:
                 draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
         return rows
@@ -336,9 +340,9 @@ class Federation:
             self._folder = chosen_folder(self.fabric, path, self.options, training)
         return schedule
 
-    def _report(self, name: str, rows: list[Row]) -> list[Row]:
+    def _report(self, name: str, rows: list[Row], failures: dict[int, Failure]) -> list[Row]:
         if self.is_global_zero:
-            report(rows, name, self.state.round, self._folder)
+            report(rows, name, self.state.round, self._folder, failures)
         return rows
 
     def _remind(self) -> None:

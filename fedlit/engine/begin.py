@@ -5,6 +5,7 @@ from pathlib import Path
 from lightning.fabric import Fabric
 
 from fedlit.data import FederatedData
+from fedlit.engine.layout import layout_for
 from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast
@@ -46,7 +47,8 @@ def chosen_folder(fabric: Fabric, path: Path | None, options: Options, training:
 def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, options: Options) -> FederationState:
     """The state before the first round, the same on every process."""
     fabric.setup_module(model)
-    set_fast(model, options.fast)
-    state = FederationState(fabric, model, data, options)
+    layout = layout_for(model, data, fabric, options.fast)
+    set_fast(model, options.fast, layout)
+    state = FederationState(fabric, model, data, options, layout)
     state.synchronise()
     return state

@@ -1,7 +1,7 @@
 """Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -150,6 +150,14 @@ def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
 
 def _check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric) -> None:
     """The networks of the first clients, one of each kind, are tried on two samples."""
+    for trial, client, x in networks_to_try(model, data, fabric):
+        _check_client(trial, client, x, fabric)
+
+
+def networks_to_try(
+    model: FederatedModule, data: FederatedData, fabric: Fabric
+) -> Iterator[tuple[FederatedModule, Client, Tensor]]:
+    """A copy of the method for one client of each kind among the first, in evaluation mode, and two samples."""
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     fabric.strategy.precision.convert_module(trial)
     trial.eval()
@@ -161,7 +169,13 @@ def _check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric) 
             client = data.client(k)
             chosen = _chosen(model, client)
             if chosen not in tried:
-                _check_client(trial, client, x, fabric)
+                trial.client = client
+                if is_overridden("configure_client", trial, FederatedModule):
+                    with refused(trial, "configure_client"):
+                        trial.configure_client(client)
+                    trial.to(device=x.device, dtype=trial.dtype)
+                trial.eval()
+                yield trial, client, x
             tried.add(chosen)
 
 
@@ -186,12 +200,6 @@ def _is_choice(name: str, value: object, num_clients: int) -> bool:
 @torch.no_grad()
 def _check_client(model: FederatedModule, client: Client, x: Tensor, fabric: Fabric) -> None:
     """The client's network takes its samples and gives a logit per class, and its optimiser can be built."""
-    model.client = client
-    if is_overridden("configure_client", model, FederatedModule):
-        with refused(model, "configure_client"):
-            model.configure_client(client)
-        model.to(device=x.device, dtype=model.dtype)
-    model.eval()
     _check_outputs(model, f"network of client {client.id}", client, x)
     _check_outputs(model.global_model(), "global model", client, x)
     _check_optimizer(model, client, fabric)

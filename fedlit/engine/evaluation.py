@@ -1,7 +1,7 @@
 """Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from fedlit.data.batches import Batches
 from fedlit.engine.log_sinks import noted
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.processes import in_order
-from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group
+from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.methods.base import FederatedModule
@@ -24,6 +24,9 @@ from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive, isolated
 
 DEV_SAMPLES = 64  # a development run evaluates on so many
+# Of so many clients, so many samples are tried to see whether they may share a batch.
+FEW = 4
+TRIED_SAMPLES = 16
 
 
 @dataclass
@@ -109,8 +112,6 @@ class Scorer:
             rows += self._rows(found, round)
             if found.confused is not None:
                 self.confused = found.confused
-            for k, reason in found.failed.items():
-                self.failures[k] = Failure(f"could not be evaluated: {reason}")
         return rows
 
     def _jobs(self, round: int) -> list[Job]:
@@ -136,16 +137,29 @@ class Scorer:
     def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
         if self.has_complete_global_model:
             jobs = [Job("pooled", 0, self._global_on_pooled)]
-            for part in np.array_split(clients, self.state.fabric.world_size):
-                if len(part):
-                    group = part.tolist()
-                    jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
+            for group in self._groups(clients, round):
+                jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
             return jobs
         if any(self._held(self.network)):  # a part of it is the clients' own
             return [Job("global", k, partial(self._client_on_own, k, "global", round)) for k in clients]
         return []
 
+    def _groups(self, clients: list[int], round: int) -> list[list[int]]:
+        """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
+        if len(clients) < 2:
+            return [[k] for k in clients]
+        self.state.load_global()
+        batches, _ = self.state.data.val_batches(clients[:FEW], round)
+        few = replace(batches, x=batches.x[:TRIED_SAMPLES], y=batches.y[:TRIED_SAMPLES])
+        if not sees_samples_apart(self.state.fabric, self.network, few):
+            return [[k] for k in clients]
+        parts = np.array_split(clients, self.state.fabric.world_size)
+        return [part.tolist() for part in parts if len(part)]
+
     def _rows(self, found: Found, round: int) -> list[Row]:
+        """What was found, as rows; of which clients it could not be is noted."""
+        for k, reason in found.failed.items():
+            self.failures[k] = Failure(f"could not be evaluated: {reason}")
         return [Row(round, self.stage.name, *values) for values in found.values]
 
     def test(self) -> list[Row]:

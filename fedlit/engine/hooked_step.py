@@ -8,13 +8,13 @@ from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
-from torch.optim import LBFGS
 
 from fedlit.engine.lightning_hooks import STEP_HOOKS, overridden
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.step_contract import loss_of, takes_batch_idx
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit_trainer import VisitTrainer
+from fedlit.fast.permission import steps_without_closure
 from fedlit.methods.base import FederatedModule
 
 
@@ -22,7 +22,9 @@ def wants_hooks(learner: FederatedModule, trainer: VisitTrainer) -> bool:
     """Whether a step is more than forward, backward and update."""
     if trainer.lr_scheduler_configs or not learner.automatic_optimization:
         return True
-    return bool(overridden(learner, STEP_HOOKS)) or isinstance(trainer.optimizers[0], LBFGS)
+    if overridden(learner, STEP_HOOKS):
+        return True
+    return not steps_without_closure(trainer.optimizers[0])
 
 
 class HookedStep:

@@ -20,18 +20,19 @@ class LiveModule:
     Args:
         module: The method, as its user made it.
         seed: Of the run; a client's own networks are drawn from it.
+        layout: How kernels of images are held in fast mode.
     """
 
-    def __init__(self, module: FederatedModule, seed: int) -> None:
+    def __init__(self, module: FederatedModule, seed: int, layout: torch.memory_format = torch.channels_last) -> None:
         self.module = module
         self.seed = seed
         settle(module)
         self._modes = modes_of(module)
+        self.layout = layout
         # To mend the module after a client has broken it; stages may hold its parts, so these must stay the same.
         self.pristine = twin(module)
         self._parts = dict(module.named_modules())
         self._builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self._trained = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
 
     def tensors(self) -> State:
         """The live tensors, by name."""
@@ -58,9 +59,6 @@ class LiveModule:
         copy_into(live, {**stale, **top})
         for tensor in live.values():
             tensor.grad = None
-        if not self._builds_clients:
-            for name, is_trained in self._trained.items():  # a visit may have frozen some
-                live[name].requires_grad_(is_trained)
 
     def reset_modes(self) -> None:
         """Training and evaluation mode as the method was made with: a visit may have changed them."""
@@ -73,13 +71,16 @@ class LiveModule:
         settle(module)
         module.to(device=module.device, dtype=module.dtype)
         if module.fast:
-            lay_out(module, torch.channels_last)
+            lay_out(module, self.layout)
 
     def mend(self) -> None:
         """Give the module its first structure back, part by part; values are loaded with the next state."""
+        trained = {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
         for path, fresh in twin(self.pristine).named_modules():
             part = self._parts[path]
             part._parameters = fresh._parameters
             part._buffers = fresh._buffers
             part._modules = {name: self._parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
+        for name, parameter in self.module.named_parameters():  # a callback may have frozen some since
+            parameter.requires_grad_(trained.get(name, parameter.requires_grad))
         self.module.to(self.module.device)

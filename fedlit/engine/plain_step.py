@@ -1,8 +1,6 @@
 """A step without hooks: forward, backward and update, by a shortcut where one is permitted."""
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +12,8 @@ from fedlit.engine.lightning_hooks import STEP_HOOKS, overridden
 from fedlit.engine.precision import autocast, convert_input, has_scaler
 from fedlit.engine.step_contract import loss_of, takes_batch_idx
 from fedlit.fast.perceptron import ClosedForm
-from fedlit.fast.permission import is_plain_sgd
-from fedlit.fast.sgd import plain_clear_and_step
+from fedlit.fast.permission import clears_plainly, is_plain_sgd
+from fedlit.fast.sgd import clear, step
 from fedlit.methods.base import FederatedModule
 
 
@@ -39,15 +37,10 @@ class PlainStep:
         self.context = autocast(fabric)
         self.is_scaled = has_scaler(fabric)
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
-        self.clear: Callable[[], object] = self.optimizer.zero_grad
-        self.step: Callable[[], object] = self.optimizer.step
         self.closed_form: ClosedForm | None = None
-        if self.is_scaled:
-            self.step = partial(fabric.strategy.optimizer_step, self.optimizer)
-        elif is_plain_sgd(self.optimizer):
-            self.clear, self.step = plain_clear_and_step(self.optimizer)
-            if clip is None and self.context is nullcontext and not overridden(learner, STEP_HOOKS):
-                self.closed_form = ClosedForm.of(learner, self.optimizer)
+        is_plain = clip is None and not self.is_scaled and self.context is nullcontext
+        if is_plain and not overridden(learner, STEP_HOOKS):
+            self.closed_form = ClosedForm.of(learner, self.optimizer)
 
     def __call__(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
         """One batch."""
@@ -63,19 +56,35 @@ class PlainStep:
         loss = result if isinstance(result, Tensor) else loss_of(result)
         if loss is None:
             return
-        self.clear()
+        self._clear()
         if self.is_scaled:
             self.fabric.backward(loss)
         else:
             loss.backward()
         if self.clip is not None:
             self._clip(self.clip)
-        self.step()
+        self._step()
 
     def _result(self, batch: Any, batch_idx: int) -> Any:
         if self.takes_batch_idx:
             return self.learner.training_step(batch, batch_idx)
         return self.learner.training_step(batch)  # type: ignore[call-arg]
+
+    # An optimiser is asked anew in every step: a user's code may have changed it in this one.
+
+    def _clear(self) -> None:
+        if clears_plainly(self.optimizer):
+            clear(self.optimizer)
+        else:
+            self.optimizer.zero_grad()
+
+    def _step(self) -> None:
+        if self.is_scaled:
+            self.fabric.strategy.optimizer_step(self.optimizer)
+        elif is_plain_sgd(self.optimizer):
+            step(self.optimizer)
+        else:
+            self.optimizer.step()
 
     def _clip(self, clip: float) -> None:
         if self.is_scaled:

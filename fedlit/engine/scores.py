@@ -1,6 +1,7 @@
 """Accuracy, loss and any other torchmetrics metric of a network, for one client or for many in one pass."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +14,7 @@ from torchmetrics import Metric
 from fedlit.data.batches import Batches
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.precision import autocast, convert_input
+from fedlit.rng import isolated
 
 Scores = dict[str, float]
 
@@ -29,6 +31,32 @@ def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tenso
     finally:
         restore(modes)
     return torch.cat(logits).cpu(), batches.y.cpu()
+
+
+def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: Batches) -> bool:
+    """Whether what a network says of a sample depends neither on others in its batch nor on chance: tried on these.
+
+    BatchNorm without running statistics does the one, dropout that never sleeps the other. Then clients must not share
+    a batch: who stands beside whom depends on the number of processes.
+    """
+    half = len(batches.y) // 2
+    parts = [slice(None, half), slice(half, None)]
+    with isolated(0):
+        before = torch.get_rng_state()
+        try:
+            together, _ = outputs(fabric, network, replace(batches, batch_size=len(batches.y)))
+            apart = torch.cat([outputs(fabric, network, _part(batches, part))[0] for part in parts])
+        except Exception:  # its evaluation will tell
+            return False
+        draws = not torch.equal(before, torch.get_rng_state())
+    scale = float(together.abs().nan_to_num().max())
+    is_full = fabric.strategy.precision.precision in ("32-true", "64-true")
+    tolerance = scale * (1e-4 if is_full else 3e-2)  # batches of another size round otherwise
+    return not draws and torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
+
+
+def _part(batches: Batches, part: slice) -> Batches:
+    return replace(batches, x=batches.x[part], y=batches.y[part])
 
 
 def evaluate(
@@ -81,7 +109,14 @@ def confusion(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def _means(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """The mean of the values between each bound and the next; 0 where there are none."""
-    totals = np.concatenate([[0.0], np.cumsum(values)])
-    sums = totals[bounds[1:]] - totals[bounds[:-1]]
-    return sums / np.maximum(np.diff(bounds), 1)
+    """The mean of the values between each bound and the next; 0 where there are none.
+
+    Each is summed by itself: in differences of one running sum, a client's nan would be everybody's after it.
+    """
+    sizes = np.diff(bounds)
+    means = np.zeros(len(sizes))
+    is_filled = sizes > 0  # `reduceat` would give an empty group the value that follows it
+    if is_filled.any():
+        sums = np.add.reduceat(values, bounds[:-1][is_filled])
+        means[is_filled] = sums / sizes[is_filled]
+    return means

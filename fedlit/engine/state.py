@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Literal
 
+import torch
 from lightning.fabric import Fabric
 from torch import nn
 
@@ -35,6 +36,7 @@ class FederationState:
         module: The method; it becomes the one live module of this process.
         data: Set up.
         options: Of the federation.
+        layout: How kernels of images are held in fast mode.
 
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
@@ -48,11 +50,18 @@ class FederationState:
         scores: The last and the best of every metric.
     """
 
-    def __init__(self, fabric: Fabric, module: FederatedModule, data: FederatedData, options: Options) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        data: FederatedData,
+        options: Options,
+        layout: torch.memory_format = torch.channels_last,
+    ) -> None:
         self.fabric = fabric
         self.data = data
         self.options = options
-        self.live = LiveModule(module, options.seed)
+        self.live = LiveModule(module, options.seed, layout)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
         self.server_names = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]

@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lightning.fabric import Fabric
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
 from fedlit.engine.early_stopping import Best
+from fedlit.engine.freezing import thawed_again
 from fedlit.engine.hooked_step import HookedStep, wants_hooks
 from fedlit.engine.log_sinks import logging_to
 from fedlit.engine.means import EpochMeans, Means
@@ -62,6 +62,7 @@ def train(
         logging_to(means, parts),
         isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
         attached(module, learner, trainer),
+        thawed_again(module),
     ):
         _start(fabric, module, client, uploads)
         kept = memory.optimizer.get(stage.name, {})
@@ -111,6 +112,7 @@ class LocalEpochs:
         if rule is not None and len(client.val_batches().y):  # without validation samples there is nothing to watch
             self.best = Best(rule, fabric, learner, client, self.validation)
         self.steps = 0
+        self.step: PlainStep | HookedStep | None = None
 
     def _batches(self, client: Client) -> Batches:
         stage = self.plan.stage
@@ -137,41 +139,43 @@ class LocalEpochs:
             self.trainer.validation_logs = self.best.logs
 
     def _run_epochs(self, limit: int) -> None:
-        # A hook at the start of an epoch may freeze layers, or change rates.
-        renews = is_overridden("on_train_epoch_start", self.learner, FederatedModule)
-        step: PlainStep | HookedStep | None = None
         for epoch in range(limit):
             self.trainer.current_epoch = epoch
             self._begin_logs()
             self.learner.on_train_epoch_start()
-            if step is None or renews:
-                step = self._step()
-            is_whole = self._epoch(step)
+            is_whole = self._epoch()
             is_over = epoch + 1 == limit or self.steps == self.plan.steps or self.trainer.should_stop
             if is_whole or self.best is not None:
                 is_over |= self._validate(epoch, is_over)
             self.learner.on_train_epoch_end()
-            if isinstance(step, HookedStep):
-                step.after_epoch()
+            if isinstance(self.step, HookedStep):
+                self.step.after_epoch()
             self.plan.after_epoch()
             self.trainer.current_epoch = epoch + 1
             if is_over:
                 return
 
-    def _step(self) -> PlainStep | HookedStep:
+    def _next_step(self) -> PlainStep | HookedStep:
+        """Asked before every step: in any, a user's code may have hung a hook on the method or on its optimiser."""
+        if isinstance(self.step, HookedStep):
+            return self.step
+        if self.step is not None and self.step.closed_form is not None:  # nothing of a user's runs between its steps
+            return self.step
         if wants_hooks(self.learner, self.trainer):
-            return HookedStep(self.learner, self.trainer, len(self.batches))
-        return PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
+            self.step = HookedStep(self.learner, self.trainer, len(self.batches))
+        elif self.step is None:
+            self.step = PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
+        return self.step
 
-    def _epoch(self, step: PlainStep | HookedStep) -> bool:
+    def _epoch(self) -> bool:
         """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
-        is_hooked = isinstance(step, HookedStep)
         for batch_idx, batch in enumerate(self.batches):
             if self.plan.should_stop():
                 raise Interrupted
+            step = self._next_step()
             if step(batch, batch_idx) is False:
                 return False
-            if not is_hooked:
+            if isinstance(step, PlainStep):
                 self.trainer.global_step += 1
             self.steps += 1
             if self.steps == self.plan.steps or self.trainer.should_stop:

@@ -41,6 +41,8 @@ def visit(
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     momenta = optimizer_state(module, trained.optimizers, kept)
+    for tensor in live.values():  # they end with the visit: a step in closed form has none, and nobody is to miss them
+        tensor.grad = None
     kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
     return Outcome(upload, kept_memory, trained.logs, validation_logs=trained.validation_logs)
 

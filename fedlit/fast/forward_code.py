@@ -8,6 +8,7 @@ or a name that is not known refuses.
 
 import builtins
 import dis
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -61,8 +62,9 @@ ARITHMETIC = {
     "TO_BOOL",
     "UNARY_NEGATIVE",
 }
+CONSTANTS = {"LOAD_CONST", "LOAD_SMALL_INT"}
+CHOICES = {"BINARY_SUBSCR": 1, "BINARY_SLICE": 2}  # by how many numbers
 HARMLESS = LOCALS | GLOBALS | ATTRIBUTES | CALLS | NOTHING | LOOPS | ARITHMETIC
-SIZES = {"len", "size", "shape"}  # what tells how large a batch is
 
 # What code may name: these things, and numbers and strings.
 KNOWN = (torch, nn, F, F.relu, F.linear, torch.relu, torch.flatten, len, enumerate)
@@ -79,16 +81,16 @@ class Reading:
     Attributes:
         globals: Names of the module around it, or of a function around it.
         attributes: Names behind a dot.
-        branches: Whether it may go one way or another.
+        computes: Whether it calculates with numbers, branches, or chooses by any but a constant.
     """
 
     globals: frozenset[str]
     attributes: frozenset[str]
-    branches: bool
+    computes: bool
 
     @property
-    def asks_for_size(self) -> bool:
-        return not SIZES.isdisjoint(self.globals | self.attributes)
+    def asks_for_length(self) -> bool:
+        return "len" in self.globals
 
 
 @lru_cache(maxsize=256)
@@ -96,11 +98,9 @@ def read(code: CodeType) -> Reading | None:
     """What code names; None if it could do more than compute."""
     named_globals = set()
     attributes = set()
-    branches = False
     for instruction in dis.get_instructions(code):
         name = instruction.opname
-        jumps = name.startswith("POP_JUMP_")
-        if name not in HARMLESS and not jumps:
+        if name not in HARMLESS and not name.startswith("POP_JUMP_"):
             return None
         if name == "BINARY_OP" and instruction.argrepr.endswith("="):  # `+=` would change a list where it stands
             return None
@@ -108,8 +108,30 @@ def read(code: CodeType) -> Reading | None:
             named_globals.add(instruction.argval)
         if name in ATTRIBUTES:
             attributes.add(instruction.argval)
-        branches = branches or jumps
-    return Reading(frozenset(named_globals), frozenset(attributes), branches)
+    return Reading(frozenset(named_globals), frozenset(attributes), _computes(code))
+
+
+def _computes(code: CodeType) -> bool:
+    """Whether code calculates with numbers, branches, or chooses by any but a constant, as `layers[:-1]` does."""
+    constants = 0  # so many stand right before
+    for instruction in dis.get_instructions(code):
+        name = instruction.opname
+        if name in CONSTANTS:
+            constants += 1
+        elif name == "BUILD_SLICE" and constants >= (instruction.arg or 0):
+            constants = 1
+        elif name.startswith("POP_JUMP_") or (name in ARITHMETIC and constants < _needed(instruction)):
+            return True
+        elif name not in NOTHING:
+            constants = 0
+    return False
+
+
+def _needed(instruction: dis.Instruction) -> float:
+    """Of how many constants the result is a mere choice; of none, if it is not."""
+    if instruction.opname == "BINARY_OP":
+        return 1 if instruction.argrepr == "[]" else math.inf
+    return CHOICES.get(instruction.opname, math.inf)
 
 
 def is_data(value: Any) -> bool:

@@ -24,14 +24,14 @@ def keep_large_blocks() -> None:
         mallopt(M_TRIM_THRESHOLD, KEPT)
 
 
-def set_fast(module: FederatedModule, fast: bool) -> None:
-    """Let a method and its parts round otherwise where that is faster, or no longer."""
+def set_fast(module: FederatedModule, fast: bool, layout: torch.memory_format = torch.channels_last) -> None:
+    """Let a method and its parts round otherwise where that is faster, with kernels in this layout, or no longer."""
     was_fast = module.fast
     for part in module.modules():
         if isinstance(part, FederatedModule):
             part.fast = fast
     if fast or was_fast:
-        lay_out(module, torch.channels_last if fast else torch.contiguous_format)
+        lay_out(module, layout if fast else torch.contiguous_format)
 
 
 def lay_out(module: nn.Module, layout: torch.memory_format) -> None:

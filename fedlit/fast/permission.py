@@ -4,9 +4,14 @@ A shortcut leaves out what runs beside the arithmetic of a step or of a visit. S
 line, for all that could run there; `tools/mutants.py` drops the lines one by one and sees that a test fails.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from math import isfinite
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import Precision
 from torch import Tensor, nn
@@ -17,6 +22,7 @@ from fedlit.data.batches import Batches
 from fedlit.fast.forward_code import is_data
 from fedlit.fast.recognition import Perceptron, perceptron
 from fedlit.fast.transparency import hooks_of, names_beside
+from fedlit.methods import base
 from fedlit.methods.base import FederatedModule
 
 if TYPE_CHECKING:
@@ -35,14 +41,12 @@ HARMLESS_TO_A_VISIT = DATA | {
     "probe",
     "validation_loss",
 }
-# What it may define beside for single steps: it is called in a visit, but before the first step of an epoch or after
-# the last one, and does not miss gradients there.
-HARMLESS_TO_A_STEP = HARMLESS_TO_A_VISIT | {
-    "client_weight",
+# What it may define for single steps: what is called before the first step of a visit, or outside visits. What is
+# called between two steps or right after the last may look for gradients, or change the optimiser.
+HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"validation_loss"}) | {
     "configure_client",
     "configure_optimizers",
     "on_client_start",
-    "on_train_epoch_start",
     "parameters_of",
 }
 OF_A_METHOD = frozenset(dir(FederatedModule))
@@ -52,7 +56,22 @@ AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in FederatedModule.__mro__ if
 saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 OF_SGD = frozenset(vars(SGD([torch.zeros(1)], lr=0.1)))
 OF_A_GROUP = frozenset(SGD([torch.zeros(1)], lr=0.1).param_groups[0])
+optimizer_hooks_of = itemgetter(*sorted(name for name in OF_SGD if name.endswith("_hooks")))
+step_pre_hooks_of = itemgetter(*(name for name in OF_SGD if name.endswith("step_pre_hooks")))
 OF_BATCHES = frozenset(Batches.__dataclass_fields__)
+
+
+def _step_of(kind: Any) -> Callable:
+    """The `step` of a class of PyTorch's, which the first of its kind wraps."""
+    kind([nn.Parameter(torch.zeros(1, 1))], lr=0.1)
+    return kind.step
+
+
+OF_PYTORCH = [kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)]
+# What adds gradients that are there, once: the others may ask for the loss again, or compute gradients themselves.
+STEPS = {_step_of(kind) for kind in OF_PYTORCH if kind not in (Optimizer, torch.optim.LBFGS)}
+STEP_OF_SGD = SGD.step
+ZERO_GRAD = Optimizer.zero_grad
 
 
 def for_closed_form(learner: FederatedModule, optimizer: Optimizer) -> Perceptron | None:
@@ -101,6 +120,7 @@ def is_plain_method(learner: FederatedModule, harmless: set[str]) -> bool:
     return (
         type(type(learner)) is type
         and all(vars(cls) == as_imported for cls, as_imported in AS_IMPORTED)
+        and base.F is F  # where the step finds its loss
         and all(_is_harmless(learner, name, harmless) for name in names_beside(learner, FederatedModule))
         and state.keys() & OF_A_METHOD <= DATA  # else a hook hangs on the method itself
         and not any(hooks_of(state))
@@ -123,22 +143,42 @@ def trains_all(optimizer: Optimizer, found: Perceptron) -> bool:
     """Whether an optimiser trains the whole perceptron by one rate, and does no more than that."""
     return (
         is_plain_sgd(optimizer)
+        and clears_plainly(optimizer)
         and len(optimizer.param_groups) == 1
-        and set(_ids(optimizer.param_groups[0]["params"])) == set(_ids(found.parameters))
+        # Each once: one that stands there twice is stepped twice.
+        and sorted(_ids(optimizer.param_groups[0]["params"])) == sorted(_ids(found.parameters))
     )
+
+
+def steps_without_closure(optimizer: Optimizer) -> bool:
+    """Whether it is all the same to an optimiser if gradients are there before its step, and not computed within."""
+    state = vars(optimizer)
+    return (
+        type(optimizer).step in STEPS
+        and "step" not in state
+        and not step_pre_hooks_of(state)  # under the Trainer they run before there are gradients
+        and not _global_optimizer_pre_hooks
+    )
+
+
+def clears_plainly(optimizer: Optimizer) -> bool:
+    """Whether `zero_grad` is PyTorch's own, which forgets gradients and does no more."""
+    return type(optimizer).zero_grad is ZERO_GRAD and "zero_grad" not in vars(optimizer)
 
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Whether it is SGD that only adds the gradient times the learning rate, and nobody watches."""
+    """Whether it is SGD that only adds the gradient times the learning rate, and nobody watches.
+
+    It is asked in every step, because a user's code may change an optimiser in any.
+    """
+    if type(optimizer) is not SGD or SGD.step is not STEP_OF_SGD:
+        return False
     state = vars(optimizer)
-    return (
-        type(optimizer) is SGD
-        and state.keys() <= OF_SGD  # a scheduler, for one, hangs a `step` on it
-        and not any(hooks for name, hooks in state.items() if name.endswith("_hooks"))
-        and not _global_optimizer_pre_hooks
-        and not _global_optimizer_post_hooks
-        and all(_is_plain_group(group) for group in optimizer.param_groups)
-    )
+    if not state.keys() <= OF_SGD:  # a scheduler, for one, hangs a `step` on it
+        return False
+    if any(optimizer_hooks_of(state)) or _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return False
+    return all(_is_plain_group(group) for group in optimizer.param_groups)
 
 
 def _is_plain_group(group: dict) -> bool:
@@ -150,6 +190,23 @@ def _is_plain_group(group: dict) -> bool:
         and not group["maximize"]
         and not group["differentiable"]
     )
+
+
+def is_plain_factory(factory: Any) -> bool:
+    """Whether a call builds SGD and does nothing beside: the class, or a `partial` of it, as a configuration makes one.
+
+    Of any other, calls would be missed if clients are trained ahead of their turn.
+    """
+    if factory is SGD:
+        return True
+    if type(factory) is not partial:
+        return False
+    *around, kind = (factory.func, *factory.args)
+    return kind is SGD and all(_is_of_a_configuration(function) for function in around)
+
+
+def _is_of_a_configuration(function: Any) -> bool:
+    return getattr(function, "__module__", "").partition(".")[0] == "jsonargparse"
 
 
 def is_plain_plan(plan: "Plan") -> bool:
@@ -195,6 +252,8 @@ def is_plain_data(found: Perceptron, batches: Batches, samples: int, batch_size:
         and x.flatten(1).shape == (samples, found.weights[0].shape[1])
         and int(y.min()) >= 0
         and int(y.max()) < len(found.biases[-1])
+        # A stack multiplies all samples of a client, also those that no step comes to.
+        and isfinite(float(x.sum()))
     )
 
 

@@ -48,6 +48,8 @@ def perceptron(network: nn.Module) -> Perceptron | None:
         return None
     if found is None or not _is_all(parts, found.parameters):
         return None
+    if not all(_fit(*layer) for layer in zip(found.weights, found.biases, strict=True)):
+        return None
     return found
 
 
@@ -79,16 +81,28 @@ def _parsed(steps: tuple[Step, ...]) -> Perceptron | None:
     return Perceptron(weights, biases, flattens) if after_linear else None
 
 
+def _fit(weight: nn.Parameter, bias: nn.Parameter) -> bool:
+    """Whether there is a bias for every output; one for all would have the sum of their gradients."""
+    return weight.dim() == 2 and bias.shape == weight.shape[:1]
+
+
 def _is_all(parts: list[nn.Module], found: list[nn.Parameter]) -> bool:
     """Whether these are all parameters of a network, each once and in no way special."""
     used = {id(parameter) for parameter in found}
     if len(used) != len(found):  # one that is used twice has the sum of two gradients
+        return False
+    if len({_place(parameter) for parameter in found}) != len(found):  # one would change with another
         return False
     if any(part._buffers for part in parts):  # nobody knows what it is for
         return False
     if {id(parameter) for part in parts for parameter in part._parameters.values()} != used:  # a spare part
         return False
     return all(is_ordinary(parameter) for parameter in found)
+
+
+def _place(parameter: nn.Parameter) -> int:
+    """Where a parameter lies in memory; one that lies nowhere shares with nobody."""
+    return parameter.untyped_storage().data_ptr() or id(parameter)
 
 
 def is_ordinary(parameter: nn.Parameter) -> bool:

@@ -4,9 +4,6 @@ An optimiser's `step` spends more time around the update of a small network than
 the same update is one call, to the bit. `optimizer.step` itself is the twin that it must agree with.
 """
 
-from collections.abc import Callable
-from itertools import chain
-
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
@@ -23,19 +20,17 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
             group["fused" if fast else "foreach"] = True
 
 
-def plain_clear_and_step(optimizer: Optimizer) -> tuple[Callable[[], None], Callable[[], None]]:
-    """`optimizer.zero_grad` and `optimizer.step` of plain SGD, for less."""
-    parameters = list(chain.from_iterable(group["params"] for group in optimizer.param_groups))
-
-    def clear() -> None:
-        for parameter in parameters:
+def clear(optimizer: Optimizer) -> None:
+    """`optimizer.zero_grad` of PyTorch's own, for less."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
             parameter.grad = None
 
-    @torch.no_grad()
-    def step() -> None:
-        for group in optimizer.param_groups:
-            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if trained:
-                torch._foreach_add_(trained, [parameter.grad for parameter in trained], alpha=-group["lr"])
 
-    return clear, step
+@torch.no_grad()
+def step(optimizer: Optimizer) -> None:
+    """`optimizer.step` of plain SGD, for less."""
+    for group in optimizer.param_groups:
+        trained = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if trained:
+            torch._foreach_add_(trained, [parameter.grad for parameter in trained], alpha=-group["lr"])

@@ -50,11 +50,12 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Member:
-    """A client of a stack, its batches, its learning rate."""
+    """A client of a stack, its batches, its learning rate, and what built the optimiser that has it."""
 
     client: Client
     batches: Batches
     rate: float
+    factory: Callable | None = None
 
     @property
     def x(self) -> Tensor:

@@ -7,16 +7,18 @@ fails, is left to a visit of its own.
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from lightning.fabric import Fabric
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.fast.permission import for_stack, is_plain_data, is_same, trains_all
+from fedlit.fast.permission import for_stack, is_plain_data, is_plain_factory, is_same, trains_all
 from fedlit.fast.recognition import Perceptron
 from fedlit.fast.stack import ROOM, Kind, Member, Stack
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import for_client
 from fedlit.rng import derive, generator, isolated
 
 AT_ONCE = 16  # clients in a stack: more gain little
@@ -90,11 +92,16 @@ class Cohort:
             return None
         stack, i = place
         client = stack.members[i].client
+        if self._factory(client) is not stack.members[i].factory:  # somebody has changed it since
+            return None
         self.module.client = client
         layers, loss = stack.trained(i)
         state = dict(zip(self.names, layers, strict=True))
         upload = Upload(k, {name: state[name] for name in self.order}, float(self.module.client_weight(client)))
         return Outcome(upload, Memory(memory.state), {"train_loss": loss})
+
+    def _factory(self, client: Client) -> Any:
+        return for_client(self.module.optimizer, self.module.client_optimizers, client)
 
     def _work_ahead(self, k: int, found: Perceptron) -> None:
         self.enter(k)
@@ -163,6 +170,9 @@ class Cohort:
             client = replace(self.client_of(k), samples=plan.stage.samples)
             self.module.client = client
             self.module.stage = plan.stage
+            factory = self._factory(client)
+            if not is_plain_factory(factory):
+                return None
             with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, k)):
                 optimizer = self.module.configure_optimizers()
                 order = generator(plan.seed, "batches", plan.stage.name, client.round, k)
@@ -171,6 +181,6 @@ class Cohort:
                 return None
             if not is_plain_data(found, batches, kind.samples, kind.batch_size):
                 return None
-            return Member(client, batches, optimizer.param_groups[0]["lr"] * plan.lr_factor)
+            return Member(client, batches, optimizer.param_groups[0]["lr"] * plan.lr_factor, factory)
         except Exception:
             return None

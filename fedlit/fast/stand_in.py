@@ -1,13 +1,13 @@
 """A stand-in for a batch, which notes what a network does with it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BATCH = 2_147_483_629  # stands for the number of samples; a number that nobody writes
+LENGTH = 2_147_483_629  # what `len` says, which must be a number; one that nobody writes
 
 
 class Unknown(Exception):
@@ -37,6 +37,23 @@ class Relu:
 Step = Flatten | Linear | Relu
 
 
+class BatchSize:
+    """The number of samples, which is not the same in every batch: it may be passed on, but nothing follows from it."""
+
+    def _unknown(self, *_: object) -> NoReturn:
+        raise Unknown
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = _unknown  # type: ignore[assignment]
+
+
+BATCH = BatchSize()
+
+
+def is_batch_size(value: object) -> bool:
+    """Whether a number in a shape is that of the samples."""
+    return value is BATCH or value == LENGTH
+
+
 class StandIn:
     """Stands for a batch ``[N, ...]`` and notes what is done with it; whatever it does not know is an error.
 
@@ -60,7 +77,7 @@ class StandIn:
         return noted(*args, **(kwargs or {}))
 
     def __len__(self) -> int:
-        return BATCH
+        return LENGTH
 
     def __bool__(self) -> bool:
         raise Unknown  # what follows would depend on the batch
@@ -72,7 +89,7 @@ class StandIn:
     def shape(self) -> "Shape":
         return Shape()
 
-    def size(self, dim: int | None = None) -> "int | Shape":
+    def size(self, dim: int | None = None) -> "BatchSize | Shape":
         return Shape() if dim is None else Shape()[dim]
 
     def relu(self) -> "StandIn":
@@ -87,10 +104,8 @@ class StandIn:
 
     def reshape(self, *shape: Any) -> "StandIn":
         match shape:
-            case (first, -1) | ((first, -1),) if first == BATCH:
-                return self.then(Flatten())
-            case (first, int(width)) | ((first, int(width)),) if first in (BATCH, -1):
-                return self.then(Flatten(width))
+            case (first, int(width)) | ((first, int(width)),):
+                return self.then(_flattened(first, width))
         raise Unknown
 
     view = reshape
@@ -99,10 +114,19 @@ class StandIn:
 class Shape:
     """The shape of a batch, of which only the first number is known."""
 
-    def __getitem__(self, dim: int) -> int:
+    def __getitem__(self, dim: int) -> BatchSize:
         if dim != 0:
             raise Unknown
         return BATCH
+
+
+def _flattened(first: Any, width: int) -> Flatten:
+    """What a shape of two numbers means; of a width that is -1, the first must be the number of samples."""
+    if is_batch_size(first):
+        return Flatten(None if width == -1 else width)
+    if first == -1:
+        return Flatten(width)
+    raise Unknown
 
 
 def _linear(x: StandIn, weight: Tensor, bias: Tensor | None = None) -> StandIn:

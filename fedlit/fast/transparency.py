@@ -4,12 +4,14 @@ Every part is a layer of PyTorch's or a user's module whose `forward` merely com
 anywhere, and nothing of PyTorch's own is replaced. Nothing is remembered between two visits but the reading of
 bytecode, so that whatever changes is seen.
 
-What cannot be seen: a hook on the node of autograd's graph that accumulates a parameter's gradient, and functions of
-PyTorch that were replaced before fedlit was imported.
+What cannot be seen: a hook on the node of autograd's graph that accumulates a parameter's gradient; functions of
+PyTorch that were replaced before fedlit was imported; and, of those replaced later, what `FUNCTIONS_OF_PYTORCH`,
+`CLASSES` and `permission` do not name, such as `torch.addmm` or an operator of `torch.ops` itself.
 """
 
 from operator import itemgetter
 from types import FunctionType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,11 +49,14 @@ OF_A_NETWORK = OF_A_CLASS | {"extra_repr", "forward"}
 hooks_of = itemgetter(*(name for name in vars(nn.Module()) if name.endswith("_hooks")))
 # As they were when fedlit was imported: who replaces one later wants it to be called.
 CLASSES = tuple((cls, dict(vars(cls))) for cls in (nn.Module, *LEAVES, *CONTAINERS))
-FUNCTIONS_OF_PYTORCH = tuple(
-    (owner, name, getattr(owner, name))
-    for owner, names in ((F, ("cross_entropy", "dropout", "linear", "relu")), (torch, ("flatten", "relu", "relu_")))
-    for name in names
+OWNERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (F, ("cross_entropy", "dropout", "linear", "relu")),
+    (torch, ("flatten", "relu", "relu_")),
+    (torch.Tensor, ("backward", "flatten", "relu", "relu_", "reshape", "view")),
+    (torch.autograd, ("backward",)),
+    (torch._C._nn, ("cross_entropy_loss", "linear")),
 )
+FUNCTIONS_OF_PYTORCH = tuple((owner, name, getattr(owner, name)) for owner, names in OWNERS for name in names)
 
 
 def has_global_hooks() -> bool:
@@ -82,9 +87,16 @@ def is_transparent(parts: list[nn.Module]) -> bool:
     attributes = {name for reading in known for name in reading.attributes}
     if not _are_parts_or_data(attributes, parts):
         return False
-    # A branch could ask for the number of samples, which is not the same in every batch.
-    branches = any(reading.branches for reading in known)
-    return not (branches and any(reading.asks_for_size for reading in known))
+    return not _may_depend_on_size(known)
+
+
+def _may_depend_on_size(readings: list[Reading]) -> bool:
+    """Whether what a network does could follow from the number of samples, which is not the same in every batch.
+
+    The sizes of a stand-in refuse to be calculated with; but `len` gives a number like any other.
+    """
+    computes = any(reading.computes for reading in readings)
+    return computes and any(reading.asks_for_length for reading in readings)
 
 
 def _is_as_imported() -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from fedlit.records.progress import table
+from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row, summary
 
 
@@ -21,10 +22,14 @@ def tell_which(round: int, folder: Path | None) -> None:
     print(f"Evaluating {what}.", file=sys.stderr)
 
 
-def report(rows: Sequence[Row], name: str, round: int, folder: Path | None) -> None:
-    """Print a table, and leave the rows in the folder of the run that was evaluated."""
+def report(
+    rows: Sequence[Row], name: str, round: int, folder: Path | None, failures: Mapping[int, Failure] | None = None
+) -> None:
+    """Print a table and whom it leaves out, and leave the rows in the folder of the run that was evaluated."""
     tell_which(round, folder)
     print(table(summary(rows)))
+    for k, failure in (failures or {}).items():
+        print(f"without client {k}: {failure.reason}")
     if folder is not None:
         header = ",".join(Row._fields) + "\n"
         (folder / name).write_text(header + "".join(map(str, rows)))

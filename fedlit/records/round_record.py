@@ -31,6 +31,8 @@ def failure(error: Exception) -> Failure:
     reason = f"{type(error).__name__}: {error}".splitlines()[0]
     if "more than 1 value per channel" in reason:
         reason += " (a batch of one sample; see `data.drop_last`)"
+    if "view size is not compatible" in reason:
+        reason += " (`trainer.fast` holds kernels channels last: `reshape` takes what `view` does not)"
     return Failure(reason, traceback.format_exc())
 
 

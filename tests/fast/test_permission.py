@@ -1,11 +1,12 @@
 """A shortcut is refused for whatever is not known to be plain, each condition by itself."""
 
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.cli import LightningArgumentParser, OptimizerCallable
 from lightning.pytorch.core.hooks import ModelHooks
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -16,7 +17,16 @@ from fedlit import FedAvg, FederatedModule, LocalOnly
 from fedlit.data.batches import Batches
 from fedlit.engine.plan import Plan
 from fedlit.fast.perceptron import ClosedForm
-from fedlit.fast.permission import for_closed_form, for_stack, is_plain_data, is_plain_sgd, is_same
+from fedlit.fast.permission import (
+    clears_plainly,
+    for_closed_form,
+    for_stack,
+    is_plain_data,
+    is_plain_factory,
+    is_plain_sgd,
+    is_same,
+    steps_without_closure,
+)
 from fedlit.fast.recognition import perceptron
 from fedlit.methods import FML, Card, FedProx, FineTuned
 from fedlit.methods.stage import EarlyStopping, Stage
@@ -27,11 +37,9 @@ SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(5,))
 FABRIC = Fabric(accelerator="cpu")
 # Called in a visit, but not between its steps: a step in closed form may be taken, a stack may not.
 BESIDE_STEPS = {
-    "client_weight",
     "configure_client",
     "configure_optimizers",
     "on_client_start",
-    "on_train_epoch_start",
     "parameters_of",
 }
 OUTSIDE_VISITS = {
@@ -42,8 +50,9 @@ OUTSIDE_VISITS = {
     "is_shared",
     "on_server_start",
     "probe",
-    "validation_loss",
 }
+# Early stopping calls it between steps; there is none in a stack.
+BETWEEN_STEPS_ALONE = {"validation_loss"}
 PYTHON_S = {"__init__", "__repr__"}
 HOOKS = {name for name in dir(ModelHooks) if name.startswith(("on_", "configure_"))}
 METHODS = {name for name in vars(FederatedModule) if callable(getattr(FederatedModule, name)) and name[:2] != "__"}
@@ -70,7 +79,7 @@ STEPS = {
     "zero_grad",
     "a_method_nobody_has_heard_of",
 }
-NEITHER = (HOOKS | METHODS | STEPS) - BESIDE_STEPS - OUTSIDE_VISITS
+NEITHER = (HOOKS | METHODS | STEPS) - BESIDE_STEPS - OUTSIDE_VISITS - BETWEEN_STEPS_ALONE
 
 
 def plain(kind=FedAvg, **options):
@@ -122,6 +131,13 @@ def test_who_overrides_what_runs_beside_steps_is_not_stacked(name):
     method = defining(**{name: passing_on(name)})
     assert may_step(method)
     assert not may_stack(method)
+
+
+@pytest.mark.parametrize("name", sorted(BETWEEN_STEPS_ALONE))
+def test_who_overrides_what_early_stopping_asks_is_not_stepped(name):
+    method = defining(**{name: passing_on(name)})
+    assert not may_step(method)
+    assert may_stack(method)
 
 
 @pytest.mark.parametrize("name", sorted(OUTSIDE_VISITS | PYTHON_S))
@@ -181,11 +197,17 @@ def with_state(change):
     return build
 
 
+def patched_loss(monkeypatch):
+    monkeypatch.setattr("fedlit.methods.base.F", SimpleNamespace(cross_entropy=torch.nn.functional.cross_entropy))
+    return plain()
+
+
 METHODS_THAT_ARE_NOT_PLAIN = {
     "a class beside": lambda _: plain(type("Own", (FedAvg, Beside), {})),
     "a class of another kind": lambda _: plain(Kind("Own", (FedAvg,), {})),
     "a hook that was replaced in Lightning": patched_hook,
     "a step that was replaced in fedlit": patched_step,
+    "a loss that was replaced in fedlit": patched_loss,
     "another loss": lambda _: FedProx(SMALL, SGD, mu=0.1),
     "two networks": lambda _: FML(SMALL, SMALL, SGD),
     "a forward hook": with_state(lambda method: method.register_forward_hook(lambda *_: None)),
@@ -311,8 +333,10 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_an_optimiser_that_is_not_plain_is_left_alone(build):
     method = plain()
-    assert not is_plain_sgd(build(method.parameters()))
-    assert not may_step(method, build(method.parameters()))
+    optimizer = build(method.parameters())
+    assert not is_plain_sgd(optimizer)
+    assert clears_plainly(optimizer) == ("zero_grad" not in vars(optimizer))
+    assert not may_step(method, optimizer)
 
 
 @pytest.mark.parametrize("register", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
@@ -324,6 +348,52 @@ def test_a_hook_on_all_optimisers_is_seen(register):
     assert is_plain_sgd(optimizer)
 
 
+@pytest.mark.parametrize(("owner", "name"), [(torch.optim.SGD, "step"), (torch.optim.Optimizer, "zero_grad")])
+def test_what_replaces_a_function_of_an_optimiser_is_seen(owner, name, monkeypatch):
+    method = plain()
+    original = getattr(owner, name)
+    monkeypatch.setattr(owner, name, wraps(original)(lambda *args, **options: original(*args, **options)))
+    assert not may_step(method, SGD(method.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_a_parameter_that_stands_twice_is_stepped_twice():
+    method = plain()
+    parameters = list(method.parameters())
+    assert not may_step(method, SGD([*parameters, parameters[0]]))
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, OwnSGD])
+def test_pytorch_s_optimisers_step_without_a_closure(kind):
+    assert steps_without_closure(kind(plain().parameters(), lr=0.1))
+
+
+class WithAStep(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+THAT_TAKE_A_CLOSURE = {
+    "LBFGS": torch.optim.LBFGS,
+    "a step of its own": partial(WithAStep, lr=0.1),
+    "a step that hangs on it": with_an_own("step"),
+    "a hook before": watched("register_step_pre_hook"),
+}
+
+
+@pytest.mark.parametrize("build", THAT_TAKE_A_CLOSURE.values(), ids=THAT_TAKE_A_CLOSURE)
+def test_any_other_optimiser_is_given_a_closure(build):
+    assert not steps_without_closure(build(plain().parameters()))
+
+
+def test_a_hook_before_every_optimiser_s_step_asks_for_a_closure():
+    optimizer = SGD(plain().parameters())
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    assert not steps_without_closure(optimizer)
+    handle.remove()
+    assert steps_without_closure(optimizer)
+
+
 def test_an_optimiser_of_a_part_or_of_groups_is_left_alone():
     method = plain()
     groups = [{"params": part.parameters()} for part in (method.network.extractor, method.network.head)]
@@ -333,6 +403,40 @@ def test_an_optimiser_of_a_part_or_of_groups_is_left_alone():
     first.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.3})
     assert not may_step(method, first)
     assert may_step(method, SGD(method.parameters()))
+
+
+def configured():
+    parser = LightningArgumentParser()
+    parser.add_argument("--optimizer", type=OptimizerCallable)
+    parsed = parser.parse_args(["--optimizer=torch.optim.SGD", "--optimizer.lr=0.1"])
+    build = getattr(parser, "instantiate", None) or parser.instantiate_classes  # its older name
+    return build(parsed).optimizer
+
+
+class Calls(partial):
+    """A partial that could do more."""
+
+
+def test_a_class_and_a_partial_of_it_build_an_optimiser_and_do_no_more():
+    assert is_plain_factory(torch.optim.SGD)
+    assert is_plain_factory(SGD)
+    assert is_plain_factory(configured())
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        lambda parameters: SGD(parameters),
+        OwnSGD,
+        partial(OwnSGD, lr=0.1),
+        partial(lambda kind, parameters: kind(parameters), torch.optim.SGD),
+        partial(torch.optim.Adam, lr=0.1),
+        Calls(torch.optim.SGD, lr=0.1),
+        None,
+    ],
+)
+def test_whatever_else_builds_an_optimiser_may_do_more(factory):
+    assert not is_plain_factory(factory)
 
 
 STAGES = {
@@ -408,6 +512,8 @@ DATA = {
     "targets elsewhere": Batches(X, Y.to("meta"), 2),
     "a target that is no class": Batches(X, Y + 1, 2),
     "a target below all": Batches(X, Y - 1, 2),
+    "a number that is none": Batches(X.index_fill(0, torch.tensor([1]), float("nan")), Y, 2),
+    "a number without end": Batches(X.index_fill(0, torch.tensor([1]), float("inf")), Y, 2),
 }
 
 

@@ -123,6 +123,13 @@ def closure():
     return layers(lambda self, x: self.fc2(torch.relu(self.fc1(flat(x, 1)))))
 
 
+def branches_beside_a_size(self, x):
+    x = self.fc1(x.view(x.size(0), -1))
+    if self.scale > 0:
+        x = x.relu()
+    return self.fc2(x)
+
+
 THE_SAME = {
     "ours": lambda: MLP(image_size=8, num_classes=3, hidden=(6, 5)),
     "a module around a Sequential": Wrapped,
@@ -134,6 +141,7 @@ THE_SAME = {
     "a module of modules": Nested,
     "a function that is kept": stored_function,
     "a function of a function around": closure,
+    "a size and a branch": lambda: layers(branches_beside_a_size),
     "a shape": lambda: layers(lambda self, x: self.fc2(self.fc1(x.reshape(x.shape[0], -1)).relu())),
     "a tuple of sizes": lambda: layers(lambda self, x: self.fc2(self.fc1(x.view((x.size()[0], -1))).relu())),
     "a width": lambda: layers(lambda self, x: self.fc2(self.fc1(x.view(-1, WIDTH)).relu())),
@@ -268,6 +276,31 @@ def asks_for_the_batch_and_branches(self, x):
     if x.size(0) > 7:
         return self.fc2(x)
     return self.fc2(x)
+
+
+def chooses_by_the_batch(self, x):
+    return self.fc2((self.fc1, self.fc1)[x.size(0) > 4](x.flatten(1)).relu())
+
+
+def chooses_by_the_length(self, x):
+    return self.fc2((self.fc1, self.fc1)[len(x) > 4](x.flatten(1)).relu())
+
+
+def slices_by_the_length(self, x):
+    return self.fc2((self.fc1, self.fc1)[len(x) : 9](x.flatten(1)).relu())
+
+
+def branches_on_the_length(self, x):
+    x = self.fc1(x.flatten(1))
+    return self.fc2(x.relu()) if len(x) else self.fc2(x)
+
+
+def offsets_by_the_batch(self, x):
+    return self.fc2(self.fc1(x.flatten(1 + 0 * x.shape[0])).relu())
+
+
+def flattens_from_the_batch(self, x):
+    return self.fc2(self.fc1(x.flatten(x.size(0))).relu())
 
 
 def branches_on_the_batch(self, x):
@@ -420,6 +453,18 @@ def tied():
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)
 
 
+def one_bias(*shape):
+    network = sequence()
+    network[3].bias = nn.Parameter(torch.zeros(shape or 1))
+    return network
+
+
+def in_one_place():
+    first, second = nn.Linear(64, 64), nn.Linear(64, 64)
+    second.weight.data = first.weight.data
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second)
+
+
 def repeated():
     block = nn.Sequential(nn.Linear(64, 64), nn.ReLU())
     return nn.Sequential(nn.Flatten(), block, block, nn.Linear(64, 3))
@@ -560,6 +605,15 @@ OTHERS = {
     "a method of its own": lambda: layers(calls_a_method, note=lambda self, x: note(x)),
     "a relu of its own": lambda: layers(calls_its_own_relu, relu=lambda self, x: note(x).relu()),
     "a relu that hangs on it": lambda: lambda_on("act", lambda x: note(x).relu()),
+    "a choice by the batch": lambda: layers(chooses_by_the_batch),
+    "a choice by the length": lambda: layers(chooses_by_the_length),
+    "a slice by the length": lambda: layers(slices_by_the_length),
+    "a branch on the length": lambda: layers(branches_on_the_length),
+    "arithmetic with the batch": lambda: layers(offsets_by_the_batch),
+    "flat from the batch on": lambda: layers(flattens_from_the_batch),
+    "a bias for all outputs": one_bias,
+    "a bias in columns": lambda: one_bias(1, 3),
+    "two parameters in one place": in_one_place,
     "a buffer": with_buffer,
     "a parametrised layer": parametrised,
     "a forward hook": lambda: with_hook("register_forward_hook"),
@@ -633,6 +687,10 @@ def test_a_hook_on_all_modules_is_seen():
         (F, "linear"),
         (F, "cross_entropy"),
         (torch, "flatten"),
+        (torch.Tensor, "relu"),
+        (torch.Tensor, "backward"),
+        (torch.autograd, "backward"),
+        (torch._C._nn, "cross_entropy_loss"),
         (nn.Linear, "forward"),
         (nn.Module, "train"),
     ],

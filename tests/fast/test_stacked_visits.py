@@ -60,7 +60,6 @@ def drawn_rate(parameters):
 
 DRAWN = {"method": lambda: FedAvg(SMALL, drawn_rate)}
 DEALS = {
-    "rates that are drawn": DRAWN,
     "equal clients": {},
     "a smaller last batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4)},
     "no smaller batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4, drop_last=True)},
@@ -167,6 +166,7 @@ NOT_PLAIN = {
     "a personal head": of(PersonalHead),
     "another loss": {"method": lambda: FedProx(SMALL, SGD, mu=0.1)},
     "momentum": of(FedAvg, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    "an optimiser from a function": DRAWN,
     "a clipped gradient": {"gradient_clip_val": 1.0},
     "random inputs": {"data": lambda: toy_data(size=60, num_clients=5, augmentation=[Flip()])},
     "many samples": {"data": lambda: toy_data(size=6000, num_clients=5, batch_size=1000), "local_epochs": 1},
@@ -191,6 +191,29 @@ def test_a_rule_of_its_own_gets_every_upload(stacks):
     assert [upload.client for upload in method.seen] == [0, 1, 2, 3, 4]
     assert equal(federation.global_state, method.seen[0].state)
     assert stacks == [[0, 1, 2, 3, 4]]
+
+
+class Slower(FedAvg):
+    """Lowers the rate while uploads come."""
+
+    def aggregate(self, uploads, current):
+        def slower():
+            for i, upload in enumerate(uploads):
+                self.optimizer = partial(torch.optim.SGD, lr=0.1 / (i + 2))
+                yield upload
+
+        try:
+            return super().aggregate(slower(), current)
+        finally:
+            self.optimizer = SGD
+
+
+def test_a_rate_that_is_changed_between_uploads_holds_for_the_next_client(stacks, monkeypatch):
+    stacked = run(lambda: Slower(SMALL, SGD), num_rounds=1).global_state
+    assert stacks
+    alone(monkeypatch)
+    assert near(stacked, run(lambda: Slower(SMALL, SGD), num_rounds=1).global_state)
+    assert not near(stacked, run(num_rounds=1).global_state)
 
 
 def spoilt_data(how):
@@ -266,10 +289,10 @@ def test_a_frozen_layer_stays_frozen(stacks):
 
 
 def test_the_next_random_number_is_the_same(stacks, monkeypatch):
-    run(DRAWN["method"])
+    run()
     after = torch.rand(3)
     alone(monkeypatch)
-    run(DRAWN["method"])
+    run()
     assert torch.equal(after, torch.rand(3))
     assert stacks
 

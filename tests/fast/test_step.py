@@ -10,7 +10,7 @@ from torch import nn
 from fedlit import FedAvg
 from fedlit.engine.plain_step import PlainStep
 from fedlit.fast.permission import is_plain_sgd
-from fedlit.fast.sgd import plain_clear_and_step, prepare
+from fedlit.fast.sgd import clear, prepare, step
 from fedlit.networks import LeNet5
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -25,13 +25,12 @@ def test_a_plain_step_is_the_optimiser_s_to_the_bit(options, plain):
     networks[1].load_state_dict(networks[0].state_dict())
     ours, theirs = (torch.optim.SGD(network.parameters(), lr=0.3, **options) for network in networks)
     assert is_plain_sgd(ours) == plain
-    clear, step = plain_clear_and_step(ours)
     for _ in range(3):
         x = torch.randn(4, 5)
-        theirs.zero_grad(), clear()
+        theirs.zero_grad(), clear(ours)
         for network in networks:
             network(x).square().sum().backward()
-        theirs.step(), step()
+        theirs.step(), step(ours)
     assert torch.equal(networks[0].weight, networks[1].weight) == plain  # it would be wrong for any other
 
 

@@ -1,0 +1,131 @@
+"""Scores of many clients in one pass are those of each by itself."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SGD, SmallCNN, fitted, linear, toy_data
+from lightning.fabric import Fabric
+from torch import nn
+
+from fedlit import FedAvg, LocalOnly
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.scores import evaluate, scores_by_group
+
+
+def clients(*sizes):
+    n = sum(sizes)
+    return torch.randn(n, 3), torch.arange(n) % 3, sizes
+
+
+@pytest.mark.parametrize("sizes", [(4, 1, 7), (0, 4, 0, 0, 5, 0), (3,), (0,), ()])
+def test_every_group_has_the_scores_that_it_has_alone(sizes):
+    logits, target, sizes = clients(*sizes)
+    together = scores_by_group(logits, target, sizes, {})
+    alone = []
+    for z, y in zip(logits.split(list(sizes)), target.split(list(sizes)), strict=True) if sizes else ():
+        alone += scores_by_group(z, y, [len(y)], {})
+    assert [scores.keys() for scores in together] == [scores.keys() for scores in alone]
+    assert [list(scores.values()) for scores in together] == [pytest.approx(list(s.values())) for s in alone]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_client_s_bad_sample_is_its_own_affair(bad):
+    logits, target, sizes = clients(2, 3, 4)
+    clean = scores_by_group(logits, target, sizes, {})
+    logits[2] = bad
+    spoilt = scores_by_group(logits, target, sizes, {})
+    assert [spoilt[0], spoilt[2]] == [clean[0], clean[2]]
+    assert not math.isfinite(spoilt[1]["loss"])
+
+
+class Draws(nn.Module):
+    """Dropout that never sleeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = linear()
+
+    def forward(self, x):
+        return self.head(F.dropout(x, 0.5, training=True))
+
+
+class Centred(nn.Module):
+    """Compares a sample with those beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = linear()
+
+    def forward(self, x):
+        return self.head(x - x.mean(0, keepdim=True))
+
+
+def unaware():
+    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3))
+
+
+def groups(network, processes):
+    federation = fitted(FedAvg(network, SGD), toy_data(num_clients=4, val_size=0.3), num_rounds=1)
+    scorer = Scorer(federation.state)
+    federation.state.fabric = SimpleNamespace(world_size=processes, **FABRIC)
+    return scorer._groups([0, 1, 2, 3], 1)
+
+
+REAL = Fabric(accelerator="cpu")
+FABRIC = {"strategy": REAL.strategy, "device": REAL.device}
+
+
+@pytest.mark.parametrize("network", [unaware, Draws, Centred])
+@pytest.mark.parametrize("processes", [1, 2])
+def test_clients_whose_samples_would_change_each_other_s_scores_share_no_batch(network, processes):
+    assert groups(network, processes) == [[0], [1], [2], [3]]
+
+
+@pytest.mark.parametrize("network", [linear, SmallCNN])
+def test_any_others_share_batches_in_every_process(network):
+    assert groups(network, 1) == [[0, 1, 2, 3]]
+    assert groups(network, 2) == [[0, 1], [2, 3]]
+
+
+def test_a_client_has_the_score_that_it_has_alone():
+    federation = fitted(FedAvg(unaware, SGD), toy_data(num_clients=4, val_size=0.3), num_rounds=1)
+    state = federation.state
+    rows = Scorer(state).evaluate(1)
+    state.load_global()
+    for k in range(4):
+        alone = evaluate(state.fabric, state.module.network, state.data.client(k, 1).val_batches())
+        (loss,) = [row.value for row in rows if (row.client, row.metric, row.data) == (k, "loss", "own")]
+        assert loss == alone["loss"]
+
+
+class Fails(nn.Module):
+    """Cannot say anything from `broken` on."""
+
+    broken = None
+
+    def __init__(self):
+        super().__init__()
+        self.head = linear()
+
+    def forward(self, x):
+        weight = self.head[1].weight
+        if Fails.broken is not None and torch.equal(weight, Fails.broken):
+            raise OSError("no model")
+        return self.head(x)
+
+
+@pytest.mark.parametrize("command", ["test", "validate"])
+def test_a_client_that_cannot_be_evaluated_is_named(command, capsys, monkeypatch):
+    method = LocalOnly(Fails, SGD)
+    data = toy_data()
+    federation = fitted(method, data, num_rounds=1)
+    rows = getattr(federation, command)(method, data)
+    assert "without" not in capsys.readouterr().out
+    assert {row.client for row in rows} == {0, 1, 2}
+    monkeypatch.setattr(Fails, "broken", federation.personal_states[1]["network.head.1.weight"])
+    rows = getattr(federation, command)(method, data)
+    assert "without client 1: could not be evaluated: OSError: no model" in capsys.readouterr().out
+    assert {row.client for row in rows} == {0, 2}
