@@ -33,7 +33,7 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
         )
-    check_choices("trainer.client_epochs", options.client_epochs, data.num_clients)
+    check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
     _check_state(model)
     stages = model.configure_stages()
@@ -48,7 +48,15 @@ def check_experiment(model: FederatedModule, data: FederatedData, options: Optio
 
 
 def _check_state(model: FederatedModule) -> None:
-    """What is shared and saved is tensors."""
+    """What is shared and saved is tensors, and a client's network is a copy of it."""
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ValueError(
+                    f"`model`: `{path}.{name}` of {type(model).__name__} was computed from parameters and cannot be "
+                    "copied for clients; in place of `weight_norm` or `prune` of `torch.nn.utils`, take "
+                    "`torch.nn.utils.parametrizations`, or compute it in `forward`."
+                )
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."

@@ -61,7 +61,7 @@ step_pre_hooks_of = itemgetter(*(name for name in OF_SGD if name.endswith("step_
 OF_BATCHES = frozenset(Batches.__dataclass_fields__)
 
 
-def _step_of(kind: type[Optimizer]) -> Callable:
+def _step_of(kind: Any) -> Callable:
     """The `step` of a class of PyTorch's, which the first of its kind wraps."""
     kind([nn.Parameter(torch.zeros(1, 1))], lr=0.1)
     return kind.step
