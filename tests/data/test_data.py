@@ -217,7 +217,7 @@ def flat(**options):
     train = TensorDataset(FLAT, y)
     data = FederatedData(train_dataset=train, test_dataset=train, num_clients=2, val_size=0.3, **options)
     data.setup()
-    return data.test_batches().x
+    return next(iter(data.test_batches()))[0]
 
 
 def test_features_without_places_are_normalised_one_by_one_or_all_alike():
