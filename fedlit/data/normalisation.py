@@ -14,7 +14,7 @@ Channels = float | list[float] | None
 
 @dataclass(frozen=True, eq=False)
 class Normalisation:
-    """``(x - mean) / std``, both ``[C, 1, 1]``, or ``[1, 1, 1]`` for all channels."""
+    """``(x - mean) / std``, both ``[C, 1, 1]`` (``[D]`` of features without places), or of one number for all."""
 
     mean: Tensor
     std: Tensor
@@ -25,16 +25,18 @@ class Normalisation:
 
 def normalisation(images: Images, mean: Channels, std: Channels) -> Normalisation | None:
     """As the user has it, else as the data set has it; None leaves features as they are."""
-    num_channels = 1
-    if images.train_x.dim() > 1:
-        num_channels = images.train_x.shape[1]
+    shape = images.train_x.shape[1:]
+    num_channels = shape[0] if shape else 1
     means = _per_channel("mean", mean, images.mean, num_channels)
     stds = _per_channel("std", std, images.std, num_channels)
     if min(stds, default=1) <= 0:
         raise ValueError(f"`data.std` must be above 0, got {std}.")
     if not means and not stds:
         return None
-    return Normalisation(_column(means or [0.0]), _column(stds or [1.0]))
+    places = [1] * (len(shape) - 1)  # of a channel: rows and columns of an image, none of a feature
+    mean_of = torch.tensor(means or [0.0]).view(-1, *places)
+    std_of = torch.tensor(stds or [1.0]).view(-1, *places)
+    return Normalisation(mean_of, std_of)
 
 
 def measured_on_opted_in(images: Images, assignment: Assignment) -> Images:
@@ -55,7 +57,3 @@ def _per_channel(name: str, given: Channels, own: tuple[float, ...], num_channel
     if len(values) not in (0, 1, num_channels):
         raise ValueError(f"`data.{name}` must be one number or {num_channels}, one per channel, got {len(values)}.")
     return values
-
-
-def _column(values: list[float]) -> Tensor:
-    return torch.tensor(values).view(-1, 1, 1)

@@ -47,7 +47,7 @@ def check_experiment(
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
         )
-    check_choices("trainer.client_epochs", options.client_epochs, data.num_clients)
+    check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
     _check_state(model)
     stages = model.configure_stages()
@@ -64,10 +64,18 @@ def check_experiment(
 
 
 def _check_state(model: FederatedModule) -> None:
-    """What is shared and saved is tensors, of shapes that are known."""
+    """What is shared and saved is tensors, of shapes that are known, and a client's network is a copy of them."""
     for name, value in model.state_dict().items():
         if is_lazy(value):
             raise ValueError(f"`model`: {name!r} has no shape yet; give a lazy layer's sizes, or run it in `__init__`.")
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ValueError(
+                    f"`model`: `{path}.{name}` of {type(model).__name__} was computed from parameters and cannot be "
+                    "copied for clients; in place of `weight_norm` or `prune` of `torch.nn.utils`, take "
+                    "`torch.nn.utils.parametrizations`, or compute it in `forward`."
+                )
     if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
         raise ValueError(
             f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."

@@ -1,9 +1,11 @@
 """The options of a federation, checked and fixed: the only place where they live."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from lightning.pytorch import Callback
@@ -34,7 +36,7 @@ class Options:
     num_rounds: int
     local_epochs: int | None
     local_steps: int | None
-    client_epochs: dict[int, int]
+    client_epochs: Mapping[int, int]
     fraction_fit: float
     min_clients: int
     eval_every_n_rounds: int
@@ -45,7 +47,7 @@ class Options:
     optimizer_state: KeepOptimizer
     batch_norm: Literal["average", "local"]
     gradient_clip_val: float | None
-    metrics: dict[str, Metric]
+    metrics: Mapping[str, Metric]
     accelerator: str
     devices: int | str
     num_nodes: int
@@ -53,8 +55,8 @@ class Options:
     personal_memory: float
     num_threads: int
     fast: bool
-    logger: Logger | list[Logger] | bool = field(repr=False)
-    callbacks: list[Callback] = field(repr=False)
+    logger: Logger | Sequence[Logger] | bool = field(repr=False)
+    callbacks: Sequence[Callback] = field(repr=False)
     default_root_dir: Path
     fast_dev_run: bool
     enable_progress_bar: bool
@@ -62,6 +64,7 @@ class Options:
     seed: int
 
     def __post_init__(self) -> None:
+        self._fix()
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -79,6 +82,14 @@ class Options:
             if epochs < 1:
                 raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
         self._check_monitor()
+
+    def _fix(self) -> None:
+        """Copies that cannot be changed: what a user goes on to do with a list or a mapping is not meant for a run."""
+        for name in ("client_epochs", "metrics"):
+            object.__setattr__(self, name, MappingProxyType({**getattr(self, name)}))
+        for name in ("logger", "callbacks"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def _check_monitor(self) -> None:
         """What is never measured would never be best."""

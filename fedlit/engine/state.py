@@ -92,6 +92,11 @@ class FederationState:
 
     def use(self, data: FederatedData) -> None:
         """Go on with other data: to evaluate on them."""
+        if self.round and data.num_clients != self.data.num_clients:
+            raise ValueError(
+                f"`data.num_clients` is {data.num_clients}, but the federation has been fitted with "
+                f"{self.data.num_clients}; make another Federation for other clients."
+            )
         if data is not self.data:
             self.data = data
             self._partition_hash = None

@@ -17,7 +17,7 @@ class MaxPool(nn.MaxPool2d):
     padding: int
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        if not self._is_plain or x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
             return super().forward(x)
         if not x.requires_grad:
             return self._without_indices(x)
@@ -27,6 +27,18 @@ class MaxPool(nn.MaxPool2d):
         if halves and x.is_contiguous():
             return Halved.apply(x)
         return super().forward(x)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether windows are squares, side by side as they are, and their maxima are all that is wanted."""
+        sizes = (self.kernel_size, self.stride, self.padding)
+        return (
+            all(type(size) is int for size in sizes)
+            and self.dilation == 1
+            and not self.ceil_mode
+            and not self.return_indices
+            and 2 * self.padding <= self.kernel_size  # else PyTorch refuses
+        )
 
     def _without_indices(self, x: Tensor) -> Tensor:
         if self.padding:

@@ -57,6 +57,8 @@ class FineTuned(FederatedModule):
         self.finetune_epochs = finetune_epochs
         self.weighting = weighting
         self.stop_on = stop_on
+        if monitor is not None and stop_on is not None:
+            raise ValueError("`model.monitor` of FineTuned is now `model.stop_on`; give one of them.")
         if monitor is not None:
             warnings.warn("`model.monitor` of FineTuned is now `model.stop_on`.", Notice, stacklevel=2)
             self.stop_on = monitor

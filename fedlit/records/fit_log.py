@@ -1,6 +1,6 @@
 """The log of a fit: its folder, from the first picture to the last table. Only the first process keeps it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class FitLog:
     """
 
     def __init__(
-        self, folder: Path | None, logger: Logger | list[Logger] | bool, done: int, progress: Progress
+        self, folder: Path | None, logger: Logger | Sequence[Logger] | bool, done: int, progress: Progress
     ) -> None:
         self.folder = folder
         self.progress = progress
@@ -143,11 +143,11 @@ class FitLog:
                 self.progress.print(f"Stopped after round {round}; to go on, add --ckpt_path {checkpoint_path}")
 
 
-def _loggers(folder: Path | None, logger: Logger | list[Logger] | bool, done: int) -> list[Logger]:
+def _loggers(folder: Path | None, logger: Logger | Sequence[Logger] | bool, done: int) -> list[Logger]:
     if folder is None or logger is False:
         return []
-    if isinstance(logger, list):
-        return logger
+    if isinstance(logger, Sequence):
+        return [*logger]
     if isinstance(logger, Logger):
         return [logger]
     # A killed run may have shown rounds that were not saved; they are shown again.

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import toy_data, toy_datasets
+from torch.utils.data import TensorDataset
 
 from fedlit import FederatedData
 from fedlit.augment import Crop, Flip, PadEdge
@@ -231,3 +232,23 @@ def test_features_are_normalised_by_what_is_given_alone(options, shift, scale):
     data.setup()
     raw = data.images.train_x[data.assignment.train[0]]
     assert torch.equal(data.client(0).train_batches(samples="all").x, (raw - shift) / scale)
+
+
+FLAT = torch.arange(12.0).view(6, 2)
+
+
+def flat(**options):
+    y = torch.arange(6) % 2
+    train = TensorDataset(FLAT, y)
+    data = FederatedData(train_dataset=train, test_dataset=train, num_clients=2, val_size=0.3, **options)
+    data.setup()
+    return next(iter(data.test_batches()))[0]
+
+
+def test_features_without_places_are_normalised_one_by_one_or_all_alike():
+    assert torch.equal(flat(mean=1.0, std=2.0), (FLAT - 1) / 2)
+    mean, std = torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0])
+    assert torch.equal(flat(mean=mean.tolist(), std=std.tolist()), (FLAT - mean) / std)
+    assert torch.equal(flat(), FLAT)
+    with pytest.raises(ValueError, match=r"`data\.mean` must be one number or 2"):
+        flat(mean=[1.0, 2.0, 3.0])

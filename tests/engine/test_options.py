@@ -1,12 +1,16 @@
 """Options live in one place, fixed; and what is said of a stage cannot contradict itself."""
 
 import inspect
+import warnings
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
-from conftest import SGD, fitted, linear, toy_data
+from conftest import SGD, equal, fitted, linear, toy_data
+from torch import nn
+from torch.nn.utils import prune
 
 from fedlit import FedAvg, Federation, Stage
+from fedlit.callbacks import FederationCallback
 from fedlit.engine.options import Options
 from fedlit.methods import EarlyStopping
 
@@ -24,6 +28,60 @@ def test_options_are_what_the_federation_was_given_and_cannot_be_changed():
     assert (federation.options.num_rounds, federation.options.seed) == (3, 7)
     with pytest.raises(FrozenInstanceError):
         federation.options.seed = 8
+
+
+def test_what_was_handed_in_may_change_afterwards_but_options_do_not():
+    epochs, callbacks, metrics = {0: 2}, [FederationCallback()], {}
+    federation = Federation(client_epochs=epochs, callbacks=callbacks, metrics=metrics, logger=False)
+    epochs[0] = 7
+    callbacks.clear()
+    metrics["mine"] = None
+    assert federation.options.epochs_of(0) == 2
+    assert len(federation.callbacks) == 1
+    assert dict(federation.metrics) == {}
+    with pytest.raises(TypeError):
+        federation.client_epochs[0] = 7
+    with pytest.raises(AttributeError):
+        federation.callbacks.clear()
+
+
+def test_other_clients_than_those_of_the_fit_are_refused():
+    method = FedAvg(linear, SGD)
+    federation = fitted(method, toy_data(), num_rounds=1)
+    with pytest.raises(ValueError, match=r"`data\.num_clients` is 4, but the federation has been fitted with 3"):
+        federation.validate(method, toy_data(num_clients=4))
+    assert federation.validate(method, toy_data(batch_size=4))
+
+
+def old_weight_norm():
+    network = linear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        nn.utils.weight_norm(network[1])
+    return network
+
+
+def pruned():
+    network = linear()
+    prune.l1_unstructured(network[1], "weight", 0.5)
+    return network
+
+
+@pytest.mark.parametrize("network", [old_weight_norm, pruned])
+def test_a_weight_that_was_computed_before_is_refused_by_name(network):
+    told = r"`model`: `network\.1\.weight` of FedAvg was computed from parameters.*`torch\.nn\.utils\.parametrizations`"
+    with pytest.raises(ValueError, match=told):
+        fitted(FedAvg(network, SGD), num_rounds=1)
+
+
+def test_a_weight_that_is_computed_when_it_is_needed_is_trained():
+    def network():
+        network = linear()
+        nn.utils.parametrizations.weight_norm(network[1])
+        return network
+
+    federation = fitted(FedAvg(network, SGD), num_rounds=1)
+    assert not equal(federation.global_state, federation.state.initial)
 
 
 def test_an_option_is_declared_once_and_listed_once():

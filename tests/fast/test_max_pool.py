@@ -39,3 +39,32 @@ def test_relu_after_the_pool_has_the_same_gradients():
 def test_a_pool_can_be_differentiated_twice():
     x = torch.randn(1, 2, 6, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(lambda x: Halved.apply(x).square(), x)
+
+
+OPTIONS = [
+    {"kernel_size": 2, "ceil_mode": True},
+    {"kernel_size": 3, "stride": 1, "dilation": 2},
+    {"kernel_size": 2, "return_indices": True},
+    {"kernel_size": (2, 3)},
+    {"kernel_size": 3, "stride": (1, 2)},
+    {"kernel_size": 3, "padding": (0, 1)},
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 2, "stride": 1},
+]
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_whatever_it_is_asked_for_a_pool_is_pytorch_s(options, trains):
+    x = torch.randn(2, 3, 7, 8, requires_grad=trains)
+    ours, theirs = MaxPool(**options)(x), nn.MaxPool2d(**options)(x)
+    if not options.get("return_indices"):
+        ours, theirs = (ours,), (theirs,)
+    assert len(ours) == len(theirs)
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_pool_refuses_what_pytorch_s_does():
+    for kind in (MaxPool, nn.MaxPool2d):
+        with pytest.raises(RuntimeError, match="pad should be at most half"):
+            kind(2, padding=2)(torch.randn(1, 1, 4, 4))

@@ -6,7 +6,7 @@ from conftest import SGD, TrunkAndHead, fitted, linear, toy_data
 
 import fedlit.methods
 from fedlit import FedAvg, LocalOnly
-from fedlit.methods import DLAD, FML, check_choices, check_ids
+from fedlit.methods import DLAD, FML, FineTuned, check_choices, check_ids
 
 
 @pytest.mark.parametrize(
@@ -75,3 +75,9 @@ def test_a_frozen_copy_does_not_follow_its_original():
     weight.data.add_(1)
     assert copies[0].tolist() == [1, 1]
     assert not copies[0].requires_grad
+
+
+def test_an_option_is_not_given_under_its_old_name_and_its_new_one():
+    with pytest.raises(ValueError, match=r"`model\.monitor` of FineTuned is now `model\.stop_on`; give one"):
+        FineTuned(linear, SGD, stop_on="loss", monitor="acc")
+    assert FineTuned(linear, SGD, stop_on="loss").stop_on == "loss"
