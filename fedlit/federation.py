@@ -18,7 +18,6 @@ from fedlit.engine.begin import chosen_checkpoint, chosen_folder, fresh_state, r
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
-from fedlit.engine.layout import layout_for
 from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
