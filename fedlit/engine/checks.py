@@ -18,7 +18,7 @@ from fedlit.engine.log_sinks import refused
 from fedlit.engine.modes import left_in_evaluation
 from fedlit.engine.optimizers import as_list, check_number
 from fedlit.engine.options import Options
-from fedlit.engine.precision import convert_input
+from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
@@ -208,8 +208,9 @@ def _is_choice(name: str, value: object, num_clients: int) -> bool:
 @torch.no_grad()
 def _check_client(model: FederatedModule, client: Client, x: Tensor, fabric: Fabric) -> None:
     """The client's network takes its samples and gives a logit per class, and its optimiser can be built."""
-    _check_outputs(model, f"network of client {client.id}", client, x)
-    _check_outputs(model.global_model(), "global model", client, x)
+    with autocast(fabric)():
+        _check_outputs(model, f"network of client {client.id}", client, x)
+        _check_outputs(model.global_model(), "global model", client, x)
     _check_optimizer(model, client, fabric)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlit.data import FederatedData
 from fedlit.engine.checks import networks_to_try
+from fedlit.engine.precision import autocast
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
@@ -21,7 +22,8 @@ def layout_for(model: FederatedModule, data: FederatedData, fabric: Fabric, fast
     if not fast:
         return torch.contiguous_format
     for trial, _, x in networks_to_try(model, data, fabric):
-        problem = _problem(trial, x)
+        with autocast(fabric)():
+            problem = _problem(trial, x)
         if problem:
             told = (
                 f"`trainer.fast`: kernels of {type(model).__name__} keep their layout; in that of fast mode, {problem}"

@@ -177,7 +177,7 @@ PARTITIONS = [
     ),
     (
         ("Majority", {"samples_per_client": 50}),
-        r"^`data.partition.samples_per_client`=50 .* needs 73 samples of class 1, there are 20",
+        r"^`data.partition.samples_per_client`=50 .* needs 73 samples of class 0, there are 20",
     ),
     (("Dirichlet", {"min_samples": 21}), r"^`data.partition.min_samples`: .*need 84 samples, there are 60"),
     (("Dirichlet", {"alpha": -1}), r"^`data.partition.alpha` must be finite and above 0, got -1.0"),

@@ -282,10 +282,12 @@ def test_a_frozen_layer_stays_frozen(stacks):
         method.network.extractor.requires_grad_(False)
         return method
 
-    federation = run(method, callbacks=Thaw())
+    federation = run(method)
     name = "network.extractor.1.weight"
     assert torch.equal(federation.global_state[name], federation.state.initial[name])
     assert stacks == []
+    thawed = run(method, callbacks=Thaw())
+    assert not torch.equal(thawed.global_state[name], thawed.state.initial[name])
 
 
 def test_the_next_random_number_is_the_same(stacks, monkeypatch):
