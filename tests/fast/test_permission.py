@@ -488,6 +488,13 @@ def test_a_batch_that_is_not_plain_is_autograd_s(batch):
     assert not closed.takes(batch)
 
 
+def test_without_flattening_a_batch_is_flat():
+    network = nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Linear(5, 3))
+    closed = ClosedForm(perceptron(network), SGD(network.parameters()), fused=False)
+    assert closed.takes((X[:, 0, 0], Y))
+    assert not closed.takes((X, Y))
+
+
 class OwnBatches(Batches):
     """The same under another name."""
 
