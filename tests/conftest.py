@@ -16,6 +16,12 @@ torch.set_num_threads(1)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch):
+    """What is printed breaks its lines in the same places wherever the tests run."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+
 class SmallCNN(nn.Sequential):
     """What breaks most easily: BatchNorm's buffers and dropout's random numbers."""
 
