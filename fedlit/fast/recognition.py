@@ -83,7 +83,7 @@ def _parsed(steps: tuple[Step, ...]) -> Perceptron | None:
 
 def _fit(weight: nn.Parameter, bias: nn.Parameter) -> bool:
     """Whether there is a bias for every output; one for all would have the sum of their gradients."""
-    return weight.dim() == 2 and bias.shape == weight.shape[:1]
+    return bias.shape == weight.shape[:1]
 
 
 def _is_all(parts: list[nn.Module], found: list[nn.Parameter]) -> bool:

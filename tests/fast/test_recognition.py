@@ -673,8 +673,9 @@ def test_what_might_do_more_is_no_perceptron(build):
     assert getattr(network, "calls", None) == before
 
 
-def test_a_hook_on_all_modules_is_seen():
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_a_hook_on_all_modules_is_seen(kind):
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *_: None)
     assert perceptron(sequence()) is None
     handle.remove()
     assert perceptron(sequence()) is not None
