@@ -32,6 +32,7 @@ FILES = {
 # Of no consequence, and why.
 EQUIVALENT = {
     ("transparency", "if type(forward) is not FunctionType:"): "what has no code is an error, and an error refuses",
+    ("recognition", "id(parameter)"): "what lies nowhere is on no CPU, and refused for that",
     ("transparency", "reading is None"): "what was not read has no names: an error, and an error refuses",
 }
 
