@@ -33,6 +33,7 @@ FILES = {
 EQUIVALENT = {
     ("transparency", "if type(forward) is not FunctionType:"): "what has no code is an error, and an error refuses",
     ("stacked_visits", "if not client.sees_the_same_inputs:"): "spares building batches that `is_plain_data` refuses",
+    ("recognition", "id(parameter)"): "what lies nowhere is on no CPU, and refused for that",
     ("transparency", "reading is None"): "what was not read has no names: an error, and an error refuses",
 }
 

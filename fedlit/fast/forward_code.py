@@ -118,17 +118,18 @@ def _computes(code: CodeType) -> bool:
         name = instruction.opname
         if name in CONSTANTS:
             constants += 1
-        elif name == "BUILD_SLICE" and constants >= (instruction.arg or 0):
-            constants = 1
-        elif name.startswith("POP_JUMP_") or (name in ARITHMETIC and constants < _needed(instruction)):
+            continue
+        if name.startswith("POP_JUMP_") or (name in ARITHMETIC and constants < _needed(instruction)):
             return True
-        elif name not in NOTHING:
-            constants = 0
+        if name not in NOTHING:
+            constants = int(name == "BUILD_SLICE")  # of constants it is one
     return False
 
 
 def _needed(instruction: dis.Instruction) -> float:
     """Of how many constants the result is a mere choice; of none, if it is not."""
+    if instruction.opname == "BUILD_SLICE":
+        return instruction.argval
     if instruction.opname == "BINARY_OP":
         return 1 if instruction.argrepr == "[]" else math.inf
     return CHOICES.get(instruction.opname, math.inf)

@@ -83,15 +83,13 @@ def _parsed(steps: tuple[Step, ...]) -> Perceptron | None:
 
 def _fit(weight: nn.Parameter, bias: nn.Parameter) -> bool:
     """Whether there is a bias for every output; one for all would have the sum of their gradients."""
-    return weight.dim() == 2 and bias.shape == weight.shape[:1]
+    return bias.shape == weight.shape[:1]
 
 
 def _is_all(parts: list[nn.Module], found: list[nn.Parameter]) -> bool:
     """Whether these are all parameters of a network, each once and in no way special."""
     used = {id(parameter) for parameter in found}
-    if len(used) != len(found):  # one that is used twice has the sum of two gradients
-        return False
-    if len({_place(parameter) for parameter in found}) != len(found):  # one would change with another
+    if len({_place(parameter) for parameter in found}) != len(found):  # one is another, or changes with it
         return False
     if any(part._buffers for part in parts):  # nobody knows what it is for
         return False

@@ -141,6 +141,7 @@ THE_SAME = {
     "a module of modules": Nested,
     "a function that is kept": stored_function,
     "a function of a function around": closure,
+    "a length, and a slice by constants": lambda: with_activations(slices_by_constants),
     "a size and a branch": lambda: layers(branches_beside_a_size),
     "a shape": lambda: layers(lambda self, x: self.fc2(self.fc1(x.reshape(x.shape[0], -1)).relu())),
     "a tuple of sizes": lambda: layers(lambda self, x: self.fc2(self.fc1(x.view((x.size()[0], -1))).relu())),
@@ -287,7 +288,23 @@ def chooses_by_the_length(self, x):
 
 
 def slices_by_the_length(self, x):
-    return self.fc2((self.fc1, self.fc1)[len(x) : 9](x.flatten(1)).relu())
+    x = self.fc1(x.flatten(1))
+    for act in self.acts[: len(x)]:
+        x = act(x)
+    return self.fc2(x)
+
+
+def with_activations(forward):
+    network = layers(forward)
+    network.acts = nn.ModuleList([nn.ReLU()])
+    return network
+
+
+def slices_by_constants(self, x):
+    x = self.fc1(x.view(len(x), -1))
+    for act in self.acts[0:1]:
+        x = act(x)
+    return self.fc2(x)
 
 
 def branches_on_the_length(self, x):
@@ -607,7 +624,7 @@ OTHERS = {
     "a relu that hangs on it": lambda: lambda_on("act", lambda x: note(x).relu()),
     "a choice by the batch": lambda: layers(chooses_by_the_batch),
     "a choice by the length": lambda: layers(chooses_by_the_length),
-    "a slice by the length": lambda: layers(slices_by_the_length),
+    "a slice by the length": lambda: with_activations(slices_by_the_length),
     "a branch on the length": lambda: layers(branches_on_the_length),
     "arithmetic with the batch": lambda: layers(offsets_by_the_batch),
     "flat from the batch on": lambda: layers(flattens_from_the_batch),
@@ -673,8 +690,9 @@ def test_what_might_do_more_is_no_perceptron(build):
     assert getattr(network, "calls", None) == before
 
 
-def test_a_hook_on_all_modules_is_seen():
-    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+@pytest.mark.parametrize("kind", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"])
+def test_a_hook_on_all_modules_is_seen(kind):
+    handle = getattr(nn.modules.module, f"register_module_{kind}")(lambda *_: None)
     assert perceptron(sequence()) is None
     handle.remove()
     assert perceptron(sequence()) is not None
