@@ -73,7 +73,7 @@ class Federation:
         default_root_dir: Folder in which `lightning_logs` stands.
         fast_dev_run: One batch of two clients in one round of every stage, and nothing written: does it run at all?
         enable_progress_bar: A bar on a terminal, a line a round elsewhere; off is silence.
-        report: Write report.html, the page of the run, where the extra `report` is installed.
+        report: Draw pictures of the run and, where the extra `report` is installed, write its page, report.html.
         seed: Of every random stream of the run.
     """
 

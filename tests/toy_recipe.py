@@ -13,7 +13,7 @@ model:
   init_args:
     network: {class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}
     optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}
-trainer: {num_rounds: 2, accelerator: cpu, enable_progress_bar: false, logger: false}
+trainer: {num_rounds: 2, accelerator: cpu, enable_progress_bar: false, logger: false, report: false}
 """
 
 

@@ -68,7 +68,7 @@ class Fit:
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
-        self.log = FitLog(folder, self.options.logger, state.round, self.progress)
+        self.log = FitLog(folder, self.options.logger, state.round, self.progress, self.options.report)
         self._begin_log()
 
     def _begin_log(self) -> None:

@@ -28,12 +28,19 @@ class FitLog:
         logger: As the user gave it to the federation.
         done: Rounds that a run has behind it; 0 starts anew.
         progress: Where a person is told.
+        draws: Whether to leave pictures, too.
     """
 
     def __init__(
-        self, folder: Path | None, logger: Logger | Sequence[Logger] | bool, done: int, progress: Progress
+        self,
+        folder: Path | None,
+        logger: Logger | Sequence[Logger] | bool,
+        done: int,
+        progress: Progress,
+        draws: bool = True,
     ) -> None:
         self.folder = folder
+        self.draws = draws
         self.progress = progress
         self.lock = None if folder is None else lock_folder(folder)
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
@@ -48,7 +55,7 @@ class FitLog:
 
     def partition_picture(self, data: FederatedData) -> None:
         """Who holds what, as a picture, if there is none yet."""
-        if self.folder is None:
+        if self.folder is None or not self.draws:
             return
         picture = self.folder / "partition.png"
         if not picture.exists():
@@ -91,6 +98,14 @@ class FitLog:
             checkpoint.keep(target, last)
         self.saved_round = content["round"]
 
+    def _draw(self, folder: Path, round: int) -> None:
+        """The pictures of the end."""
+        if round:
+            draw_curves(folder / "metrics.csv", folder / "curves.png")
+            self.recorder.picture("curves", folder / "curves.png", round)
+        self._draw_epochs(folder, round)
+        self._draw_confusion(folder, round)
+
     def _draw_epochs(self, folder: Path, round: int) -> None:
         """Of visits at home that were followed, if any were."""
         picture = folder / "epochs.png"
@@ -125,11 +140,8 @@ class FitLog:
         """
         folder = self.folder
         if folder is not None:
-            if round:
-                draw_curves(folder / "metrics.csv", folder / "curves.png")
-                self.recorder.picture("curves", folder / "curves.png", round)
-            self._draw_epochs(folder, round)
-            self._draw_confusion(folder, round)
+            if self.draws:
+                self._draw(folder, round)
             self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
             self.recorder.event("end", round=round, stopped_by=stopped_by)
             checkpoint.sync(folder / "checkpoints")
@@ -137,7 +149,8 @@ class FitLog:
         if last:
             self.progress.print("\n" + table(last, best))
         if folder is not None:
-            self.progress.print(f"\nLook at {folder}/curves.png, or run: tensorboard --logdir {folder.parent}")
+            seen = folder / "curves.png" if self.draws else folder
+            self.progress.print(f"\nLook at {seen}, or run: tensorboard --logdir {folder.parent}")
             if stopped_by is not None:
                 checkpoint_path = folder / "checkpoints" / "last.ckpt"
                 self.progress.print(f"Stopped after round {round}; to go on, add --ckpt_path {checkpoint_path}")

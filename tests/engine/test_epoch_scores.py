@@ -34,7 +34,7 @@ def values(lines, metric="acc", **wanted):
 @pytest.fixture(scope="module")
 def followed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("followed")
-    return dlad(eval_every_n_epochs=1, default_root_dir=str(folder), logger=True)
+    return dlad(eval_every_n_epochs=1, default_root_dir=str(folder), logger=True, report=True)
 
 
 def test_classifiers_are_evaluated_after_every_epoch_and_densities_and_the_server_are_not(followed):

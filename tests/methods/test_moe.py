@@ -92,7 +92,7 @@ def test_the_gate_of_the_paper_has_61241_parameters():
 
 
 def test_one_run_has_all_models_of_a_row_of_the_table():
-    federation = fitted(seeded(), toy_data(), num_rounds=2)
+    federation = fitted(seeded(), toy_data(), num_rounds=2, report=True)
     models = {
         (row["stage"], row["model"]) for row in rows(federation) if (row["metric"], row["data"]) == ("acc", "own")
     }

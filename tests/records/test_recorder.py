@@ -14,7 +14,7 @@ from fedlit.records.rows import Row
 
 
 def test_a_folder_holds_all_that_was_promised():
-    federation = fitted(FineTuned(SmallCNN, SGD), logger=True, num_rounds=2)
+    federation = fitted(FineTuned(SmallCNN, SGD), logger=True, report=True, num_rounds=2)
     names = {path.name for path in Path(federation.log_dir).iterdir()}
     promised = {
         "metrics.csv",
@@ -29,6 +29,14 @@ def test_a_folder_holds_all_that_was_promised():
     }
     assert promised <= names
     assert any(name.startswith("events.out.tfevents") for name in names)
+
+
+def test_who_wants_no_report_gets_no_pictures():
+    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1)
+    names = {path.name for path in Path(federation.log_dir).iterdir()}
+    assert "metrics.csv" in names
+    assert "report.html" not in names
+    assert not any(name.endswith(".png") for name in names)
 
 
 def test_metrics_are_in_long_form():
