@@ -75,6 +75,16 @@ def test_the_commands_for_before_and_after_run_in_their_order(command_line, tmp_
     assert {"predictions_global_my.csv", "network_global.torchscript.pt"} <= written
 
 
+def test_the_comparisons_in_the_readme_can_be_run(command_line, monkeypatch, capsys):
+    lines = [line.split("   #")[0] for line in blocks("bash")[3].splitlines() if line.startswith("fedlit compare")]
+    for line in lines:
+        monkeypatch.setattr("sys.argv", [*shlex.split(line), "--dry-run"])
+        with pytest.raises(SystemExit, match="0"):
+            command.main()
+        assert "0 of them done" in capsys.readouterr().out
+    assert len(lines) == 2
+
+
 def test_the_table_of_methods_names_files_and_recipes_that_exist():
     root = Path(__file__).parents[1]
     table = README[README.index("## Methods") : README.index("## Your own method")]
