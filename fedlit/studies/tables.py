@@ -3,6 +3,7 @@
 import re
 from shutil import get_terminal_size
 
+from fedlit.studies.comparison import unequal_data
 from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.results import Results
@@ -21,6 +22,10 @@ def terminal_table(results: Results, width: int | None = None) -> str:
     blocks = [_in_terminal(grid, width) for grid in grids if grid is not None]
     if any(isinstance(text, Best) for row in main.rows for text in row):
         blocks.append("*  ahead of every other row of the column by a paired 95 % interval that excludes 0")
+    for column, options in unequal_data(results).items():
+        where = f" of {column}" if column else ""
+        told = "differ in their data, so methods alone are not compared"
+        blocks.append(f"!  the rows{where} {told}: {', '.join(options)}")
     return "\n\n".join(blocks)
 
 

@@ -12,6 +12,7 @@ from toy_runs import ENVIRONMENT, steady, study_of
 
 from fedlit.studies.page import study_page
 from fedlit.studies.results import Results
+from fedlit.studies.tables import terminal_table
 
 ROWS = {"FedAvg": {}, "FML": {}, "alone": {}}
 COLUMNS = {"IID": {}, "two classes": {}}
@@ -285,6 +286,7 @@ def test_rows_on_other_data_are_told_apart(tmp_path, data, is_told):
     results = study_of(tmp_path, {"rows": {"a": {}, "b": {}}}, other_data)
     text = PageReader(study_page(results, "")).text
     assert ("Rows differ in their data" in text) is is_told
+    assert ("differ in their data" in terminal_table(results)) is is_told
     assert ("data.alpha" in text) is is_told
 
 
