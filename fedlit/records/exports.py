@@ -15,6 +15,7 @@ Format = Literal["state_dict", "torchscript", "pt2", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 ENDINGS: dict[Format, str] = {"state_dict": ".pt", "torchscript": ".torchscript.pt", "pt2": ".pt2", "onnx": ".onnx"}
 TOLERANCE = 1e-4  # of the largest output; other runtimes add up in another order
+BATCH_IS_FIXED = ("Constraints violated (n)", "must match", "is invalid for input of size")
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 Network = Callable[[Tensor], Tensor]
@@ -50,8 +51,7 @@ def export(network: nn.Module, x: Tensor, path: Path, format: Format) -> float:
             difference = max(largest_difference(network, read, part) for part in (x, x[:1]))
     except Exception as error:  # exporters raise what they like
         temporary.unlink(missing_ok=True)
-        reason = " ".join((str(error).splitlines() or [type(error).__name__])[:1])
-        raise NotTheSame(f"this network cannot be had as {format}: {reason}") from error
+        raise NotTheSame(f"this network cannot be had as {format}: {cause(error)}") from error
     allowed = 0.0 if format == "state_dict" else TOLERANCE
     if not difference <= allowed:
         temporary.unlink()
@@ -61,6 +61,21 @@ def export(network: nn.Module, x: Tensor, path: Path, format: Format) -> float:
         )
     temporary.replace(path)
     return difference
+
+
+def cause(error: Exception) -> str:
+    """What an exporter stumbled over, in one line: TorchScript tells last, torch.export below its first line."""
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip(" -")]
+    if not lines:
+        return type(error).__name__
+    reason = lines[0]
+    if reason.startswith("The following operation failed in the TorchScript interpreter"):
+        reason = lines[-1]
+    elif reason.startswith("Constraints violated") and len(lines) > 1:
+        reason = lines[1]
+    if any(word in str(error) for word in BATCH_IS_FIXED):
+        reason += " (does `forward` fix the number of samples? `x.shape[0]` follows it, `len(x)` does not)"
+    return reason
 
 
 def largest_difference(one: Network, other: Network, x: Tensor) -> float:

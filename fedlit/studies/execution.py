@@ -19,10 +19,9 @@ from typing import TextIO
 
 from fedlit.records.run_folder import lock_folder, stop_signals
 from fedlit.studies.progress import StudyProgress
-from fedlit.studies.runs import Run
+from fedlit.studies.runs import LOG, Run
 
 FIT = [sys.executable, "-m", "fedlit", "fit"]
-LOG = "fit.log"  # what a run printed
 PAUSE = 0.2  # seconds between two looks at the runs
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedlit.studies.grids import reached, targets_of
 from fedlit.studies.results import Results
-from fedlit.studies.series import Curve, curve_of, points_of, rounds_to_target
+from fedlit.studies.series import Curve, curve_of, outcomes_of, points_of, rounds_to_target
 from fedlit.studies.study import Cell
 from fedlit.studies.wording import metric_label, short, unit_of
 
@@ -29,7 +29,7 @@ BESIDE = 3  # panels beside each other
 WIDTH = 3.4  # inches of a panel
 HEIGHT = 2.7
 NAME = 34  # characters of a name in a figure
-BAND = "line: mean over seeds; band: ± standard deviation"
+BAND = "line: mean over seeds; band: ± standard deviation; (k/n): k of n seeds"
 MOST_MARKERS = 10  # on a line
 
 Draw = Callable[["Axes", Results, list[Cell]], None]
@@ -72,7 +72,7 @@ def _panels(results: Results, draw: Draw, height: float, note: str, names: bool 
     beside = min(BESIDE, len(columns))
     below = ceil(len(columns) / beside)
     rows = len(results.study.rows)
-    margin = 0.075 * max(len(short(row, NAME)) for row in results.study.rows) if names else 0.3
+    margin = 0.075 * max(len(_label(results, row)) for row in results.study.rows) if names else 0.3
     legend = 0.25 if names else 0.25 + 0.22 * ceil(rows / max(1, beside))
     width = max(4.6, beside * WIDTH + margin)
     figure = Figure(figsize=(width, below * height + 0.35 + legend), layout="constrained")
@@ -83,7 +83,7 @@ def _panels(results: Results, draw: Draw, height: float, note: str, names: bool 
             panel.set_axis_off()
             continue
         draw(panel, results, list(_cells(results, columns[position])))
-        panel.set_title(short(columns[position], 44), fontsize="medium")
+        panel.set_title(literal(short(columns[position], 44)), fontsize="medium")
     if not names:
         _legend(figure, axes, beside)
     figure.supxlabel(note, fontsize="small", color="0.35")
@@ -94,6 +94,25 @@ def _cells(results: Results, column: str) -> Iterator[Cell]:
     for cell in results.study.cells:
         if cell.column == column:
             yield cell
+
+
+def _label(results: Results, row: str) -> str:
+    """A row by its name, and (k/n) where a cell of it has only k of n runs: its curve is not of the same seeds."""
+    seeds = len(results.study.seeds)
+    cells = [cell for cell in results.study.cells if cell.row == row]
+    fewest = min(sum(1 for _ in outcomes_of(results, cell)) for cell in cells)
+    name = literal(short(row, NAME))
+    return name if fewest == seeds else f"{name} ({fewest}/{seeds})"
+
+
+def literal(text: str) -> str:
+    r"""Text that matplotlib prints as it is: between two dollars it would be taken for a formula.
+
+    Example:
+        >>> print(literal("$mu$ = 1"))
+        \$mu\$ = 1
+    """
+    return text.replace("$", r"\$")
 
 
 def _legend(figure: "Figure", axes: np.ndarray, beside: int) -> None:
@@ -155,7 +174,7 @@ def _draw_curve(
         marker=MARKERS[number % len(MARKERS)],
         markersize=4,
         markevery=max(1, len(at) // MOST_MARKERS),
-        label=short(cell.row, NAME),
+        label=_label(results, cell.row),
     )
     if curve.n > 1:
         sd = np.asarray(curve.sd)
@@ -170,7 +189,7 @@ def _draw_silent(axes: "Axes", results: Results, cell: Cell, curve: Curve) -> No
         curve.mean[-1],
         color=COLOURS[number % len(COLOURS)],
         linestyle=DASHES[number % len(DASHES)],
-        label=f"{short(cell.row, NAME)} (sends nothing: last value)",
+        label=f"{_label(results, cell.row)} (sends nothing: last value)",
     )
 
 
@@ -187,6 +206,8 @@ def _draw_clients(axes: "Axes", results: Results, cells: list[Cell]) -> None:
         first, median, third = np.percentile(values, (25, 50, 75))
         axes.barh(number, third - first, left=first, height=0.55, fill=False)
         axes.vlines(median, number - 0.275, number + 0.275, color="black", linewidth=2)
+    axes.use_sticky_edges = False  # an axis that ends where a bar does would hide the dots on its edge
+    axes.margins(x=0.05)
     _name_rows(axes, results)
     _label_metric(axes, cells, on_x=True)
 
@@ -214,7 +235,7 @@ def _draw_target(axes: "Axes", results: Results, cells: list[Cell]) -> None:
 
 def _name_rows(axes: "Axes", results: Results) -> None:
     rows = results.study.rows
-    axes.set_yticks(range(len(rows)), [short(row, NAME) for row in rows])
+    axes.set_yticks(range(len(rows)), [_label(results, row) for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.grid(color="0.92", axis="x")
     axes.set_axisbelow(True)

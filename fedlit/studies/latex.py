@@ -2,11 +2,15 @@
 
 import re
 from textwrap import wrap
+from unicodedata import name
 
 from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.grids import OURS, main_grid
 from fedlit.studies.results import Results
 
+GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
+# Those that LaTeX has: the others look like Latin ones.
+CAPITALS = ("Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega")
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -17,6 +21,13 @@ SPECIAL = {
     "|": r"\textbar{}",
     "±": r"$\pm$",
     "–": "--",
+    "−": "$-$",
+    "×": r"$\times$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "→": r"$\rightarrow$",
+    "∞": r"$\infty$",
+    "µ": r"$\mu$",  # the sign of micro
     **{character: f"\\{character}" for character in "&%$#_{}"},
 }
 WIDEST = 66  # characters that surely fit beside each other on a page of the class article
@@ -48,8 +59,25 @@ def escaped(text: str) -> str:
     Example:
         >>> print(escaped("100 % of A&B_1 ± 2"))
         100 \% of A\&B\_1 $\pm$ 2
+        >>> print(escaped("Dirichlet, α ≤ 0.5"))
+        Dirichlet, $\alpha$ $\leq$ 0.5
     """
-    return "".join(SPECIAL.get(character, character) for character in " ".join(text.split()))
+    return "".join(map(_printed, " ".join(text.split())))
+
+
+def _printed(character: str) -> str:
+    """A character as LaTeX takes it; a Greek letter is a symbol of mathematics."""
+    if character in SPECIAL:
+        return SPECIAL[character]
+    letter = GREEK.fullmatch(name(character, ""))
+    if letter is None:
+        return character
+    command = letter[2].lower().replace("lamda", "lambda")
+    if letter[1] == "CAPITAL":
+        command = command.capitalize()
+        if command not in CAPITALS:
+            return character
+    return f"$\\{command}$"
 
 
 def _caption(results: Results, grid: Grid) -> str:

@@ -4,12 +4,13 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from pathlib import Path
 from time import monotonic
 
 from tqdm.auto import tqdm
 
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.runs import Run
+from fedlit.studies.runs import CONFIG, LOG, Run
 
 ROUND = re.compile(r"^round (\d+)/(\d+) ", re.MULTILINE)
 TAIL = 4096  # bytes of a log in which the last round surely stands
@@ -35,7 +36,7 @@ class StudyProgress:
         for run in self.runs:
             folder = run.folder
             if folder is not None and run.status == "done":
-                self.seconds[str(run.cell)].append(Outcome(folder).total_seconds)
+                self.seconds[str(run.cell)].append(seconds_of(run.root, Outcome(folder)))
         if enabled and sys.stderr.isatty():
             self.bar = tqdm(
                 total=len(self.runs),
@@ -107,7 +108,7 @@ class StudyProgress:
 
 def part_done(run: Run) -> float:
     """The part of a run's rounds that is behind it, by what it printed last."""
-    log = run.root / "fit.log"
+    log = run.root / LOG
     if not log.exists():
         return 0.0
     with log.open("rb") as file:
@@ -117,6 +118,21 @@ def part_done(run: Run) -> float:
         return 0.0
     number, total = found[-1]
     return int(number) / int(total)
+
+
+def seconds_of(root: Path, outcome: Outcome) -> float:
+    """How long a run took that an earlier call has made: from its options to its last word, if it was not cut short.
+
+    Its rounds alone would leave out the start of a process, which a small run feels.
+    """
+    in_rounds = outcome.total_seconds
+    if sum(event["event"] == "fit" for event in outcome.events) > 1:
+        return in_rounds
+    options = root / CONFIG
+    log = root / LOG
+    if not (options.exists() and log.exists()):
+        return in_rounds
+    return max(in_rounds, log.stat().st_mtime - options.stat().st_mtime)
 
 
 def duration(seconds: float) -> str:

@@ -19,6 +19,7 @@ from fedlit.studies.study import ONLY_COLUMN, Cell, Study
 Config = Mapping[str, Any]  # every option of a run, resolved
 Status = Literal["done", "begun", "new"]
 CONFIG = "run.yaml"
+LOG = "fit.log"  # what it printed
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,24 @@ def test_what_does_not_do_the_same_is_not_left(network, format, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class FixedBatch(nn.Module):
+    """A token in front, as transformers have; `len` is a number that a trace keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 4))
+
+    def forward(self, x):
+        return torch.cat([self.token.expand(len(x), -1), x.flatten(1)], dim=1)
+
+
+@pytest.mark.parametrize(("format", "told"), [("torchscript", "RuntimeError: "), ("pt2", "n")])
+def test_what_an_exporter_stumbles_over_is_told(format, told, tmp_path):
+    with pytest.raises(NotTheSame, match=rf"cannot be had as {format}: .*{told}.*`x.shape\[0\]` follows it") as refusal:
+        export(FixedBatch().eval(), torch.rand(5, 1, 2, 2), tmp_path / "network.pt", format)
+    assert "interpreter" not in str(refusal.value)
+
+
 def test_what_cannot_be_exported_ends_with_code_1(monkeypatch, capsys):
     monkeypatch.setattr(exports, "TOLERANCE", -1.0)
     with pytest.raises(SystemExit, match="1"):

@@ -1,5 +1,6 @@
 """Runs of a study: claimed, made once, resumed, shared out; here with a fit that ends at once."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from runs_by_hand import write_run
 from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
 from fedlit.studies.execution import Execution
-from fedlit.studies.progress import StudyProgress
-from fedlit.studies.runs import flat, in_order, is_finished, plan_runs, share
+from fedlit.studies.outcome import Outcome
+from fedlit.studies.progress import StudyProgress, seconds_of
+from fedlit.studies.runs import CONFIG, LOG, flat, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
 
 FAKE = Path(__file__).parent / "fake_fit.py"
@@ -210,3 +212,17 @@ def test_options_of_classes_are_told_apart_by_dotted_names():
     config = {"model": {"class_path": "FML", "init_args": {"alpha": 0.5, "networks": [1, 2]}}}
     assert flat(config) == {"model.class_path": "FML", "model.alpha": 0.5, "model.networks": [1, 2]}
     assert yaml.safe_load(yaml.safe_dump(flat(config))) == flat(config)
+
+
+def test_the_time_of_an_earlier_run_is_from_its_options_to_its_last_word(tmp_path):
+    outcome = Outcome(write_run(tmp_path / "run", [[0.5, 0.6]] * 3, seconds=2.0))
+    assert seconds_of(tmp_path, outcome) == 6.0
+    for name, moment in ((CONFIG, 100.0), (LOG, 118.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (moment, moment))
+    assert seconds_of(tmp_path, outcome) == 18.0
+    events = outcome.folder / "events.jsonl"
+    events.write_text(
+        events.read_text() + '{"event": "fit", "round": 3}\n'
+    )  # it was cut short, and went on the next day
+    assert seconds_of(tmp_path, Outcome(outcome.folder)) == 6.0

@@ -70,6 +70,27 @@ def test_every_panel_has_labels_and_every_row_a_line_of_its_own(tmp_path, rows, 
     assert [text.get_text() for text in legend.get_texts()] == [f"row {i}" for i in range(rows)]
 
 
+def legend_of(results) -> set[str]:
+    figure = dict(draw_all(results))["curves_over_rounds"]
+    return {text.get_text() for text in figure.legends[0].get_texts()}
+
+
+def test_a_row_whose_runs_are_not_all_done_says_so_in_the_legend(tmp_path):
+    def run_of(row, column, seeds):
+        if row == "$half$" and seeds.training == 2:
+            return None
+        return {"values": steady(0.4, 0.6)}
+
+    results = study_of(tmp_path, {"rows": {"whole": {}, "$half$": {}}, "seeds": 2}, run_of)
+    assert legend_of(results) == {"whole", r"\$half\$ (1/2)"}
+
+
+def test_the_axis_of_clients_does_not_end_on_a_dot(tmp_path):
+    results = study_of(tmp_path, {"rows": {"a": {}}, "seeds": 1}, lambda *_: {"values": steady(0.4, 0.6)})
+    low, high = dict(draw_all(results))["clients"].axes[0].get_xlim()
+    assert low < 40 < 60 < high
+
+
 def test_the_legend_lies_on_no_panel(results):
     figure = dict(draw_all(results))["curves_over_rounds"]
     figure.draw_without_rendering()
