@@ -8,7 +8,7 @@ from fedlit.data import FederatedData
 from fedlit.engine.layout import layout_for
 from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
-from fedlit.engine.processes import broadcast
+from fedlit.engine.processes import broadcast, meet
 from fedlit.engine.state import FederationState
 from fedlit.fast.memory import set_fast
 from fedlit.methods.base import FederatedModule
@@ -23,7 +23,7 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
     check_precision(fabric)
     if fabric.is_global_zero:
         data.prepare_data()
-    fabric.barrier()
+    meet(fabric)
     data.setup()
     return data
 

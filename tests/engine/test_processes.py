@@ -88,7 +88,8 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 3])
 def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
     one, several = finished(tmp_path / "one"), finished(tmp_path / "several", "--trainer.devices", str(devices))
     assert len(one["personal_states"]) == 5
