@@ -92,6 +92,31 @@ def test_a_signal_to_one_process_ends_all_after_the_round(tmp_path):
     assert said[1] == ""
 
 
+class Interrupting(FML):
+    """Sends its own process a signal in the middle of its fifth visit, the second of round 2."""
+
+    visits = 0
+
+    def on_client_start(self, client):
+        super().on_client_start(client)
+        Interrupting.visits += 1
+
+    def training_step(self, batch, batch_idx):
+        if Interrupting.visits == 5 and batch_idx == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_signal_in_a_visit_leaves_a_checkpoint_that_goes_on_to_the_same_bits(tmp_path):
+    torch.manual_seed(1)
+    model = Interrupting(SmallCNN, SmallCNN, SGD)
+    stopped = fitted(model, default_root_dir=str(tmp_path))
+    assert stopped.stopped_by == signal.SIGTERM
+    assert stopped.state.round == 1
+    resumed = fitted(model, ckpt_path="last", default_root_dir=str(tmp_path))
+    assert equal(resumed.global_state, fitted(fml()).global_state)
+
+
 def test_a_killed_process_is_named_and_the_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
     codes, said = two(tmp_path / "two", lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert codes == [3, -signal.SIGKILL], said
