@@ -6,8 +6,10 @@ heartbeat's business.
 """
 
 import os
+import shutil
 import socket
 import sys
+import tempfile
 from datetime import timedelta
 from subprocess import Popen
 
@@ -25,7 +27,8 @@ from fedlit.engine.heartbeat import Heartbeat
 LOOPBACK = "127.0.0.1"
 INTERFACES = ("lo", "lo0")  # what Linux and macOS call it
 FOR_EVER = timedelta(days=365)
-TO_MEET = timedelta(minutes=5)  # rank 0 listens before it starts the others, or soon after
+TO_MEET = timedelta(minutes=10)  # for all to be there once one is
+MEETING_PLACE = "FEDLIT_MEETING_PLACE"  # a folder, which rank 0 tells those that it starts
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -47,6 +50,12 @@ class ClientParallelStrategy(DDPStrategy):
 
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # not wrapped, on purpose
         return module
+
+    def prepare_meeting(self) -> None:
+        """Before rank 0 starts the others: a file to meet in. A client of torch's TCP store would ask a resolver."""
+        is_starting_others = "LOCAL_RANK" not in os.environ
+        if is_starting_others and self._is_on_one_host():
+            os.environ[MEETING_PLACE] = tempfile.mkdtemp(prefix="fedlit-meeting-")
 
     def setup_environment(self) -> None:
         children = self._taken_children()
@@ -104,7 +113,8 @@ class ClientParallelStrategy(DDPStrategy):
         is_local = self._is_on_one_host()
         if heart.rank == 0:
             where += torch.tensor(heart.listen(LOOPBACK if is_local else ""), device=self.root_device)
-        dist.broadcast(where, 0)
+        dist.all_reduce(where)  # the others give zeros; and all have met
+        shutil.rmtree(os.environ.pop(MEETING_PLACE, ""), ignore_errors=True)
         if heart.rank > 0:
             assert self.cluster_environment is not None
             host = LOOPBACK if is_local else self.cluster_environment.main_address
@@ -116,8 +126,13 @@ class ClientParallelStrategy(DDPStrategy):
             tqdm.write(f"fedlit: {line}", file=sys.stderr)
 
 
-def _store(port: int, rank: int, world_size: int) -> dist.TCPStore:
-    """Where processes leave their addresses; rank 0 keeps it, on a socket that others of the network cannot reach."""
+def _store(port: int, rank: int, world_size: int) -> dist.Store:
+    """Where processes leave their addresses: a file, or a socket of rank 0 that others of the network cannot reach."""
+    place = os.environ.get(MEETING_PLACE)
+    if place is not None:
+        store = dist.FileStore(f"{place}/addresses", world_size)
+        store.set_timeout(TO_MEET)
+        return store
     if rank > 0:
         return dist.TCPStore(LOOPBACK, port, world_size, is_master=False, timeout=TO_MEET)
     door = socket.create_server((LOOPBACK, port), backlog=world_size)

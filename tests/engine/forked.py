@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedlit.engine import endings, heartbeat
 from fedlit.engine.processes import ProcessLost
+from fedlit.engine.rendezvous import MEETING_PLACE
 
 
 def free_port() -> int:
@@ -16,10 +17,16 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def forked(work: Callable[[int], None], folder: Path, world_size: int = 2) -> list[int]:
-    """Start `work(rank)` in as many processes; their ids. What they say is in `folder/rank_N.txt`."""
-    port = free_port()
-    return [_forked(work, folder, rank, port) for rank in range(world_size)]
+def forked(work: Callable[[int], None], folder: Path, by_file: bool = True) -> list[int]:
+    """Start `work(rank)` in two processes; their ids. What they say is in `folder/rank_N.txt`.
+
+    They meet by a file, as those that fedlit starts, or by a port, as those that a person starts one by one.
+    """
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    if by_file:
+        (folder / "meeting").mkdir()
+        place = {MEETING_PLACE: str(folder / "meeting")}
+    return [_forked(work, folder, rank, place) for rank in range(2)]
 
 
 def exit_codes(processes: list[int]) -> list[int]:
@@ -27,13 +34,13 @@ def exit_codes(processes: list[int]) -> list[int]:
     return [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
 
 
-def _forked(work: Callable[[int], None], folder: Path, rank: int, port: int) -> int:
+def _forked(work: Callable[[int], None], folder: Path, rank: int, place: dict[str, str]) -> int:
     process = os.fork()
     if process:
         return process
     code = 1
     try:
-        os.environ.update(LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        os.environ.update(place, LOCAL_RANK=str(rank))
         sys.stdout = sys.stderr = (folder / f"rank_{rank}.txt").open("w", buffering=1)
         code = _exit_code(work, rank)
     finally:

@@ -4,6 +4,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import SGD, SmallCNN, equal, fitted
@@ -41,7 +42,7 @@ class Told(Callback):
             self.what()
 
 
-def two(folder, what=lambda: None, rank=1, number=2, then=lambda federation: None):
+def two(folder, what=lambda: None, rank=1, number=2, then=lambda federation: None, by_file=True):
     """Exit codes and words of two processes, to one of which something happens in a round."""
     folder.mkdir()
 
@@ -56,23 +57,25 @@ def two(folder, what=lambda: None, rank=1, number=2, then=lambda federation: Non
         then(federation)
         torch.save(federation.global_state, folder / f"state_{own_rank}.pt")
 
-    codes = exit_codes(forked(work, folder))
+    codes = exit_codes(forked(work, folder, by_file))
     return codes, [(folder / f"rank_{rank}.txt").read_text() for rank in range(2)]
 
 
-def test_two_processes_end_in_the_same_bits_as_one_and_listen_on_loopback_only(tmp_path):
+@pytest.mark.parametrize("by_file", [True, False])
+def test_two_processes_end_in_the_same_bits_as_one_and_listen_on_loopback_only(by_file, tmp_path):
     one = fitted(fml())
 
     def note_doors():
         found = {family: sorted(listening(family)) for family in ("tcp", "tcp6")}
         (tmp_path / "doors.txt").write_text(str(found))
 
-    codes, said = two(tmp_path / "two", note_doors, rank=0)
+    codes, said = two(tmp_path / "two", note_doors, rank=0, by_file=by_file)
     assert codes == [0, 0], said
     for rank in range(2):
         assert equal(torch.load(tmp_path / f"two/state_{rank}.pt"), one.global_state)
     assert (tmp_path / "doors.txt").read_text() == "{'tcp': ['0100007F'], 'tcp6': []}"
     assert said[1] == ""
+    assert not (tmp_path / "two/meeting").exists()
 
 
 def test_a_door_to_everybody_would_be_seen():
