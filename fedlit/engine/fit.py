@@ -158,11 +158,11 @@ class Fit:
 
     def _is_to_stop(self) -> bool:
         """Whether any process was asked to; then all end for the same reason."""
-        signal = self.stop.signal or 0
-        asked, signal = largest(self.state.fabric, int(self.stop.asked), signal)
-        self.stop.asked = bool(asked)
-        self.stop.signal = signal or None
-        return self.stop.asked
+        asked, signal = largest(self.state.fabric, int(self.stop.asked), self.stop.signal or 0)
+        if asked:  # else one of us may be asked by now, which all shall hear next time
+            self.stop.asked = True
+            self.stop.signal = signal or None
+        return bool(asked)
 
     def _should_stop_visit(self) -> Callable[[], bool]:
         """Several processes agree to stop between rounds; one may stop in the middle of a visit."""

@@ -11,6 +11,7 @@ from conftest import SGD, SmallCNN, equal, fitted
 from forked import exit_codes, forked
 from lightning.pytorch import Callback
 
+from fedlit.engine import fit
 from fedlit.methods import FML
 
 
@@ -93,6 +94,23 @@ def test_a_signal_to_one_process_ends_all_after_the_round(tmp_path):
     assert codes == [0, 0], said
     assert "to go on, add --ckpt_path" in said[0]
     assert said[1] == ""
+
+
+def test_a_signal_while_processes_agree_is_heard_in_the_next_round(monkeypatch):
+    agreements = []
+
+    def agreed(fabric, *numbers):
+        agreements.append(numbers)
+        if len(agreements) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return [*numbers]
+
+    monkeypatch.setattr(fit, "largest", agreed)
+    monkeypatch.setattr(fit.Fit, "_should_stop_visit", lambda self: bool)  # as on several processes
+    federation = fitted(fml())
+    assert federation.stopped_by == signal.SIGTERM
+    assert federation.state.round == 1
+    assert agreements == [(0, 0), (1, signal.SIGTERM)]
 
 
 class Interrupting(FML):
