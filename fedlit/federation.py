@@ -24,7 +24,7 @@ from fedlit.engine.options import Options
 from fedlit.engine.own_network import own_network
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.predict import predict
-from fedlit.engine.processes import make_fabric
+from fedlit.engine.processes import make_fabric, meet
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.snapshot import restore
 from fedlit.engine.state import FederationState
@@ -64,6 +64,7 @@ class Federation:
         accelerator: As in Lightning: cpu, gpu, auto ...
         devices: Processes (cpu) or devices that share the clients of a round.
         num_nodes: Machines.
+        process_timeout: Seconds without a sign of life until a process is taken for dead; one that is slow has time.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
         personal_memory: Gigabytes of what stays with clients to hold in memory; the rest goes to files in TMPDIR.
         num_threads: Torch threads per process; the same bits need the same number.
@@ -108,6 +109,7 @@ class Federation:
         report: bool = True,
         seed: int = 0,
         eval_every_n_epochs: int | None = None,
+        process_timeout: float = 1800.0,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -139,8 +141,11 @@ class Federation:
             enable_progress_bar=enable_progress_bar,
             report=report,
             seed=seed,
+            process_timeout=process_timeout,
         )
-        self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
+        self.fabric = make_fabric(
+            accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar
+        )
         self.running = False
         self._stop = StopRequest()
         self._state: FederationState | None = None
@@ -225,6 +230,7 @@ class Federation:
             self._call("on_fit_end")
             fit.close()
         page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
+        meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
         self.running = False
 
     def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:

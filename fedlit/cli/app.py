@@ -8,7 +8,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.fabric import seed_everything
@@ -16,12 +16,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fedlit.cli.command import SUBCOMMANDS
-from fedlit.cli.messages import refuse
+from fedlit.cli.messages import in_full, plain, refuse
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
+from fedlit.engine import endings, heartbeat
+from fedlit.engine.processes import ProcessLost
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
@@ -146,11 +148,34 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
     except UsageError as error:
         if DEBUG:
             raise
-        refuse(str(error))
+        _refuse(str(error))
+    except ProcessLost as error:
+        if DEBUG:
+            raise
+        if error.is_ours_to_say:
+            sys.stderr.write(f"fedlit: error: {error}\n")
+        raise SystemExit(endings.LOST) from error
     except Exception as error:
-        if DEBUG or is_running():
-            raise  # not the user's input: the whole story
+        if DEBUG:
+            raise
+        if is_running():
+            _raise_once(error)  # not the user's input: the whole story
         told = str(error)
         if not isinstance(error, TELLING):
             told = f"{type(error).__name__}: {error} (FEDLIT_DEBUG=1 shows where)"
-        refuse(told)
+        _refuse(told)
+
+
+def _refuse(why: str) -> NoReturn:
+    """One line, exit code 2: once, however many processes have found the same."""
+    heart = heartbeat.current()
+    if heart is not None and not heart.refuse(in_full(plain(why), sys.argv[1:])):
+        raise SystemExit(endings.REFUSED)
+    refuse(why)
+
+
+def _raise_once(error: Exception) -> NoReturn:
+    heart = heartbeat.current()
+    if heart is not None and heart.is_echo():
+        raise SystemExit(1)
+    raise error

@@ -8,6 +8,7 @@ from typing import TextIO
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from fedlit.engine import heartbeat
 from fedlit.notices import Notice
 
 
@@ -25,7 +26,8 @@ def notices_in_one_line() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if not issubclass(category, Notice):
-            as_ever(message, category, filename, lineno, file, line)
+            if _is_ours_to_show(warnings.formatwarning(message, category, filename, lineno, line)):
+                as_ever(message, category, filename, lineno, file, line)
         elif str(message) not in said:
             said.add(str(message))
             _say(str(message))
@@ -34,6 +36,14 @@ def notices_in_one_line() -> Iterator[None]:
         as_ever = warnings.showwarning
         warnings.showwarning = show
         yield
+
+
+def _is_ours_to_show(text: str) -> bool:
+    """Of the first process; before all have met, the others can but repeat what the first has said."""
+    heart = heartbeat.current()
+    if heart is None:
+        return getattr(rank_zero_only, "rank", 0) == 0
+    return heart.is_for_us_to_warn(text)
 
 
 @rank_zero_only

@@ -8,7 +8,8 @@ from fedlit.data import FederatedData
 from fedlit.engine.layout import layout_for
 from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
-from fedlit.engine.processes import broadcast
+from fedlit.engine.processes import broadcast, meet
+from fedlit.engine.rendezvous import ClientParallelStrategy
 from fedlit.engine.state import FederationState
 from fedlit.fast.memory import set_fast
 from fedlit.methods.base import FederatedModule
@@ -19,11 +20,13 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
     """The data, set up on every process, and fetched by the first."""
     data = FederatedData() if datamodule is None else datamodule
     if not fabric._launched:
+        if isinstance(fabric.strategy, ClientParallelStrategy):
+            fabric.strategy.prepare_meeting()
         fabric.launch()
     check_precision(fabric)
     if fabric.is_global_zero:
         data.prepare_data()
-    fabric.barrier()
+    meet(fabric)
     data.setup()
     return data
 

@@ -13,7 +13,7 @@ from fedlit.data.client import SERVER
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted
-from fedlit.engine.processes import any_process
+from fedlit.engine.processes import ProcessLost, check_processes, largest
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
@@ -90,9 +90,14 @@ class Fit:
         try:
             with stop_signals(self.stop.by_signal):
                 for number in range(self.state.round + 1, len(self.schedule) + 1):
-                    if any_process(self.state.fabric, self.stop.asked):
+                    if self._is_to_stop():
                         break
                     self._one_round(number)
+                else:
+                    self._is_to_stop()  # in the last round, one may have been
+        except ProcessLost:
+            self.log.abandon()
+            raise
         except Interrupted:
             pass  # the round that was begun is forgotten; its clients' states were not touched
         except BaseException:
@@ -151,10 +156,18 @@ class Fit:
         if self.confused is not None:
             self.log.confusion(self.confused)
 
+    def _is_to_stop(self) -> bool:
+        """Whether any process was asked to; then all end for the same reason."""
+        asked, signal = largest(self.state.fabric, int(self.stop.asked), self.stop.signal or 0)
+        if asked:  # else one of us may be asked by now, which all shall hear next time
+            self.stop.asked = True
+            self.stop.signal = signal or None
+        return bool(asked)
+
     def _should_stop_visit(self) -> Callable[[], bool]:
         """Several processes agree to stop between rounds; one may stop in the middle of a visit."""
         if self.state.fabric.world_size > 1:
-            return bool
+            return _never
         return lambda: self.stop.signal is not None
 
     def _save(self, improved: bool) -> None:
@@ -163,3 +176,9 @@ class Fit:
             add_states(content, self.options.callbacks)
             self.call("on_save_checkpoint", content)
             self.log.save(content, improved)
+
+
+def _never() -> bool:
+    """A visit is not stopped, but ended if another process is gone: its round cannot be."""
+    check_processes()
+    return False

@@ -62,6 +62,7 @@ class Options:
     enable_progress_bar: bool
     report: bool
     seed: int
+    process_timeout: float
 
     def __post_init__(self) -> None:
         self._fix()
@@ -75,6 +76,8 @@ class Options:
             raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
         if not self.personal_memory >= 0:
             raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
+        if not self.process_timeout > 0:
+            raise ValueError(f"`trainer.process_timeout` must be more than 0 seconds, got {self.process_timeout}.")
         clip = self.gradient_clip_val
         if clip is not None and not (isfinite(clip) and clip > 0):
             raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")

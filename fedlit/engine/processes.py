@@ -5,34 +5,43 @@ Outcomes are passed on in client order, so every process adds the same numbers i
 
 import io
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from lightning.fabric.strategies import DDPStrategy
-from torch import Tensor, nn
+from torch import Tensor
+
+from fedlit.engine import heartbeat
+from fedlit.engine.plan import Interrupted
+from fedlit.engine.rendezvous import ClientParallelStrategy
 
 Result = TypeVar("Result")
+A_SECOND = timedelta(seconds=1)
 HELD = 16  # results of a process before they are passed on; the more, the less processes wait for each other
 
 
-class ClientParallelStrategy(DDPStrategy):
-    """Processes that share no module: DDP would average gradients of clients, and forbid different networks."""
+class ProcessLost(Interrupted):
+    """Another process of the run is gone, so no round can be ended any more.
 
-    @property
-    def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]  # Fabric asks whether it is None
-        return None
+    Attributes:
+        is_ours_to_say: Whether this process is the one that tells the person.
+    """
 
-    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # not wrapped, on purpose
-        return module
+    def __init__(self, line: str, is_ours_to_say: bool) -> None:
+        super().__init__(line)
+        self.is_ours_to_say = is_ours_to_say
 
 
-def make_fabric(accelerator: str, devices: int | str, num_nodes: int, precision: Any) -> Fabric:
+def make_fabric(
+    accelerator: str, devices: int | str, num_nodes: int, precision: Any, process_timeout: float, talkative: bool
+) -> Fabric:
     """Fabric as the user's options have it; several processes share clients, not gradients."""
     several = num_nodes > 1 or str(devices) not in ("1", "auto")
     try:
-        strategy = ClientParallelStrategy() if several else "auto"
+        strategy = ClientParallelStrategy(process_timeout, talkative) if several else "auto"
         return Fabric(
             accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
         )
@@ -73,19 +82,52 @@ def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
         torch.save(value, buffer)
         payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
     size = torch.tensor([len(payload)], device=fabric.device)
-    dist.broadcast(size, source)
+    _finish(dist.broadcast(size, source, async_op=True))
     data = _sized(payload, int(size), fabric)
-    dist.broadcast(data, source)
+    _finish(dist.broadcast(data, source, async_op=True))
     return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True, map_location=fabric.device)
 
 
-def any_process(fabric: Fabric, flag: bool) -> bool:
-    """Whether the flag is set on any process."""
+def largest(fabric: Fabric, *numbers: int) -> list[int]:
+    """Of each number, the largest that any process gives."""
     if fabric.world_size == 1:
-        return flag
-    seen = torch.tensor([int(flag)], device=fabric.device)
-    dist.all_reduce(seen, dist.ReduceOp.MAX)
-    return bool(seen)
+        return [*numbers]
+    seen = torch.tensor(numbers, device=fabric.device)
+    _finish(dist.all_reduce(seen, dist.ReduceOp.MAX, async_op=True))
+    return seen.tolist()
+
+
+def meet(fabric: Fabric) -> None:
+    """Wait until every process has come here."""
+    largest(fabric, 0)
+
+
+def check_processes() -> None:
+    """Refuse to go on if another process is gone."""
+    heart = heartbeat.current()
+    if heart is not None and heart.loss is not None:
+        heart.answered.set()
+        raise ProcessLost(heart.loss.line, heart.loss.is_ours_to_say)
+
+
+def _finish(work: dist.Work) -> None:
+    """Wait for the others: for ever if they are slow, and no longer if one is gone. Signals are heard meanwhile."""
+    heart = heartbeat.current()
+    if heart is None:
+        work.wait()
+        return
+    with heart.waiting():
+        while not work.is_completed():
+            check_processes()
+            with suppress(RuntimeError):  # a second has passed, or the work has failed
+                work.wait(A_SECOND)
+        try:
+            work.wait()
+        except RuntimeError as error:  # a connection broke: the heartbeat is about to know whose
+            if heart.lost.wait(10):
+                check_processes()
+            why = str(error).splitlines()[0]
+            raise ProcessLost(f"the connection between processes broke: {why}", heart.rank == 0) from error
 
 
 def _sized(payload: Tensor, size: int, fabric: Fabric) -> Tensor:

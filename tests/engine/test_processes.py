@@ -1,6 +1,7 @@
 """Several processes, and signals: the command line as a person or a scheduler runs it."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,7 +89,8 @@ def same(a: dict, b: dict) -> bool:
     )
 
 
-@pytest.mark.parametrize("devices", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [2, 3])
 def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
     one, several = finished(tmp_path / "one"), finished(tmp_path / "several", "--trainer.devices", str(devices))
     assert len(one["personal_states"]) == 5
@@ -114,7 +116,115 @@ def test_several_processes_with_personal_networks_of_different_kinds_end_in_the_
     assert any(names != shapes[0] for names in shapes)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def second_of(process: subprocess.Popen) -> int:
+    """The process id of rank 1, which rank 0 has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if children.exists():
+        return int(children.read_text().split()[0])
+    listed = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
+    )
+    return int(listed.stdout.split()[0])
+
+
+def after_round(process: subprocess.Popen, number: int) -> None:
+    for line in process.stdout:
+        if line.startswith(f"round {number}/"):
+            return
+    raise AssertionError(f"the run ended before round {number}")
+
+
+SIX = ("--trainer.num_rounds", "6", "--trainer.report", "false")
+TWO = (*SIX, "--trainer.devices", "2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_killed_process_ends_the_others_in_a_line_and_the_run_goes_on_to_the_same_bits(who, tmp_path):
+    whole = finished(tmp_path / "whole", *SIX)
+    process = start(tmp_path / "cut", *TWO)
+    after_round(process, 2)
+    os.kill([process.pid, second_of(process)][who], signal.SIGKILL)
+    start_of_end = time.monotonic()
+    rest, _ = process.communicate(timeout=120)  # the pipe is closed when both have ended
+    print(f"ended {time.monotonic() - start_of_end:.1f} s after the kill of rank {who}")
+    told = [line for line in rest.splitlines() if not line.startswith("round ")]
+    assert len(told) == 1, rest
+    assert f"fedlit: error: rank {who} of 2 has died" in told[0]
+    assert process.returncode == [-signal.SIGKILL, 3][who]
+    checkpoints = tmp_path / "cut/lightning_logs/version_0/checkpoints"
+    kept = checkpoints.rename(tmp_path / "kept")
+    for devices in ("1", "2"):
+        shutil.copytree(kept, checkpoints, dirs_exist_ok=True)
+        resumed = finished(tmp_path / "cut", *SIX, "--trainer.devices", devices, "--ckpt_path", "last")
+        assert same(resumed, whole)
+
+
+@pytest.mark.slow
+def test_a_stopped_process_is_missed_and_the_run_goes_on_when_it_does(tmp_path):
+    process = start(tmp_path / "run", *TWO, "--trainer.process_timeout", "30")
+    after_round(process, 1)
+    second = second_of(process)
+    os.kill(second, signal.SIGSTOP)
+    time.sleep(15)
+    os.kill(second, signal.SIGCONT)
+    rest, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, rest
+    assert "fedlit: no sign of rank 1 for" in rest
+
+
+SLOW = """
+import os
+import time
+from torch import nn
+
+
+class Slow(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(784, 10))
+
+    def forward(self, x):
+        if os.environ.get("LOCAL_RANK") == "1" and self.training and not hasattr(Slow, "has_slept"):
+            Slow.has_slept = True
+            time.sleep(9)
+        return super().forward(x)
+"""
+
+
+@pytest.mark.slow
+def test_a_visit_of_three_timeouts_is_waited_for(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/slow.py").write_text(SLOW)
+    process = start(
+        tmp_path / "run", *TWO[2:], "--model.network", "slow.Slow", "--trainer.process_timeout", "3"
+    )  # fmt: skip
+    rest, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, rest
+    assert "fedlit: waiting for rank 1, which is alive and at work" in rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_rank_1_ends_all_and_says_so(number, tmp_path):
+    process = start(tmp_path / "run", *TWO)
+    after_round(process, 2)
+    os.kill(second_of(process), number)
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 128 + number, rest
+    assert rest.count("to go on, add --ckpt_path") == 1
+
+
+@pytest.mark.slow
+def test_what_every_process_refuses_is_said_once(tmp_path):
+    process = start(tmp_path / "run", *TWO, "--data.num_clients", "100000")
+    rest, _ = process.communicate(timeout=120)
+    assert process.returncode == 2, rest
+    assert rest.count("fedlit: error:") == 1
+    assert len(rest.splitlines()) == 1, rest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_with_a_checkpoint_that_goes_on_to_the_same_bits(number, tmp_path):
     whole = finished(tmp_path / "whole", "--trainer.num_rounds", "6")
     process = start(tmp_path / "cut", "--trainer.num_rounds", "6")

@@ -1,0 +1,148 @@
+"""Two processes, forked: the same bits, doors on the loopback interface, one who is told to stop, one who dies."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import SGD, SmallCNN, equal, fitted
+from forked import exit_codes, forked
+from lightning.pytorch import Callback
+
+from fedlit.engine import fit
+from fedlit.methods import FML
+
+
+def fml() -> FML:
+    torch.manual_seed(1)
+    return FML(SmallCNN, SmallCNN, SGD)
+
+
+def listening(family: str) -> set[str]:
+    """Addresses on which this process lets others in, as the kernel writes them."""
+    inodes = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            inodes.add(os.readlink(entry).removeprefix("socket:[").removesuffix("]"))
+        except FileNotFoundError:
+            continue
+    lines = [line.split() for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]]
+    return {line[1].split(":")[0] for line in lines if line[3] == "0A" and line[9] in inodes}
+
+
+class Told(Callback):
+    """Does something to a process in a round."""
+
+    def __init__(self, rank, number, what):
+        self.rank, self.number, self.what = rank, number, what
+
+    def on_round_start(self, federation, module, number, clients):
+        if federation.fabric.global_rank == self.rank and number == self.number:
+            self.what()
+
+
+def two(folder, what=lambda: None, rank=1, number=2, then=lambda federation: None, by_file=True):
+    """Exit codes and words of two processes, to one of which something happens in a round."""
+    folder.mkdir()
+
+    def work(own_rank):
+        federation = fitted(
+            fml(),
+            devices=2,
+            default_root_dir=str(folder),
+            callbacks=[Told(rank, number, what)],
+            enable_progress_bar=True,
+        )
+        then(federation)
+        torch.save(federation.global_state, folder / f"state_{own_rank}.pt")
+
+    codes = exit_codes(forked(work, folder, by_file))
+    return codes, [(folder / f"rank_{rank}.txt").read_text() for rank in range(2)]
+
+
+@pytest.mark.parametrize("by_file", [True, False])
+def test_two_processes_end_in_the_same_bits_as_one_and_listen_on_loopback_only(by_file, tmp_path):
+    one = fitted(fml())
+
+    def note_doors():
+        found = {family: sorted(listening(family)) for family in ("tcp", "tcp6")}
+        (tmp_path / "doors.txt").write_text(str(found))
+
+    codes, said = two(tmp_path / "two", note_doors, rank=0, by_file=by_file)
+    assert codes == [0, 0], said
+    for rank in range(2):
+        assert equal(torch.load(tmp_path / f"two/state_{rank}.pt"), one.global_state)
+    assert (tmp_path / "doors.txt").read_text() == "{'tcp': ['0100007F'], 'tcp6': []}"
+    assert said[1] == ""
+    assert not (tmp_path / "two/meeting").exists()
+
+
+def test_a_door_to_everybody_would_be_seen():
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert (listening("tcp") | listening("tcp6")) - {"0100007F"}
+    del store
+
+
+def test_a_signal_to_one_process_ends_all_after_the_round(tmp_path):
+    def look(federation):
+        assert federation.stopped_by == signal.SIGTERM
+        assert federation.state.round == 2
+
+    codes, said = two(tmp_path / "two", lambda: os.kill(os.getpid(), signal.SIGTERM), then=look)
+    assert codes == [0, 0], said
+    assert "to go on, add --ckpt_path" in said[0]
+    assert said[1] == ""
+
+
+def test_a_signal_while_processes_agree_is_heard_in_the_next_round(monkeypatch):
+    agreements = []
+
+    def agreed(fabric, *numbers):
+        agreements.append(numbers)
+        if len(agreements) == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return [*numbers]
+
+    monkeypatch.setattr(fit, "largest", agreed)
+    monkeypatch.setattr(fit.Fit, "_should_stop_visit", lambda self: bool)  # as on several processes
+    federation = fitted(fml())
+    assert federation.stopped_by == signal.SIGTERM
+    assert federation.state.round == 1
+    assert agreements == [(0, 0), (1, signal.SIGTERM)]
+
+
+class Interrupting(FML):
+    """Sends its own process a signal in the middle of its fifth visit, the second of round 2."""
+
+    visits = 0
+
+    def on_client_start(self, client):
+        super().on_client_start(client)
+        Interrupting.visits += 1
+
+    def training_step(self, batch, batch_idx):
+        if Interrupting.visits == 5 and batch_idx == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_signal_in_a_visit_leaves_a_checkpoint_that_goes_on_to_the_same_bits(tmp_path):
+    torch.manual_seed(1)
+    model = Interrupting(SmallCNN, SmallCNN, SGD)
+    stopped = fitted(model, default_root_dir=str(tmp_path))
+    assert stopped.stopped_by == signal.SIGTERM
+    assert stopped.state.round == 1
+    resumed = fitted(model, ckpt_path="last", default_root_dir=str(tmp_path))
+    assert equal(resumed.global_state, fitted(fml()).global_state)
+
+
+def test_a_killed_process_is_named_and_the_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
+    codes, said = two(tmp_path / "two", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    assert codes == [3, -signal.SIGKILL], said
+    assert said[0].splitlines()[-1].startswith("rank 1 of 2 has died")
+    checkpoint = tmp_path / "two/lightning_logs/version_0/checkpoints/last.ckpt"
+    assert torch.load(checkpoint)["round"] == 1
+    resumed = fitted(fml(), ckpt_path=str(checkpoint), default_root_dir=str(tmp_path / "two"))
+    assert equal(resumed.global_state, fitted(fml()).global_state)
