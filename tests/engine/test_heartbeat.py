@@ -12,7 +12,7 @@ import pytest
 
 from fedlit.engine.heartbeat import Heartbeat
 
-TIMEOUT = 1.0
+TIMEOUT = 2.0  # a busy machine may keep a process from its beat for a while
 SCRIPT = """
 import subprocess
 import sys
@@ -40,7 +40,7 @@ else:
     there.touch()
 heartbeat.begin(heart)
 
-end = monotonic() + seconds
+end = monotonic() + seconds + 0.5 * rank  # who waits is not to be left alone at the end
 if what == "refuse":
     sleep(0.1 * rank)
     if heart.refuse("nothing will do"):
@@ -85,6 +85,7 @@ class Pair:
         return said, self.first.returncode, time.monotonic() - self.start
 
 
+@pytest.mark.slow
 def test_a_slow_process_is_waited_for_by_name_far_beyond_the_timeout(tmp_path):
     said, code, seconds = Pair(tmp_path, "compute", 2.5 * TIMEOUT).end()
     assert seconds > 2.5 * TIMEOUT
@@ -111,6 +112,7 @@ def test_the_others_hear_of_the_death_of_rank_0(tmp_path):
     assert seconds < 5
 
 
+@pytest.mark.slow
 def test_a_stopped_process_is_missed_and_waited_for(tmp_path):
     pair = Pair(tmp_path, "compute", 2 * TIMEOUT)
     os.kill(pair.second, signal.SIGSTOP)
