@@ -75,14 +75,19 @@ class Pair:
         script.write_text(SCRIPT.replace("TIMEOUT", str(TIMEOUT)))
         command = [sys.executable, str(script), "0", what, str(seconds)]
         self.first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.second = int(self.first.stdout.readline().split()[1])
+        self.said = ""
+        line = ""
+        while not line.startswith("pid "):  # the second may speak before
+            line = self.first.stdout.readline()
+            self.said += line
+        self.second = int(line.split()[1])
         self.start = time.monotonic()
         time.sleep(0.1)
 
     def end(self) -> tuple[str, int, float]:
         """What both have said (it is one pipe), the exit code of the first, and the seconds that it took."""
         said, _ = self.first.communicate(timeout=20)
-        return said, self.first.returncode, time.monotonic() - self.start
+        return self.said + said, self.first.returncode, time.monotonic() - self.start
 
 
 @pytest.mark.slow
