@@ -17,6 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from fedlit.bounds import check_count, check_number, check_share
+
+MOST_PADDING = 1000  # pixels on each side
+
 
 class Augmentation(ABC):
     """What an augmentation promises: whether it draws at random, and the image size that it returns."""
@@ -57,9 +61,7 @@ class Flip(Augmentation):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"`p` is a probability and must lie in [0, 1], got {p}.")
-        self.p = p
+        self.p = check_share("p", p)
 
     def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n = _image_shape(x)[0]
@@ -79,7 +81,7 @@ class Affine(Augmentation):
     """
 
     def __init__(self, degrees: float = 0.0, shift: float = 0.0, fill: Literal["zeros", "border"] = "border") -> None:
-        if not 0.0 <= degrees <= 180.0:
+        if not 0.0 <= check_number("degrees", degrees) <= 180.0:
             raise ValueError(f"`degrees` must lie in [0, 180], got {degrees}.")
         _check_fraction("shift", shift)
         if fill not in ("zeros", "border"):
@@ -272,10 +274,8 @@ def _image_shape(x: Tensor) -> torch.Size:
 
 
 def _check_padding(padding: int) -> None:
-    if padding < 0:
-        raise ValueError(f"`padding` counts pixels and must be at least 0, got {padding}.")
+    check_count("padding", padding, least=0, most=MOST_PADDING)
 
 
 def _check_fraction(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"`{name}` must lie in [0, 1], got {value}.")
+    check_share(name, value)

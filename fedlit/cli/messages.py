@@ -10,12 +10,12 @@ from typing import Any, NoReturn
 
 import torch
 import torchmetrics.classification
-import yaml
 
 from fedlit import augment, callbacks, methods, networks, partition
 from fedlit.cli import refusal
 from fedlit.cli.recipes import recipe_files
 from fedlit.data import FederatedData
+from fedlit.strict_yaml import read_yaml
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
@@ -142,7 +142,7 @@ def in_full(message: str, args: list[str]) -> str:
 def _full_name(name: str, args: list[str]) -> str:
     typed = {arg.removeprefix("--").split("=")[0] for arg in args if arg.startswith("--")}
     for recipe in recipe_files(args):
-        typed |= set(_paths(yaml.safe_load(Path(recipe).read_text())))
+        typed |= set(_paths(_content(recipe)))
     found = {path for path in typed if path.rpartition(".")[2] == name}
     if len(found) == 1:
         return found.pop()
@@ -151,6 +151,14 @@ def _full_name(name: str, args: list[str]) -> str:
     if name in _method_options():
         return f"model.{name}"
     return name
+
+
+def _content(recipe: str) -> Any:
+    """What a recipe holds; nothing where it is the recipe that is refused."""
+    try:
+        return read_yaml(Path(recipe), recipe)
+    except (ValueError, OSError):
+        return None
 
 
 def _method_options() -> set[str]:

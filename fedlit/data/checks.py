@@ -1,31 +1,36 @@
 """What is wrong with the options of the data, said before any sample is read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedlit.bounds import check_count, check_number, check_positive
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
 
 
 EMBEDDED = "fashion_sample"  # what there is if nothing else is asked for
+MOST_CLIENTS = 1_000_000
 
 
 def check_options(data: "FederatedData") -> None:
     """Numbers in their ranges, and clients that exist; what depends on the samples is told by `setup`."""
-    positive = {
-        "num_clients": data.num_clients,
-        "batch_size": data.batch_size,
-        "eval_batch_size": data.eval_batch_size,
-    }
-    positive |= {f"client_batch_sizes[{k}]": size for k, size in data.client_batch_sizes.items()}
-    for name, value in positive.items():
-        if value < 1:
-            raise ValueError(f"`data.{name}` must be at least 1, got {value}.")
+    check_count("data.num_clients", data.num_clients, most=MOST_CLIENTS)
+    check_count("data.batch_size", data.batch_size)
+    check_count("data.eval_batch_size", data.eval_batch_size)
+    for k, size in data.client_batch_sizes.items():
+        check_count(f"data.client_batch_sizes[{k}]", size)
+    check_count("data.partition_seed", data.partition_seed, least=0, most=2**63 - 1)
+    check_count("data.unseen_clients", data.unseen_clients, least=0)
     for name, share in (("opt_out", data.opt_out), ("opt_out_samples", data.opt_out_samples)):
-        if not isinstance(share, list) and not 0 <= share <= 1:
+        if not isinstance(share, list) and not 0 <= check_number(f"data.{name}", share) <= 1:
             raise ValueError(f"`data.{name}` is a fraction in [0, 1], got {share}.")
-    if data.public != "valid" and not 0 <= data.public < 1:
+    if data.public != "valid" and not 0 <= check_number("data.public", data.public) < 1:
         raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {data.public}.")
+    _check_normalisation(data)
+    _check_val_size(data.val_size)
     if data.own_test and data.validation == "test":
         raise ValueError(
             "`data.own_test` is what no choice looks at, but `data.validation: test` uses the test set; "
@@ -45,6 +50,28 @@ def check_options(data: "FederatedData") -> None:
         raise ValueError(
             f"`data.train_dataset` stands in place of `data.dataset`: give one of them, got {data.dataset} beside it."
         )
+
+
+def _check_normalisation(data: "FederatedData") -> None:
+    """One number, or one for each channel; how many there are is known once the images are."""
+    for name, given in (("mean", data.mean), ("std", data.std)):
+        if given is None:
+            continue
+        values = list(given) if isinstance(given, Sequence | np.ndarray) else [given]
+        if not values:
+            raise ValueError(f"`data.{name}` must be one number or one per channel, got none.")
+        for value in values:
+            if name == "std":
+                check_positive("data.std", value)
+            else:
+                check_number("data.mean", value)
+
+
+def _check_val_size(val_size: float) -> None:
+    check_number("data.val_size", val_size)
+    is_whole = val_size >= 1 and val_size == int(val_size)
+    if not (0 < val_size < 1 or is_whole):
+        raise ValueError(f"`data.val_size` must be a fraction in (0, 1) or a number from 1, got {val_size}.")
 
 
 def _check_ids(data: "FederatedData", name: str, ids: Iterable[int]) -> None:

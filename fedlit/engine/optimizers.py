@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedlit import bounds
 from fedlit.engine.plan import OptimizerState, Plan
 from fedlit.fast.sgd import prepare
 from fedlit.methods.base import FederatedModule
@@ -43,6 +44,27 @@ def check_number(learner: FederatedModule, optimizers: list[Optimizer]) -> None:
             f"automatic optimisation takes one optimiser, got {len(optimizers)}; for several, set "
             "`self.automatic_optimization = False` and step them in `training_step`."
         )
+
+
+def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
+    """Numbers that can be right, and gradients that the optimiser can take."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            for number in _numbers(name, value):
+                bounds.check_number(name, number)
+    gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
+    if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
+        raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
+
+
+def _numbers(name: str, value: Any) -> list[float]:
+    """The numbers of a setting: of a learning rate as a tensor, of a pair of betas."""
+    if name == "params":
+        return []
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    values = value if isinstance(value, list | tuple) else [value]
+    return [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
 
 
 def _scale(scheduler: Any, factor: float) -> None:

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -13,6 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
+from fedlit.bounds import MOST, check_count, check_number, check_positive
 from fedlit.engine.plan import KeepOptimizer
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
@@ -27,6 +27,7 @@ AT_LEAST_ONE = (
     "num_threads",
     "num_nodes",
 )
+MOST_OF = {"num_threads": 1024, "devices": 1024, "num_nodes": 1024}  # more would not start, or end in a crash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +68,21 @@ class Options:
         self._fix()
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`trainer.{name}` must be at least 1, got {value}.")
+            if value is not None:
+                check_count(f"trainer.{name}", value, most=MOST_OF.get(name, MOST))
+        if isinstance(self.devices, int):  # Lightning says what is wrong with 0
+            check_count("trainer.devices", self.devices, least=-1, most=MOST_OF["devices"])
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
-        if not 0 < self.fraction_fit <= 1:
+        if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
             raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
         if not self.personal_memory >= 0:
             raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
         clip = self.gradient_clip_val
-        if clip is not None and not (isfinite(clip) and clip > 0):
-            raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")
+        if clip is not None:
+            check_positive("trainer.gradient_clip_val", clip)
         for client, epochs in self.client_epochs.items():
-            if epochs < 1:
-                raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
+            check_count(f"trainer.client_epochs[{client}]", epochs)
         self._check_monitor()
 
     def _fix(self) -> None:

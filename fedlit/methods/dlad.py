@@ -22,6 +22,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State
+from fedlit.bounds import check_count, check_positive
 from fedlit.data.client import Client, Public, Server
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
@@ -140,16 +141,11 @@ class DLAD(FederatedModule):
         super().__init__(optimizer, client_optimizers)
         if aggregator not in ("adaptive", "average", "labeled"):
             raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
-        positive = {
-            "temperature": temperature,
-            "sample_weight": sample_weight,
-            "client_epochs": client_epochs,
-            "density_epochs": density_epochs,
-            "distil_epochs": distil_epochs,
-        }
-        for name, value in positive.items():
-            if value <= 0:
-                raise ValueError(f"`model.{name}` must be above 0, got {value}.")
+        check_positive("model.temperature", temperature)
+        check_positive("model.sample_weight", sample_weight)
+        check_count("model.client_epochs", client_epochs)
+        check_count("model.density_epochs", density_epochs)
+        check_count("model.distil_epochs", distil_epochs)
         self.aggregator = aggregator
         self.temperature = temperature
         self.classify_epochs = client_epochs

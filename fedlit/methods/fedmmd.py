@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.losses import half_squared_error, mmd
 from fedlit.methods.base import FederatedModule, Weighting
@@ -72,8 +73,7 @@ class FedMMD(FederatedModule):
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if lam < 0:
-            raise ValueError(f"`model.lam` must be at least 0, got {lam}.")
+        check_number("model.lam", lam, least=0)
         self.network = build(network, "model.network")
         if compare == "features" and not hasattr(self.network, "extractor"):
             raise ValueError("`model.compare: features` needs a network with an `extractor` and a `head`.")

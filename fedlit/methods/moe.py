@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from fedlit.bounds import check_count
 from fedlit.data.client import Client
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
@@ -104,10 +105,8 @@ class MixtureOfExperts(FederatedModule):
         first_check: int = 1,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if epochs < 1:
-            raise ValueError(f"`model.epochs` must be at least 1, got {epochs}.")
-        if first_check < 0:
-            raise ValueError(f"`model.first_check` must be at least 0, got {first_check}.")
+        check_count("model.epochs", epochs)
+        check_count("model.first_check", first_check, least=0)
         self.epochs = epochs
         self.first_check = first_check
         local = local_network or network
