@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from inspect import isclass, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
@@ -14,8 +15,9 @@ import torchmetrics.classification
 from fedlit import augment, callbacks, methods, networks, partition
 from fedlit.cli import refusal
 from fedlit.cli.recipes import recipe_files
+from fedlit.cli.values import typed_values
 from fedlit.data import FederatedData
-from fedlit.strict_yaml import read_yaml
+from fedlit.strict_yaml import parse_yaml, read_yaml
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
@@ -140,7 +142,9 @@ def in_full(message: str, args: list[str]) -> str:
 
 
 def _full_name(name: str, args: list[str]) -> str:
-    typed = {arg.removeprefix("--").split("=")[0] for arg in args if arg.startswith("--")}
+    typed: set[str] = set()
+    for option, value in typed_values(args):
+        typed |= {option, *_paths(_parsed(value), option)}
     for recipe in recipe_files(args):
         typed |= set(_paths(_content(recipe)))
     found = {path for path in typed if path.rpartition(".")[2] == name}
@@ -150,7 +154,16 @@ def _full_name(name: str, args: list[str]) -> str:
         return f"data.{name}"
     if name in _method_options():
         return f"model.{name}"
+    for place, module in (("data.partition", partition), ("data.augmentation", augment)):
+        if name in _arguments(module):
+            return f"{place}.{name}"
     return name
+
+
+def _arguments(module: ModuleType) -> set[str]:
+    """Of all the classes that a module defines."""
+    kinds = [kind for kind in vars(module).values() if isclass(kind) and kind.__module__ == module.__name__]
+    return {name for kind in kinds for name in signature(kind).parameters}
 
 
 def _content(recipe: str) -> Any:
@@ -158,6 +171,14 @@ def _content(recipe: str) -> Any:
     try:
         return read_yaml(Path(recipe), recipe)
     except (ValueError, OSError):
+        return None
+
+
+def _parsed(value: str) -> Any:
+    """What was typed, taken apart; nothing where that cannot be."""
+    try:
+        return parse_yaml(value, "it")
+    except ValueError:
         return None
 
 
@@ -172,6 +193,9 @@ def _method_options() -> set[str]:
 
 def _paths(content: Any, prefix: str = "") -> Iterator[str]:
     """Every option of a recipe, as it would be typed: without `init_args`."""
+    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is told without its place
+        for entry in content:
+            yield from _paths(entry, prefix)
     if not isinstance(content, dict):
         return
     for key, value in content.items():

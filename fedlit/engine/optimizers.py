@@ -14,6 +14,19 @@ from fedlit.engine.plan import OptimizerState, Plan
 from fedlit.fast.sgd import prepare
 from fedlit.methods.base import FederatedModule
 
+STEPPED_AT_THE_DOOR = (  # PyTorch's own whose step does nothing but what their paper says
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
 Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
 
 
@@ -55,6 +68,18 @@ def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
     gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
     if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
         raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
+    if type(optimizer) in STEPPED_AT_THE_DOOR and not gives_sparse:
+        _try_a_step(optimizer)
+
+
+def _try_a_step(optimizer: Optimizer) -> None:
+    """With no gradient to speak of: what a device or a mode does not allow is said by the step alone."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def _numbers(name: str, value: Any) -> list[float]:

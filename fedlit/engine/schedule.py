@@ -125,6 +125,7 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
             factors.append(factor)
             optimizer.step()
             stepper.step()
-    except (ValueError, TypeError, ArithmeticError) as error:  # some schedules end after so many steps
-        raise ValueError(f"`trainer.lr_schedule`: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # some schedules end after so many steps; one's own raises what it likes
+        lines = str(error.args[0] if error.args else type(error).__name__).splitlines()
+        raise ValueError(f"`trainer.lr_schedule`: {lines[0]}") from error
     return factors

@@ -51,6 +51,9 @@ class Density(FedAvg):
 
     sample_weight = 1.5
 
+    def check(self, data: FederatedData) -> None:
+        raise ValueError("`model`: Density is a part of DLAD; give that, it cannot be run by itself.")
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         loss = density_loss(self.network(x).squeeze(1), y >= 0, self.sample_weight)
@@ -64,6 +67,9 @@ class Student(FedAvg):
     wants_index = True
     teachers: Teachers | None = None
     recorded: Tensor | None = None
+
+    def check(self, data: FederatedData) -> None:
+        raise ValueError("`model`: Student is a part of DLAD; give that, it cannot be run by itself.")
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, index = batch

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedlit.bounds import check_count
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import FederatedModule
@@ -39,6 +40,9 @@ class Mixture(FederatedModule):
     def __init__(self, network: Gated, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
         super().__init__(optimizer, client_optimizers)
         self.network = network
+
+    def check(self, data: FederatedData) -> None:
+        raise ValueError("`model`: Mixture is a part of MixtureOfExperts; give that, it cannot be run by itself.")
 
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
         if self.network.mix == "logits":

@@ -138,7 +138,16 @@ SCHEDULES = (
     torch.optim.lr_scheduler.CosineAnnealingLR,
     torch.optim.lr_scheduler.ExponentialLR,
 )
-GIVEN = {"step_size": 2, "T_max": 2, "gamma": 0.5, "path": "dealt.csv", "until": 0.5, "rounds": 2, "value": 0.5}
+GIVEN = {
+    "step_size": 2,
+    "T_max": 2,
+    "gamma": 0.5,
+    "path": "dealt.csv",
+    "samples_per_client": 5,
+    "until": 0.5,
+    "rounds": 2,
+    "value": 0.5,
+}
 GIVEN_ELSEWHERE = {"self", "seed", "params", "optimizer", "train_dataset", "test_dataset", "foreach", "fused", "kwargs"}
 
 
@@ -235,8 +244,8 @@ def drawn_cases(number: int, seed: int, folder: Path) -> list[Case]:
         draw.shuffle(order)
         for family, option, kind in order[: number - len(cases)]:
             value = draw.choice(draw.choice([NUMBERS, NUMBERS, VALUES]))
-            if option == "trainer.devices" and value == "-1":
-                continue  # legal: a process for each core
+            if option in ("trainer.devices", "trainer.num_nodes") and value in ("-1", "0x10", "1_0"):
+                continue  # legal: other processes, or machines that are waited for
             if draw.random() < 0.7:
                 cases.append(typed(family, option, kind, value))
             else:
