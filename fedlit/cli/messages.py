@@ -93,6 +93,9 @@ def _expected(message: str) -> str:
     kinds = re.search(r"Subtypes: \[(.*?)\] Errors:|Expected an? (.*?)\.? (?:Got|Given) value", message)
     if not (key and value and kinds):
         return re.sub(r'^Parser key "([\w.]+)": ', r"`\1`: ", message)
+    nested = re.fullmatch(r"NestedArg\(key='([\w.]+)', val=(.*)\)", value[1])
+    if nested is not None:  # an option of a class whose value could not be looked at
+        return f"`{key[1]}.{nested[1]}` cannot be {nested[2]}."
     expected = re.sub(r"<class '(.*?)'>", r"\1", kinds[1] or kinds[2]).replace("typing.Literal", "one of ")
     expected = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", expected).replace(", NoneType", "")
     return f"`{key[1]}`: expected {expected}, got {value[1]!r}."
@@ -145,11 +148,11 @@ def _full_name(name: str, args: list[str]) -> str:
     typed: set[str] = set()
     for option, value in typed_values(args):
         typed |= {option, *_paths(_parsed(value), option)}
-    for recipe in recipe_files(args):
-        typed |= set(_paths(_content(recipe)))
-    found = {path for path in typed if path.rpartition(".")[2] == name}
-    if len(found) == 1:
-        return found.pop()
+    written = {path for recipe in recipe_files(args) for path in _paths(_content(recipe))}
+    for paths in (typed, written):  # what was typed comes before what stands in a recipe
+        found = {path for path in paths if path.rpartition(".")[2] == name}
+        if len(found) == 1:
+            return found.pop()
     if name in signature(FederatedData).parameters:
         return f"data.{name}"
     if name in _method_options():

@@ -1,6 +1,7 @@
 """What is wrong with the options of the data, said before any sample is read."""
 
 from collections.abc import Iterable, Sequence
+from os import PathLike
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,9 @@ MOST_CLIENTS = 1_000_000
 
 def check_options(data: "FederatedData") -> None:
     """Numbers in their ranges, and clients that exist; what depends on the samples is told by `setup`."""
+    for name, text in (("dataset", data.dataset), ("root", data.root)):
+        if not isinstance(text, str | PathLike):
+            raise ValueError(f"`data.{name}` must be text, got {text!r}.")
     check_count("data.num_clients", data.num_clients, most=MOST_CLIENTS)
     check_count("data.batch_size", data.batch_size)
     check_count("data.eval_batch_size", data.eval_batch_size)

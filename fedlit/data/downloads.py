@@ -2,6 +2,7 @@
 
 import os
 import uuid
+import warnings
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,10 +36,12 @@ def download(dataset: str, path: Path) -> dict[str, np.ndarray]:
     made = [folder for folder in folders if not folder.exists()]
     arrays: dict[str, np.ndarray] = {}
     try:
-        for split in ("train", "test"):
-            found = source(path.parent, train=split == "train", download=True)
-            arrays[f"{split}_images"] = np.asarray(found.data)
-            arrays[f"{split}_labels"] = np.asarray(found.targets)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what lies there already; if it is of use, all is well
+            for split in ("train", "test"):
+                found = source(path.parent, train=split == "train", download=True)
+                arrays[f"{split}_images"] = np.asarray(found.data)
+                arrays[f"{split}_labels"] = np.asarray(found.targets)
     except Exception as error:  # what lies there from an earlier download may be anything
         for folder in made:
             with suppress(OSError):  # there is something in it

@@ -65,6 +65,10 @@ def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
         for name, value in group.items():
             for number in _numbers(name, value):
                 bounds.check_number(name, number)
+        if isinstance(
+            optimizer, torch.optim.RMSprop
+        ):  # which does not look itself: above 1 it takes roots of less than 0
+            bounds.check_share("alpha", group["alpha"])
     gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
     if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
         raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")

@@ -27,6 +27,7 @@ AT_LEAST_ONE = (
     "num_threads",
     "num_nodes",
 )
+MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
 MOST_OF = {"num_threads": 1024, "devices": 1024, "num_nodes": 1024}  # more would not start, or end in a crash
 
 
@@ -68,7 +69,7 @@ class Options:
         self._fix()
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
-            if value is not None:
+            if value is not None or name not in MAY_BE_NONE:
                 check_count(f"trainer.{name}", value, most=MOST_OF.get(name, MOST))
         if isinstance(self.devices, int):  # Lightning says what is wrong with 0
             check_count("trainer.devices", self.devices, least=-1, most=MOST_OF["devices"])
@@ -76,6 +77,8 @@ class Options:
             raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
         if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
             raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
+        if isinstance(self.personal_memory, bool) or not isinstance(self.personal_memory, int | float):
+            raise ValueError(f"`trainer.personal_memory` must be a number of gigabytes, got {self.personal_memory!r}.")
         if not self.personal_memory >= 0:
             raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
         clip = self.gradient_clip_val

@@ -22,6 +22,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import mutual_loss
@@ -220,10 +221,14 @@ def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall
     until = start
     if ramp is not None:
         until = ramp.until
+    check_number(f"model.{name}", start)
     in_range = 0 <= start <= 1 and 0 <= until <= 1
     turns_back = until > start if way == "fall" else until < start
     if not in_range or turns_back:
-        raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")
+        told = f"`model.{name}` must lie in [0, 1]"
+        if ramp is not None:
+            told += f" and by `model.{name}_ramp` may only {way}"
+        raise ValueError(f"{told}, got {start} until {until}.")
 
 
 def _check_alike(personal: nn.Module, meme: nn.Module, option: str) -> None:

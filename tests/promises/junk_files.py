@@ -367,23 +367,16 @@ def command_cases() -> list[Case]:
     return [Case(tuple(line.split(" "))) for line in lines]
 
 
+RUN = ("fit", "--config", "FedAvg.yaml", "--trainer.logger=false", "--trainer.default_root_dir=runs")
+LONG_RUN = Case((*RUN, "--trainer.num_rounds=100000000"), runs_for_ever=True)
+
+
 def long_cases() -> list[Case]:
     """So much of anything that one would wait for ever, if it did not begin at once or was refused."""
-    common = ("fit", "--config", "FedAvg.yaml", "--trainer.logger=false", "--trainer.default_root_dir=runs")
-    lines = [
-        "--trainer.num_rounds=100000000",
-        "--trainer.num_threads=100000",
-        "--data.batch_size=1e23",
-        "--trainer.devices=100000",
-    ]
-    lines += ["--trainer.local_epochs=100000000 --trainer.num_rounds=1", "--trainer.local_steps=99999999999999999999"]
-    lines += [
-        "--model.optimizer=LBFGS",
-        "--model.optimizer=SparseAdam",
-        "--model.optimizer.lr=1e30",
-        "--trainer.num_nodes=100000",
-    ]
-    return [Case((*common, *line.split()), runs_for_ever="num_rounds=1000" in line) for line in lines]
+    options = ["--trainer.num_threads=100000", "--data.batch_size=1e23", "--trainer.devices=100000"]
+    options += ["--trainer.local_steps=99999999999999999999", "--trainer.num_nodes=100000"]
+    options += ["--model.optimizer=LBFGS", "--model.optimizer=SparseAdam", "--model.optimizer.lr=1e30"]
+    return [LONG_RUN, *(Case((*RUN, option)) for option in options)]
 
 
 FILE_CASES = file_cases()

@@ -215,7 +215,7 @@ def typed(family: str, option: str, kind: type | None, value: str) -> Case:
         whole = f"{{class_path: {name_of_kind}, init_args: {{{inner}}}}}"
         if parent in ("data.augmentation", "trainer.callbacks"):
             whole = f"[{whole}]"
-        return Case((*args, f"--{parent}={whole}"), (option, parent))
+        return Case((*args, f"--{parent}={whole}"), (option, parent, "`model`", f"{name!r} must be given"))
     return Case((*args, f"--{option}={value}"), (option,))
 
 
@@ -232,7 +232,7 @@ def written(family: str, option: str, kind: type | None, value: str, folder: Pat
     path = folder / f"mutant_{abs(hash((family, option, value))) % 10**12}.yaml"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     args = ("fit", "--config", f"{family}.yaml", "--config", path.name, "--trainer.fast_dev_run=true")
-    return Case(args, (option, option.rpartition(".")[0] or option, path.name))
+    return Case(args, (option, option.rpartition(".")[0] or option, path.name, "`model`"))
 
 
 def drawn_cases(number: int, seed: int, folder: Path) -> list[Case]:
