@@ -11,13 +11,14 @@ Laws: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` a
 
 import math
 from abc import ABC, abstractmethod
+from types import NoneType
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fedlit.bounds import check_count, check_number, check_share
+from fedlit.bounds import check_count, check_kind, check_number, check_share
 
 MOST_PADDING = 1000  # pixels on each side
 
@@ -106,6 +107,8 @@ class ResizedCrop(Augmentation):
     """
 
     def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (0.75, 1.3333)) -> None:
+        check_kind("scale", scale, (tuple, list), "(low, high)")
+        check_kind("ratio", ratio, (tuple, list), "(low, high)")
         if not (len(scale) == 2 and 0.0 < scale[0] <= scale[1] <= 1.0):
             raise ValueError(f"`scale` must be (low, high) with 0 < low <= high <= 1, got {scale}.")
         if not (len(ratio) == 2 and 0.0 < ratio[0] <= ratio[1] < math.inf):
@@ -172,6 +175,7 @@ class Colour(Augmentation):
     ) -> None:
         _check_fraction("shift", shift)
         _check_fraction("brightness", brightness)
+        check_kind("contrast", contrast, (tuple, list, NoneType), "(low, high) or None")
         if contrast is not None and not (len(contrast) == 2 and 0.0 <= contrast[0] <= contrast[1] < math.inf):
             raise ValueError(f"`contrast` must be (low, high) with 0 <= low <= high, or None, got {contrast}.")
         self.shift = shift

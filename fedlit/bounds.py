@@ -2,7 +2,7 @@
 
 from math import inf, isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args
 
 LARGEST = 1e10  # what is beyond is a slip of the exponent: single precision overflows soon after
 MOST = 1_000_000_000  # of what is counted: rounds, epochs, samples
@@ -29,6 +29,19 @@ def check_number(option: str, value: Any, least: float = -LARGEST, most: float =
     if number > most:
         raise ValueError(f"`{option}` must be at most {most:g}, got {value}.")
     return number
+
+
+def check_choice(option: str, value: Any, choices: Any) -> None:
+    """Refuse what is none of the values of a Literal; the command line has looked, Python code has not."""
+    allowed = get_args(choices)
+    if value not in allowed:
+        raise ValueError(f"`{option}` must be one of {', '.join(map(str, allowed))}, got {value!r}.")
+
+
+def check_kind(option: str, value: Any, kind: type | tuple[type, ...], told: str) -> None:
+    """Refuse what is not of a kind, which `told` names in the user's words."""
+    if not isinstance(value, kind):
+        raise ValueError(f"`{option}` must be {told}, got {value!r}.")
 
 
 def check_share(option: str, value: Any) -> float:

@@ -6,11 +6,12 @@ the labels. So the same partition and seed on the test labels gives each client 
 
 import copy
 from abc import ABC, abstractmethod
+from types import NoneType
 from typing import Literal
 
 import numpy as np
 
-from fedlit.bounds import check_positive, check_share
+from fedlit.bounds import check_kind, check_positive, check_share
 from fedlit.dealing import (
     CLASS_SETS,
     at_least,
@@ -197,6 +198,7 @@ class ClassSets(Partition):
         if isinstance(sets, str):
             one_of("sets", sets, SetName)
         else:
+            check_kind("sets", sets, list, "a setting or class lists")
             filled = len(sets) > 0 and all(sets)
             require(filled, f"`sets` must hold class lists, none of them empty, got {sets}.")
         self.sets = sets
@@ -339,6 +341,7 @@ class PermutedPixels(Partition):
     """
 
     def __init__(self, base: Partition | None = None) -> None:
+        check_kind("base", base, (Partition, NoneType), "a partition")
         self.base = base or IID()
         self.resplit_every_round = self.base.resplit_every_round
 

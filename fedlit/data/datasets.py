@@ -250,6 +250,8 @@ def _stack(dataset: Dataset, name: str) -> tuple[Tensor, np.ndarray]:
 def _items(dataset: Any) -> Iterator[Any]:
     if isinstance(dataset, IterableDataset):
         yield from dataset
+    elif not hasattr(dataset, "__getitem__"):
+        raise ValueError(f"`data` must be given data sets, with items and a length, got a {type(dataset).__name__}.")
     else:
         for i in range(len(dataset)):  # a data set need not know its end otherwise
             yield dataset[i]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Literal
 
 from lightning.pytorch import Callback
@@ -12,7 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
-from fedlit.bounds import MOST, check_count, check_number, check_positive
+from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.engine.plan import KeepOptimizer
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
@@ -27,6 +27,7 @@ AT_LEAST_ONE = (
     "num_threads",
     "num_nodes",
 )
+BatchNorm = Literal["average", "local"]
 MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
 MOST_OF = {"num_threads": 1024, "devices": 1024, "num_nodes": 1024}  # more would not start, or end in a crash
 
@@ -47,7 +48,7 @@ class Options:
     monitor: str | None
     lr_schedule: LRSchedulerCallable | None
     optimizer_state: KeepOptimizer
-    batch_norm: Literal["average", "local"]
+    batch_norm: BatchNorm
     gradient_clip_val: float | None
     metrics: Mapping[str, Metric]
     accelerator: str
@@ -66,6 +67,7 @@ class Options:
     seed: int
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._fix()
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
@@ -87,6 +89,15 @@ class Options:
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
         self._check_monitor()
+
+    def _check_kinds(self) -> None:
+        """The command line has looked at them already; Python code has not."""
+        check_kind("trainer.client_epochs", self.client_epochs, Mapping, "a mapping from client id")
+        check_kind("trainer.metrics", self.metrics, Mapping, "a mapping from names to metrics")
+        check_kind("trainer.monitor", self.monitor, (str, NoneType), "metric/model_on_data")
+        check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
+        check_choice("trainer.optimizer_state", self.optimizer_state, KeepOptimizer)
+        check_choice("trainer.batch_norm", self.batch_norm, BatchNorm)
 
     def _fix(self) -> None:
         """Copies that cannot be changed: what a user goes on to do with a list or a mapping is not meant for a run."""

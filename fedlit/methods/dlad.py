@@ -149,9 +149,8 @@ class DLAD(FederatedModule):
             raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
         check_positive("model.temperature", temperature)
         check_positive("model.sample_weight", sample_weight)
-        check_count("model.client_epochs", client_epochs)
-        check_count("model.density_epochs", density_epochs)
-        check_count("model.distil_epochs", distil_epochs)
+        for name, epochs in (("client", client_epochs), ("density", density_epochs), ("distil", distil_epochs)):
+            check_count(f"model.{name}_epochs", epochs)
         self.aggregator = aggregator
         self.temperature = temperature
         self.classify_epochs = client_epochs
