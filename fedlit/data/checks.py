@@ -42,7 +42,7 @@ def check_options(data: "FederatedData") -> None:
     if data.public != "valid" and not is_fraction:
         raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {data.public}.")
     _check_normalisation(data)
-    _check_val_size(data.val_size)
+    check_number("data.val_size", data.val_size)  # its range depends on where validation samples come from
     if data.own_test and data.validation == "test":
         raise ValueError(
             "`data.own_test` is what no choice looks at, but `data.validation: test` uses the test set; "
@@ -88,13 +88,6 @@ def _check_normalisation(data: "FederatedData") -> None:
                 check_positive("data.std", value)
             else:
                 check_number("data.mean", value)
-
-
-def _check_val_size(val_size: float) -> None:
-    check_number("data.val_size", val_size)
-    is_whole = val_size >= 1 and val_size == int(val_size)
-    if not (0 < val_size < 1 or is_whole):
-        raise ValueError(f"`data.val_size` must be a fraction in (0, 1) or a number from 1, got {val_size}.")
 
 
 def _check_ids(data: "FederatedData", name: str, ids: Iterable[int]) -> None:
