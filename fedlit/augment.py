@@ -11,11 +11,16 @@ Laws: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` a
 
 import math
 from abc import ABC, abstractmethod
+from types import NoneType
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
+
+from fedlit.bounds import check_count, check_kind, check_number, check_share
+
+MOST_PADDING = 1000  # pixels on each side
 
 
 class Augmentation(ABC):
@@ -57,9 +62,7 @@ class Flip(Augmentation):
     """
 
     def __init__(self, p: float = 0.5) -> None:
-        if not 0.0 <= p <= 1.0:
-            raise ValueError(f"`p` is a probability and must lie in [0, 1], got {p}.")
-        self.p = p
+        self.p = check_share("p", p)
 
     def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
         n = _image_shape(x)[0]
@@ -79,7 +82,7 @@ class Affine(Augmentation):
     """
 
     def __init__(self, degrees: float = 0.0, shift: float = 0.0, fill: Literal["zeros", "border"] = "border") -> None:
-        if not 0.0 <= degrees <= 180.0:
+        if not 0.0 <= check_number("degrees", degrees) <= 180.0:
             raise ValueError(f"`degrees` must lie in [0, 180], got {degrees}.")
         _check_fraction("shift", shift)
         if fill not in ("zeros", "border"):
@@ -104,6 +107,8 @@ class ResizedCrop(Augmentation):
     """
 
     def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (0.75, 1.3333)) -> None:
+        check_kind("scale", scale, (tuple, list), "(low, high)")
+        check_kind("ratio", ratio, (tuple, list), "(low, high)")
         if not (len(scale) == 2 and 0.0 < scale[0] <= scale[1] <= 1.0):
             raise ValueError(f"`scale` must be (low, high) with 0 < low <= high <= 1, got {scale}.")
         if not (len(ratio) == 2 and 0.0 < ratio[0] <= ratio[1] < math.inf):
@@ -170,6 +175,7 @@ class Colour(Augmentation):
     ) -> None:
         _check_fraction("shift", shift)
         _check_fraction("brightness", brightness)
+        check_kind("contrast", contrast, (tuple, list, NoneType), "(low, high) or None")
         if contrast is not None and not (len(contrast) == 2 and 0.0 <= contrast[0] <= contrast[1] < math.inf):
             raise ValueError(f"`contrast` must be (low, high) with 0 <= low <= high, or None, got {contrast}.")
         self.shift = shift
@@ -272,10 +278,8 @@ def _image_shape(x: Tensor) -> torch.Size:
 
 
 def _check_padding(padding: int) -> None:
-    if padding < 0:
-        raise ValueError(f"`padding` counts pixels and must be at least 0, got {padding}.")
+    check_count("padding", padding, least=0, most=MOST_PADDING)
 
 
 def _check_fraction(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise ValueError(f"`{name}` must lie in [0, 1], got {value}.")
+    check_share(name, value)

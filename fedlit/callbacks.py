@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch import Callback
 from torch import Tensor
 
+from fedlit.bounds import check_number
 from fedlit.methods.base import FederatedModule
 from fedlit.records.rows import Row, summary
 
@@ -71,7 +72,7 @@ class StopAt(FederationCallback):
     """
 
     def __init__(self, value: float, metric: str = "acc/global_on_pooled") -> None:
-        self.value = value
+        self.value = check_number("value", value)
         self.metric = metric
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -4,6 +4,7 @@ from typing import get_args
 
 import numpy as np
 
+from fedlit.bounds import check_count
 from fedlit.rng import stream
 
 # Of DLAD's settings: the classes of five clients, which repeat over the others.
@@ -21,8 +22,7 @@ def require(ok: bool, message: str) -> None:
 
 
 def at_least(name: str, value: int, least: int = 1) -> int:
-    require(value >= least, f"`{name}` must be at least {least}, got {value}.")
-    return value
+    return check_count(name, value, least)
 
 
 def one_of(name: str, value: str, choices: object) -> str:

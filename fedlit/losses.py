@@ -29,7 +29,7 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
         >>> proximal_penalty([tensor([3.0, 1.0])], [tensor([1.0, 0.0])], mu=0.4)
         tensor(1.)
     """
-    if mu < 0:
+    if not mu >= 0:
         raise ValueError(f"`mu` pulls towards the global model and must be at least 0, got {mu}.")
     pairs = zip(parameters, anchors, strict=True)
     return mu / 2 * sum((w - anchor.detach()).square().sum() for w, anchor in pairs)

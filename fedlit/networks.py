@@ -53,6 +53,8 @@ class Block(NamedTuple):
 def require_at_least(minimum: int, **options: int) -> None:
     """Refuse a smaller option under the name its user typed."""
     for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"`{name}` must be a whole number, got {value!r}.")
         if value < minimum:
             raise ValueError(f"`{name}` must be at least {minimum} here, got {value}.")
 

@@ -5,12 +5,13 @@ the labels. So the same partition and seed on the test labels gives each client 
 """
 
 import copy
-import math
 from abc import ABC, abstractmethod
+from types import NoneType
 from typing import Literal
 
 import numpy as np
 
+from fedlit.bounds import check_kind, check_positive, check_share
 from fedlit.dealing import (
     CLASS_SETS,
     at_least,
@@ -33,6 +34,8 @@ Mode = Literal["equal_size", "per_class", "distinct"]
 Pairs = Literal["drawn", "fixed"]
 Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
+SMALLEST_ALPHA = 1e-300  # below it logarithms of shares overflow
+MOST_DRAWS = 100_000_000  # with replacement, of all clients together
 
 
 class Partition(ABC):
@@ -195,6 +198,7 @@ class ClassSets(Partition):
         if isinstance(sets, str):
             one_of("sets", sets, SetName)
         else:
+            check_kind("sets", sets, list, "a setting or class lists")
             filled = len(sets) > 0 and all(sets)
             require(filled, f"`sets` must hold class lists, none of them empty, got {sets}.")
         self.sets = sets
@@ -202,6 +206,9 @@ class ClassSets(Partition):
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
+        draws = num_clients * self.samples_per_client
+        told = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
+        require(draws <= MOST_DRAWS, f"{told} is {draws} draws; at most {MOST_DRAWS} can be held.")
         sets = self._class_lists(num_classes)
         sizes = np.bincount(labels, minlength=num_classes)
         absent = {c for classes in sets for c in classes}.difference(np.flatnonzero(sizes).tolist())
@@ -244,8 +251,7 @@ class Majority(Partition):
     def __init__(
         self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2, pairs: Pairs = "drawn"
     ) -> None:
-        require(0 <= p <= 1, f"`p` must lie in [0, 1], got {p}.")
-        self.p = p
+        self.p = check_share("p", p)
         self.samples_per_client: int = at_least("samples_per_client", samples_per_client)
         self.majority_classes = at_least("majority_classes", majority_classes)
         self.pairs = one_of("pairs", pairs, Pairs)
@@ -302,8 +308,8 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 1) -> None:
-        require(1e-300 < alpha < math.inf, f"`alpha` must be finite and above 0, got {alpha}.")
-        self.alpha = alpha
+        self.alpha = check_positive("alpha", alpha)
+        require(alpha >= SMALLEST_ALPHA, f"`alpha` must be at least {SMALLEST_ALPHA:g}, got {alpha}.")
         self.min_samples = at_least("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
@@ -335,6 +341,7 @@ class PermutedPixels(Partition):
     """
 
     def __init__(self, base: Partition | None = None) -> None:
+        check_kind("base", base, (Partition, NoneType), "a partition")
         self.base = base or IID()
         self.resplit_every_round = self.base.resplit_every_round
 

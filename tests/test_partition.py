@@ -531,7 +531,7 @@ def test_dirichlet_refuses_bad_numbers_and_too_little_data():
     with pytest.raises(ValueError, match="`min_samples`: 100 clients with 101 or more each need 10100 samples"):
         Dirichlet(min_samples=101).assign(CIFAR_TEST, 100, 10, seed=0)
     for alpha in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="`alpha` must be finite and above 0"):
+        with pytest.raises(ValueError, match=r"`alpha` must be (a finite number|above 0|at least 1e-300)"):
             Dirichlet(alpha)
     with pytest.raises(ValueError, match="`min_samples` must be at least 0, got -1"):
         Dirichlet(min_samples=-1)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedlit"
-NOUNS = {"strict_yaml", "rng", "dealing", "partition", "augment", "losses", "aggregation", "notices"}
+NOUNS = {"strict_yaml", "rng", "dealing", "partition", "augment", "losses", "aggregation", "notices", "bounds"}
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself
     **dict.fromkeys(NOUNS, NOUNS),
@@ -16,7 +16,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "methods": NOUNS | PARTS | {"data", "records.checkpoint"},
     "fast": NOUNS | {"data", "methods", "engine.plan"},
     "engine": NOUNS | PARTS | {"data", "methods", "records", "fast", "callbacks"},
-    "callbacks": {"methods", "records"},
+    "callbacks": {"methods", "records", "bounds"},
     "federation": {"data", "methods", "engine", "fast.memory", "records", "callbacks", "studies.after_fit"},
     "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation", "studies"},
     "studies": {"strict_yaml", "records"},

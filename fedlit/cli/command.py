@@ -9,6 +9,7 @@ from platform import python_version
 
 import fedlit
 from fedlit.cli.refusal import nearest, refuse
+from fedlit.cli.streams import keep_streams, lost_output
 
 SUBCOMMANDS = {  # of a federation, by LightningCLI
     "fit": "Train a method over its rounds.",
@@ -60,7 +61,14 @@ def versions() -> str:
 
 def main() -> None:
     """Entry point."""
-    args = sys.argv[1:]
+    keep_streams()
+    _run(sys.argv[1:])
+    lost = lost_output()
+    if lost is not None and sys.argv[1:2] != ["fit"]:  # of a fit, the records are what counts
+        refuse(f"not all could be written: {lost.strerror}.")
+
+
+def _run(args: list[str]) -> None:
     if args in ([], ["-h"], ["--help"]):
         help_parser().print_help()
     elif args == ["--version"]:

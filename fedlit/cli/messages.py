@@ -6,16 +6,18 @@ import sys
 from collections.abc import Iterator
 from inspect import isclass, signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 import torch
 import torchmetrics.classification
-import yaml
 
 from fedlit import augment, callbacks, methods, networks, partition
 from fedlit.cli import refusal
 from fedlit.cli.recipes import recipe_files
+from fedlit.cli.values import typed_values
 from fedlit.data import FederatedData
+from fedlit.strict_yaml import parse_yaml, read_yaml
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
@@ -91,6 +93,9 @@ def _expected(message: str) -> str:
     kinds = re.search(r"Subtypes: \[(.*?)\] Errors:|Expected an? (.*?)\.? (?:Got|Given) value", message)
     if not (key and value and kinds):
         return re.sub(r'^Parser key "([\w.]+)": ', r"`\1`: ", message)
+    nested = re.fullmatch(r"NestedArg\(key='([\w.]+)', val=(.*)\)", value[1])
+    if nested is not None:  # an option of a class whose value could not be looked at
+        return f"`{key[1]}.{nested[1]}` cannot be {nested[2]}."
     expected = re.sub(r"<class '(.*?)'>", r"\1", kinds[1] or kinds[2]).replace("typing.Literal", "one of ")
     expected = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", expected).replace(", NoneType", "")
     return f"`{key[1]}`: expected {expected}, got {value[1]!r}."
@@ -140,17 +145,44 @@ def in_full(message: str, args: list[str]) -> str:
 
 
 def _full_name(name: str, args: list[str]) -> str:
-    typed = {arg.removeprefix("--").split("=")[0] for arg in args if arg.startswith("--")}
-    for recipe in recipe_files(args):
-        typed |= set(_paths(yaml.safe_load(Path(recipe).read_text())))
-    found = {path for path in typed if path.rpartition(".")[2] == name}
-    if len(found) == 1:
-        return found.pop()
+    typed: set[str] = set()
+    for option, value in typed_values(args):
+        typed |= {option, *_paths(_parsed(value), option)}
+    written = {path for recipe in recipe_files(args) for path in _paths(_content(recipe))}
+    for paths in (typed, written):  # what was typed comes before what stands in a recipe
+        found = {path for path in paths if path.rpartition(".")[2] == name}
+        if len(found) == 1:
+            return found.pop()
     if name in signature(FederatedData).parameters:
         return f"data.{name}"
     if name in _method_options():
         return f"model.{name}"
+    for place, module in (("data.partition", partition), ("data.augmentation", augment)):
+        if name in _arguments(module):
+            return f"{place}.{name}"
     return name
+
+
+def _arguments(module: ModuleType) -> set[str]:
+    """Of all the classes that a module defines."""
+    kinds = [kind for kind in vars(module).values() if isclass(kind) and kind.__module__ == module.__name__]
+    return {name for kind in kinds for name in signature(kind).parameters}
+
+
+def _content(recipe: str) -> Any:
+    """What a recipe holds; nothing where it is the recipe that is refused."""
+    try:
+        return read_yaml(Path(recipe), recipe)
+    except (ValueError, OSError):
+        return None
+
+
+def _parsed(value: str) -> Any:
+    """What was typed, taken apart; nothing where that cannot be."""
+    try:
+        return parse_yaml(value, "it")
+    except ValueError:
+        return None
 
 
 def _method_options() -> set[str]:
@@ -164,6 +196,9 @@ def _method_options() -> set[str]:
 
 def _paths(content: Any, prefix: str = "") -> Iterator[str]:
     """Every option of a recipe, as it would be typed: without `init_args`."""
+    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is told without its place
+        for entry in content:
+            yield from _paths(entry, prefix)
     if not isinstance(content, dict):
         return
     for key, value in content.items():

@@ -1,7 +1,8 @@
 """The parser of the command line: LightningCLI's, with refusals in one line and functions where classes may stand."""
 
+from collections.abc import Callable
 from functools import partial
-from inspect import isclass, signature
+from inspect import Parameter, isclass, signature
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
@@ -11,6 +12,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fedlit.cli.messages import known_classes, plain, refuse, suggestion
 from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
+from fedlit.federation import Federation
 
 
 class Parser(LightningArgumentParser):
@@ -25,6 +27,9 @@ class Parser(LightningArgumentParser):
     def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
         if cfg.get("subcommand"):
             cfg = cfg.clone()
+            check_nulls(cfg[cfg.subcommand].get("trainer"), "trainer", Federation)
+            for name in ("model", "data"):
+                check_nulls(cfg[cfg.subcommand].get(name), name)
             cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].get("model"))
         # Lightning calls it by the name that jsonargparse gave up in 4.49.
         instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
@@ -37,6 +42,34 @@ class Parser(LightningArgumentParser):
                 parsers += action.choices.values()
         options = {action.dest for parser in parsers for action in parser._actions}
         return options | set(signature(FederatedData).parameters) | known_classes()
+
+
+def check_nulls(config: Any, path: str, kind: Callable | None = None) -> None:
+    """Refuse `null` for an option that has no such value: jsonargparse lets it stand for any type.
+
+    Args:
+        config: Options, or a class with its options, or several of them.
+        path: As the user types it.
+        kind: What the options are arguments of, where they do not say.
+    """
+    if isinstance(config, list):
+        for entry in config:
+            check_nulls(entry, path)
+    if not isinstance(config, Namespace | dict):
+        return
+    options = config
+    if "class_path" in config:
+        kind = resolve_name(config["class_path"])
+        options = config.get("init_args") or {}
+    parameters = signature(kind).parameters if kind is not None else {}
+    for name, value in dict(vars(options) if isinstance(options, Namespace) else options).items():
+        if value is None and name in parameters and not _takes_none(parameters[name]):
+            raise ValueError(f"`{path}.{name}` must have a value, got null.")
+        check_nulls(value, f"{path}.{name}")
+
+
+def _takes_none(parameter: Parameter) -> bool:
+    return parameter.default is None or any(word in str(parameter.annotation) for word in ("None", "Optional", "Any"))
 
 
 def with_factories(config: Any) -> Any:

@@ -4,6 +4,7 @@
 """
 
 import difflib
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import yaml
 
 import fedlit
 from fedlit.cli.refusal import OneLineParser, nearest, refuse
+from fedlit.cli.values import PREFIX, check_values
 from fedlit.records.run_folder import RUNS, last_checkpoint
 from fedlit.strict_yaml import read_yaml
 
@@ -29,6 +31,8 @@ examples:
 
 def with_recipes_found(args: list[str]) -> list[str]:
     """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run."""
+    check_values(args)
+    check_environment()
     found = _with_values(args, CONFIG, lambda name: checked_recipe(find_recipe(name)))
     files = recipe_files(found)
     if not files:
@@ -48,6 +52,15 @@ def with_recipes_found(args: list[str]) -> list[str]:
     return _with_values(found, CKPT_PATH, of_own_run)
 
 
+def check_environment() -> None:
+    """A recipe that is named by a variable, such as FEDLIT_FIT__CONFIG, is checked as one that is typed."""
+    for name, value in os.environ.items():
+        if name.startswith(PREFIX) and name.endswith("__CONFIG"):
+            if not _is_file(Path(value)):
+                raise ValueError(f"`{name}` must be the path of a recipe, got {value!r}, which is no file.")
+            checked_recipe(value)
+
+
 def recipe_files(args: list[str]) -> list[str]:
     """The files given by `--config`, in order."""
     given: list[str] = []
@@ -57,7 +70,7 @@ def recipe_files(args: list[str]) -> list[str]:
         return name
 
     _with_values(args, CONFIG, note)
-    return [name for name in given if Path(name).is_file()]
+    return [name for name in given if _is_file(Path(name))]
 
 
 def _with_values(args: list[str], options: tuple[str, ...], change: Callable[[str], str]) -> list[str]:
@@ -83,10 +96,10 @@ def _with_values(args: list[str], options: tuple[str, ...], change: Callable[[st
 
 def find_recipe(name: str) -> str:
     """A file where the user stands, or the recipe of that name that comes with fedlit."""
-    if Path(name).is_file():
+    if _is_file(Path(name)):
         return name
     for folder in _folders():
-        if (folder / name).is_file():
+        if _is_file(folder / name):
             return str(folder / name)
     recipes = own_recipes()
     own = ", ".join(recipe for recipe in recipes if "/" not in recipe)
@@ -95,6 +108,14 @@ def find_recipe(name: str) -> str:
     if near:
         hint = f"did you mean {near[0]}?"
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is; what cannot be a name is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long; not Unicode
+        return False
 
 
 def own_recipes() -> dict[str, Path]:

@@ -10,12 +10,35 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
+LONGEST_WORD = 200  # characters of what is repeated of the user's input
+LONGEST_LINE = 800
 
 
 def refuse(message: str) -> NoReturn:
     """One line, exit code 2."""
-    sys.stderr.write(f"fedlit: error: {message}\n")
+    sys.stderr.write(f"fedlit: error: {on_one_line(message)}\n")
     raise SystemExit(2)
+
+
+def on_one_line(message: str) -> str:
+    """The message without the middle of what is too long to be read, and without what a terminal would act on.
+
+    Example:
+        >>> on_one_line(f"got {'x' * 1000}.")[-20:]
+        'xxxxxxxxxxxxxxxxxxx.'
+        >>> on_one_line("got \\x1b[31m red")
+        'got \\\\x1b[31m red'
+    """
+    words = " ".join(_abridged(word, LONGEST_WORD) for word in message.split())
+    printable = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in words)
+    return _abridged(printable, LONGEST_LINE)
+
+
+def _abridged(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 @contextmanager
@@ -26,7 +49,7 @@ def refusals() -> Iterator[None]:
     except (ValueError, OSError) as error:
         if DEBUG:
             raise
-        refuse(" ".join(str(error).split()))
+        refuse(str(error))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

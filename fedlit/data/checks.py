@@ -1,31 +1,48 @@
 """What is wrong with the options of the data, said before any sample is read."""
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from os import PathLike
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from fedlit.bounds import check_choice, check_count, check_kind, check_number, check_positive
+from fedlit.partition import Partition
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
 
 
 EMBEDDED = "fashion_sample"  # what there is if nothing else is asked for
+Validation = Literal["train", "test", "reserve"]
+MOST_CLIENTS = 1_000_000
 
 
 def check_options(data: "FederatedData") -> None:
     """Numbers in their ranges, and clients that exist; what depends on the samples is told by `setup`."""
-    positive = {
-        "num_clients": data.num_clients,
-        "batch_size": data.batch_size,
-        "eval_batch_size": data.eval_batch_size,
-    }
-    positive |= {f"client_batch_sizes[{k}]": size for k, size in data.client_batch_sizes.items()}
-    for name, value in positive.items():
-        if value < 1:
-            raise ValueError(f"`data.{name}` must be at least 1, got {value}.")
+    for name, text in (("dataset", data.dataset), ("root", data.root)):
+        if not isinstance(text, str | PathLike):
+            raise ValueError(f"`data.{name}` must be text, got {text!r}.")
+    _check_kinds(data)
+    check_count("data.num_clients", data.num_clients, most=MOST_CLIENTS)
+    check_count("data.batch_size", data.batch_size)
+    check_count("data.eval_batch_size", data.eval_batch_size)
+    for k, size in data.client_batch_sizes.items():
+        check_count(f"data.client_batch_sizes[{k}]", size)
+    check_count("data.partition_seed", data.partition_seed, least=0, most=2**63 - 1)
+    check_count("data.unseen_clients", data.unseen_clients, least=0)
     for name, share in (("opt_out", data.opt_out), ("opt_out_samples", data.opt_out_samples)):
-        if not isinstance(share, list) and not 0 <= share <= 1:
+        if isinstance(share, list):
+            continue
+        check_kind(f"data.{name}", share, (int, float), "a fraction in [0, 1]")
+        if not 0 <= share <= 1:
             raise ValueError(f"`data.{name}` is a fraction in [0, 1], got {share}.")
-    if data.public != "valid" and not 0 <= data.public < 1:
+    is_fraction = isinstance(data.public, int | float) and 0 <= data.public < 1
+    if data.public != "valid" and not is_fraction:
         raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {data.public}.")
+    _check_normalisation(data)
+    check_number("data.val_size", data.val_size)  # its range depends on where validation samples come from
     if data.own_test and data.validation == "test":
         raise ValueError(
             "`data.own_test` is what no choice looks at, but `data.validation: test` uses the test set; "
@@ -47,10 +64,36 @@ def check_options(data: "FederatedData") -> None:
         )
 
 
+def _check_kinds(data: "FederatedData") -> None:
+    """The command line has looked at them already; Python code has not."""
+    check_kind("data.partition", data.partition, Partition, "a partition, such as Dirichlet(alpha=0.5)")
+    check_kind("data.augmentation", data.augmentation, (list, tuple), "a list of steps")
+    for step in data.augmentation:
+        if isinstance(step, type) or not callable(step) or not hasattr(step, "random"):
+            raise ValueError(f"`data.augmentation` must hold augmentations, such as Flip(), got {step!r}.")
+    check_choice("data.validation", data.validation, Validation)
+    check_kind("data.client_batch_sizes", data.client_batch_sizes, Mapping, "a mapping from client id")
+
+
+def _check_normalisation(data: "FederatedData") -> None:
+    """One number, or one for each channel; how many there are is known once the images are."""
+    for name, given in (("mean", data.mean), ("std", data.std)):
+        if given is None:
+            continue
+        values = list(given) if isinstance(given, Sequence | np.ndarray) else [given]
+        if not values:
+            raise ValueError(f"`data.{name}` must be one number or one per channel, got none.")
+        for value in values:
+            if name == "std":
+                check_positive("data.std", value)
+            else:
+                check_number("data.mean", value)
+
+
 def _check_ids(data: "FederatedData", name: str, ids: Iterable[int]) -> None:
     for k in ids:
-        if not 0 <= k < data.num_clients:
+        if not isinstance(k, Integral) or not 0 <= k < data.num_clients:
             raise ValueError(
-                f"`data.{name}` names client {k}, but the clients are 0 to {data.num_clients - 1} "
+                f"`data.{name}` names client {k!r}, but the clients are 0 to {data.num_clients - 1} "
                 f"(`data.num_clients` is {data.num_clients})."
             )

@@ -8,13 +8,9 @@ shape ``[N, ...]``; labels are integers ``[N]`` that count from 0.
 
 import difflib
 import operator
-import os
-import uuid
 import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
-from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it has no type hints
+
+from fedlit.data.downloads import download, read_cinic10, save_npz
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +60,8 @@ _FACTS = {
     "cinic10": _Facts(10, (0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835)),
 }
 DATASETS = tuple(_FACTS)
+MOST_CLASSES = 1_000_000
 _SAMPLE = Path(__file__).parent / "assets" / "fashion_mnist_7000.npz"
-_TORCHVISION = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}
 
 
 def read_images(dataset: str, root: str) -> Images:
@@ -99,10 +96,8 @@ def fetch(dataset: str, root: str) -> Path:
     path = folder / f"{dataset}.npz"
     if path.is_file():
         return path
-    if dataset == "cinic10":
-        _save_npz(path, _read_cinic10(path))
-    else:
-        _save_npz(path, _download(dataset, path))
+    arrays = read_cinic10(path) if dataset == "cinic10" else download(dataset, path)
+    save_npz(path, arrays)
     return path
 
 
@@ -166,8 +161,8 @@ def _labels(y: np.ndarray, num_images: int, name: str, facts: _Facts | None) -> 
     if not np.issubdtype(y.dtype, np.integer) or y.shape != (num_images,):
         raise ValueError(f"{name} must be integers [{num_images}], one per image, got {_kind(y)}.")
     least, most = y.min(), y.max()
-    if facts is None and least < 0:
-        raise ValueError(f"{name} must be class indices, 0 or more, got {least} to {most}.")
+    if facts is None and not 0 <= least <= most < MOST_CLASSES:
+        raise ValueError(f"{name} must be class indices, 0 to {MOST_CLASSES - 1}, got {least} to {most}.")
     if facts is not None and not 0 <= least <= most < facts.num_classes:
         raise ValueError(f"{name} must be class indices, in [0, {facts.num_classes}), got {least} to {most}.")
     return torch.from_numpy(y.astype(np.int64))
@@ -199,7 +194,7 @@ def _read_npz(path: Path, facts: _Facts | None) -> Images:
             raise ValueError("not a zip archive")
         with np.load(path, allow_pickle=False) as file:
             arrays = {key: file[key] for key in file.files if key.endswith(("_images", "_labels"))}
-    except (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except Exception as error:  # a damaged file raises what it likes, and may claim any size
         raise ValueError(f"{path} must be an .npz file of plain arrays; reading failed: {error!r}.") from error
     names = ["train", "test"]
     if any(key.startswith("valid_") for key in arrays):
@@ -229,64 +224,6 @@ def channels_first(x: np.ndarray, name: str) -> Tensor:
     return torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
 
 
-def _save_npz(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Whole or not at all: several processes may read, and write, at the same time."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's stub takes an array for `allow_pickle`
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _download(dataset: str, path: Path) -> dict[str, np.ndarray]:
-    # Here, because it takes a second and is needed once.
-    import torchvision.datasets  # type: ignore[import-untyped]  # it has no type hints
-
-    source = getattr(torchvision.datasets, _TORCHVISION[dataset])
-    arrays: dict[str, np.ndarray] = {}
-    try:
-        for split in ("train", "test"):
-            found = source(path.parent, train=split == "train", download=True)
-            arrays[f"{split}_images"] = np.asarray(found.data)
-            arrays[f"{split}_labels"] = np.asarray(found.targets)
-    except (OSError, RuntimeError, HTTPException) as error:
-        raise FileNotFoundError(
-            f"No file {path}, and the download failed: {error!r}. Put the file there, or point `root` at its folder; "
-            "it holds uint8 train_images and test_images, integer train_labels and test_labels."
-        ) from error
-    return arrays
-
-
-def _read_cinic10(path: Path) -> dict[str, np.ndarray]:
-    from PIL import Image
-
-    folder = path.parent / "CINIC-10"
-    files = {split: sorted((folder / split).glob("*/*.png")) for split in ("train", "valid", "test")}
-    classes = {split: sorted({png.parent.name for png in pngs}) for split, pngs in files.items()}
-    if not all(len(names) == 10 and names == classes["train"] for names in classes.values()):
-        raise FileNotFoundError(
-            f"No file {path}, and {folder} (https://datashare.ed.ac.uk/handle/10283/3192, unpacked) must hold train, "
-            f"valid and test with the same ten folders of .png, got {[len(names) for names in classes.values()]}."
-        )
-    arrays: dict[str, np.ndarray] = {}
-    for split, pngs in files.items():
-        images = np.empty((len(pngs), 32, 32, 3), dtype=np.uint8)
-        for i, png in enumerate(tqdm(pngs, desc=f"CINIC-10 {split}", disable=None)):  # None: on a terminal only
-            with Image.open(png) as image:
-                if image.size != (32, 32):
-                    raise ValueError(f"{png} must be 32 x 32 pixels, got {image.size[0]} x {image.size[1]}.")
-                images[i] = np.asarray(image.convert("RGB"))
-        labels = [classes[split].index(png.parent.name) for png in pngs]
-        arrays[f"{split}_images"] = images
-        arrays[f"{split}_labels"] = np.array(labels, dtype=np.uint8)
-    return arrays
-
-
 def _stack(dataset: Dataset, name: str) -> tuple[Tensor, np.ndarray]:
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         x, y = dataset.tensors
@@ -313,6 +250,8 @@ def _stack(dataset: Dataset, name: str) -> tuple[Tensor, np.ndarray]:
 def _items(dataset: Any) -> Iterator[Any]:
     if isinstance(dataset, IterableDataset):
         yield from dataset
+    elif not hasattr(dataset, "__getitem__"):
+        raise ValueError(f"`data` must be given data sets, with items and a length, got a {type(dataset).__name__}.")
     else:
         for i in range(len(dataset)):  # a data set need not know its end otherwise
             yield dataset[i]

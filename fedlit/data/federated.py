@@ -7,6 +7,7 @@ split into views.
 
 import warnings
 from collections.abc import Callable, Sequence
+from os import PathLike, fspath
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ class FederatedData(LightningDataModule):
         own_test: bool = False,
     ) -> None:
         super().__init__()
-        self.dataset = dataset
+        self.dataset = fspath(dataset) if isinstance(dataset, PathLike) else dataset
         self.root = root
         self.train_dataset = train_dataset
         self.test_dataset = test_dataset

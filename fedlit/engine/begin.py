@@ -4,6 +4,7 @@ from pathlib import Path
 
 from lightning.fabric import Fabric
 
+from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
 from fedlit.engine.layout import layout_for
 from fedlit.engine.options import Options
@@ -19,6 +20,7 @@ from fedlit.records.run_folder import find_checkpoint, run_folder
 def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedData:
     """The data, set up on every process, and fetched by the first."""
     data = FederatedData() if datamodule is None else datamodule
+    check_kind("data", data, FederatedData, "a FederatedData")
     if not fabric._launched:
         if isinstance(fabric.strategy, ClientParallelStrategy):
             fabric.strategy.prepare_meeting()

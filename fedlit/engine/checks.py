@@ -16,7 +16,7 @@ from fedlit.data.client import Client
 from fedlit.engine.lightning_hooks import Command, check_hooks, overridden
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.modes import left_in_evaluation
-from fedlit.engine.optimizers import as_list, check_number
+from fedlit.engine.optimizers import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.visit_trainer import at_the_door
@@ -217,7 +217,10 @@ def _check_client(model: FederatedModule, client: Client, x: Tensor, fabric: Fab
 def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> None:
     try:
         with at_the_door(model, client, fabric):
-            check_number(model, as_list(model.configure_optimizers()))
+            optimizers = as_list(model.configure_optimizers())
+        check_number(model, optimizers)
+        for optimizer in optimizers:
+            check_settings(optimizer, model)
     except Exception as error:  # a method raises what it likes
         source = "`model.optimizer`"
         if overridden(model, frozenset({"configure_optimizers"})):

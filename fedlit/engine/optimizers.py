@@ -9,10 +9,24 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedlit import bounds
 from fedlit.engine.plan import OptimizerState, Plan
 from fedlit.fast.sgd import prepare
 from fedlit.methods.base import FederatedModule
 
+STEPPED_AT_THE_DOOR = (  # PyTorch's own whose step does nothing but what their paper says
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
 Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
 
 
@@ -43,6 +57,43 @@ def check_number(learner: FederatedModule, optimizers: list[Optimizer]) -> None:
             f"automatic optimisation takes one optimiser, got {len(optimizers)}; for several, set "
             "`self.automatic_optimization = False` and step them in `training_step`."
         )
+
+
+def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
+    """Numbers that can be right, and gradients that the optimiser can take."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            for number in _numbers(name, value):
+                bounds.check_number(name, number)
+        if isinstance(
+            optimizer, torch.optim.RMSprop
+        ):  # which does not look itself: above 1 it takes roots of less than 0
+            bounds.check_share("alpha", group["alpha"])
+    gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
+    if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
+        raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
+    if type(optimizer) in STEPPED_AT_THE_DOOR and not gives_sparse:
+        _try_a_step(optimizer)
+
+
+def _try_a_step(optimizer: Optimizer) -> None:
+    """With no gradient to speak of: what a device or a mode does not allow is said by the step alone."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _numbers(name: str, value: Any) -> list[float]:
+    """The numbers of a setting: of a learning rate as a tensor, of a pair of betas."""
+    if name == "params":
+        return []
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    values = value if isinstance(value, list | tuple) else [value]
+    return [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
 
 
 def _scale(scheduler: Any, factor: float) -> None:

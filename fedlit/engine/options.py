@@ -3,9 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Literal
 
 from lightning.pytorch import Callback
@@ -13,6 +12,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
+from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.engine.plan import KeepOptimizer
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
@@ -27,6 +27,9 @@ AT_LEAST_ONE = (
     "num_threads",
     "num_nodes",
 )
+BatchNorm = Literal["average", "local"]
+MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
+MOST_OF = {"num_threads": 1024, "devices": 1024, "num_nodes": 1024}  # more would not start, or end in a crash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Options:
     monitor: str | None
     lr_schedule: LRSchedulerCallable | None
     optimizer_state: KeepOptimizer
-    batch_norm: Literal["average", "local"]
+    batch_norm: BatchNorm
     gradient_clip_val: float | None
     metrics: Mapping[str, Metric]
     accelerator: str
@@ -65,26 +68,39 @@ class Options:
     process_timeout: float
 
     def __post_init__(self) -> None:
+        self._check_kinds()
         self._fix()
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`trainer.{name}` must be at least 1, got {value}.")
+            if value is not None or name not in MAY_BE_NONE:
+                check_count(f"trainer.{name}", value, most=MOST_OF.get(name, MOST))
+        if isinstance(self.devices, int):  # Lightning says what is wrong with 0
+            check_count("trainer.devices", self.devices, least=-1, most=MOST_OF["devices"])
         if self.local_epochs is not None and self.local_steps is not None:
             raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
-        if not 0 < self.fraction_fit <= 1:
+        if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
             raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
+        if isinstance(self.personal_memory, bool) or not isinstance(self.personal_memory, int | float):
+            raise ValueError(f"`trainer.personal_memory` must be a number of gigabytes, got {self.personal_memory!r}.")
         if not self.personal_memory >= 0:
             raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
         if not self.process_timeout > 0:
             raise ValueError(f"`trainer.process_timeout` must be more than 0 seconds, got {self.process_timeout}.")
         clip = self.gradient_clip_val
-        if clip is not None and not (isfinite(clip) and clip > 0):
-            raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")
+        if clip is not None:
+            check_positive("trainer.gradient_clip_val", clip)
         for client, epochs in self.client_epochs.items():
-            if epochs < 1:
-                raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
+            check_count(f"trainer.client_epochs[{client}]", epochs)
         self._check_monitor()
+
+    def _check_kinds(self) -> None:
+        """The command line has looked at them already; Python code has not."""
+        check_kind("trainer.client_epochs", self.client_epochs, Mapping, "a mapping from client id")
+        check_kind("trainer.metrics", self.metrics, Mapping, "a mapping from names to metrics")
+        check_kind("trainer.monitor", self.monitor, (str, NoneType), "metric/model_on_data")
+        check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
+        check_choice("trainer.optimizer_state", self.optimizer_state, KeepOptimizer)
+        check_choice("trainer.batch_norm", self.batch_norm, BatchNorm)
 
     def _fix(self) -> None:
         """Copies that cannot be changed: what a user goes on to do with a list or a mapping is not meant for a run."""

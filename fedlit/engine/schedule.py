@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
@@ -11,20 +12,34 @@ from fedlit.engine.options import Options
 from fedlit.engine.plan import Plan
 from fedlit.methods.stage import Stage
 
+MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
+
 
 @dataclass(frozen=True)
-class ScheduledRound:
-    """A round in the programme.
+class StageRounds:
+    """The rounds of a stage.
 
     Attributes:
-        stage: What it belongs to.
-        lr_factor: What the learning-rate schedule multiplies by in it.
-        is_last: Whether it is the last of its stage.
+        stage: What they belong to.
+        before: Rounds of earlier stages.
+        length: How many they are.
+        lr_factors: What the learning-rate schedule multiplies by in each; empty without one.
     """
 
     stage: Stage
-    lr_factor: float
-    is_last: bool
+    before: int
+    length: int
+    lr_factors: list[float]
+
+    @property
+    def last(self) -> int:
+        """The number of its last round."""
+        return self.before + self.length
+
+    def lr_factor(self, number: int) -> float:
+        if not self.lr_factors:
+            return 1.0
+        return self.lr_factors[number - self.before - 1]
 
 
 class Schedule:
@@ -39,42 +54,47 @@ class Schedule:
     def __init__(self, stages: list[Stage], options: Options) -> None:
         self.stages = stages
         self.options = options
-        self.rounds: list[ScheduledRound] = []
+        self.parts: list[StageRounds] = []
+        before = 0
         for stage in stages:
             length = options.num_rounds if stage.rounds is None else stage.rounds
             if options.fast_dev_run:
                 length = min(length, 1)
-            for index, factor in enumerate(lr_factors(options.lr_schedule, length), start=1):
-                self.rounds.append(ScheduledRound(stage, factor, is_last=index == length))
+            self.parts.append(StageRounds(stage, before, length, lr_factors(options.lr_schedule, length)))
+            before += length
 
     def __len__(self) -> int:
-        return len(self.rounds)
+        return self.parts[-1].last
 
     def stage(self, number: int) -> Stage:
         """The stage of a round; before the first round, the first stage."""
-        return self.rounds[min(max(number, 1), len(self)) - 1].stage
+        return self._part(number).stage
 
     def is_last(self, number: int) -> bool:
         """Whether the round is the last of its stage."""
-        return self.rounds[number - 1].is_last
+        return number == self._part(number).last
+
+    def _part(self, number: int) -> StageRounds:
+        within = min(max(number, 1), len(self))
+        return next(part for part in self.parts if within <= part.last)
 
     def plan(self, number: int, should_stop: Callable[[], bool], client: int) -> Plan:
         """How a client trains in a round."""
         options = self.options
-        scheduled = self.rounds[number - 1]
-        stage = scheduled.stage
+        part = self._part(number)
+        stage = part.stage
         epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
         steps = options.local_steps if stage.epochs is None else None
         if options.fast_dev_run:
             steps = 1 if epochs else steps
             epochs = 1
-        is_over = scheduled.is_last and stage is not self.stages[-1]  # the last stage may be made longer some day
+        is_over = number == part.last and stage is not self.stages[-1]  # the last stage may be made longer some day
         return Plan(
             stage=stage,
             seed=options.seed,
             epochs=epochs,
             steps=steps,
-            lr_factor=scheduled.lr_factor,
+            lr_factor=part.lr_factor(number),
             optimizer_state="reset" if is_over else options.optimizer_state,
             gradient_clip_val=options.gradient_clip_val,
             should_stop=should_stop,
@@ -82,24 +102,30 @@ class Schedule:
 
 
 def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]:
-    """What the schedule multiplies the learning rate by in each round of a stage.
+    """What the schedule multiplies the learning rate by in each round of a stage; empty without a schedule.
 
     Example:
         >>> lr_factors(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5), 5)
         [1.0, 1.0, 0.5, 0.5, 0.25]
     """
     if schedule is None:
-        return [1.0] * rounds
+        return []
+    if rounds > MOST_SCHEDULED:
+        raise ValueError(f"`trainer.lr_schedule` takes `trainer.num_rounds` of at most {MOST_SCHEDULED}, got {rounds}.")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    factors = []
+    factors: list[float] = []
     try:
         stepper = schedule(optimizer)
         if isinstance(stepper, ReduceLROnPlateau):
             raise ValueError("it is stepped by rounds; ReduceLROnPlateau waits for a metric.")
         for _ in range(rounds):
-            factors.append(optimizer.param_groups[0]["lr"])
+            factor = float(optimizer.param_groups[0]["lr"])
+            if not isfinite(factor):
+                raise ValueError(f"it multiplies the learning rate by {factor} in round {len(factors) + 1}.")
+            factors.append(factor)
             optimizer.step()
             stepper.step()
-    except (ValueError, TypeError, ArithmeticError) as error:  # some schedules end after so many steps
-        raise ValueError(f"`trainer.lr_schedule`: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # some schedules end after so many steps; one's own raises what it likes
+        lines = str(error.args[0] if error.args else type(error).__name__).splitlines()
+        raise ValueError(f"`trainer.lr_schedule`: {lines[0]}") from error
     return factors

@@ -16,6 +16,7 @@ from torchmetrics import MetricCollection
 from torchmetrics.functional.classification import multiclass_accuracy
 
 from fedlit.aggregation import State, Upload, weighted_mean
+from fedlit.bounds import check_choice
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
 from fedlit.methods.card import Card
@@ -89,6 +90,8 @@ class FederatedModule(LightningModule):
     def check(self, data: FederatedData) -> None:
         """Refuse data that this method cannot use, before the first round, in the user's words."""
         check_choices("model.client_optimizers", self.client_optimizers, data.num_clients)
+        if type(self).client_weight is FederatedModule.client_weight:  # else it may mean anything
+            check_choice("model.weighting", self.weighting, Weighting)
 
     def configure_stages(self) -> list[Stage]:
         """The programme of the method: one federated stage, unless it is overridden."""

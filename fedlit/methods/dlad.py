@@ -22,6 +22,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State
+from fedlit.bounds import check_count, check_positive
 from fedlit.data.client import Client, Public, Server
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
@@ -50,6 +51,9 @@ class Density(FedAvg):
 
     sample_weight = 1.5
 
+    def check(self, data: FederatedData) -> None:
+        raise ValueError("`model`: Density is a part of DLAD; give that, it cannot be run by itself.")
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         loss = density_loss(self.network(x).squeeze(1), y >= 0, self.sample_weight)
@@ -63,6 +67,9 @@ class Student(FedAvg):
     wants_index = True
     teachers: Teachers | None = None
     recorded: Tensor | None = None
+
+    def check(self, data: FederatedData) -> None:
+        raise ValueError("`model`: Student is a part of DLAD; give that, it cannot be run by itself.")
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, index = batch
@@ -140,16 +147,10 @@ class DLAD(FederatedModule):
         super().__init__(optimizer, client_optimizers)
         if aggregator not in ("adaptive", "average", "labeled"):
             raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
-        positive = {
-            "temperature": temperature,
-            "sample_weight": sample_weight,
-            "client_epochs": client_epochs,
-            "density_epochs": density_epochs,
-            "distil_epochs": distil_epochs,
-        }
-        for name, value in positive.items():
-            if value <= 0:
-                raise ValueError(f"`model.{name}` must be above 0, got {value}.")
+        check_positive("model.temperature", temperature)
+        check_positive("model.sample_weight", sample_weight)
+        for name, epochs in (("client", client_epochs), ("density", density_epochs), ("distil", distil_epochs)):
+            check_count(f"model.{name}_epochs", epochs)
         self.aggregator = aggregator
         self.temperature = temperature
         self.classify_epochs = client_epochs

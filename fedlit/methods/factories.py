@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from numbers import Integral
 from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -41,6 +42,8 @@ def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimi
     """Refuse an optimiser that is built already: every visit has its own."""
     _check_builder("model.optimizer", optimizer)
     per_client = client_optimizers or []
+    if not isinstance(per_client, list | dict):
+        raise TypeError(f"`model.client_optimizers` must be a list or a mapping from client id, got {per_client!r}.")
     if isinstance(per_client, dict):
         per_client = list(per_client.values())
     for chosen in per_client:
@@ -76,6 +79,8 @@ def check_choices(option: str, choices: list | dict | None, num_clients: int) ->
         choices: One for each client, or by client id; None is no choice.
         num_clients: Clients in the federation.
     """
+    if choices is not None and not isinstance(choices, list | dict):
+        raise ValueError(f"`{option}` must be a list or a mapping from client id, got {choices!r}.")
     if isinstance(choices, list) and len(choices) != num_clients:
         raise ValueError(f"`{option}` must have one entry per client, {num_clients}, got {len(choices)}.")
     if isinstance(choices, dict):
@@ -85,8 +90,8 @@ def check_choices(option: str, choices: list | dict | None, num_clients: int) ->
 def check_ids(option: str, ids: Iterable[int], num_clients: int) -> None:
     """Refuse the id of a client that does not exist."""
     for k in ids:
-        if not 0 <= k < num_clients:
-            raise ValueError(f"`{option}` names client {k}, but the clients are 0 to {num_clients - 1}.")
+        if not isinstance(k, Integral) or not 0 <= k < num_clients:
+            raise ValueError(f"`{option}` names client {k!r}, but the clients are 0 to {num_clients - 1}.")
 
 
 def kind(choice: Any) -> Any:

@@ -22,6 +22,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State, Upload, weighted_mean
+from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
@@ -131,7 +132,7 @@ class FedFusion(FederatedModule):
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if not 0 <= ema < 1:
+        if not 0 <= check_number("model.ema", ema) < 1:
             raise ValueError(f"`model.ema` must lie in [0, 1), got {ema}.")
         local: Any = build(network, "model.network")
         received: Any = build(network, "model.network")

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.losses import half_squared_error, mmd
 from fedlit.methods.base import FederatedModule, Weighting
@@ -27,6 +28,9 @@ from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
 
 FLOOR = 1e-4  # below it the authors' code returns the floor, which has no gradient
+Distance = Literal["mmd", "l2"]
+Kernel = Literal["fixed", "adaptive"]
+Compare = Literal["logits", "features"]
 
 
 class FedMMD(FederatedModule):
@@ -64,16 +68,18 @@ class FedMMD(FederatedModule):
         network: NetworkFactory,
         optimizer: OptimizerCallable,
         lam: float = 0.1,
-        distance: Literal["mmd", "l2"] = "mmd",
-        kernel: Literal["fixed", "adaptive"] = "fixed",
-        compare: Literal["logits", "features"] = "logits",
+        distance: Distance = "mmd",
+        kernel: Kernel = "fixed",
+        compare: Compare = "logits",
         record: bool = True,
         weighting: Weighting = "uniform",
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if lam < 0:
-            raise ValueError(f"`model.lam` must be at least 0, got {lam}.")
+        check_number("model.lam", lam, least=0)
+        check_choice("model.distance", distance, Distance)
+        check_choice("model.kernel", kernel, Kernel)
+        check_choice("model.compare", compare, Compare)
         self.network = build(network, "model.network")
         if compare == "features" and not hasattr(self.network, "extractor"):
             raise ValueError("`model.compare: features` needs a network with an `extractor` and a `head`.")

@@ -10,6 +10,7 @@ Law: mu = 0 is FedAvg.
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.losses import proximal_penalty
 from fedlit.methods.base import FederatedModule, Weighting
@@ -47,8 +48,7 @@ class FedProx(FederatedModule):
         client_optimizers: ClientOptimizers = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if mu < 0:
-            raise ValueError(f"`model.mu` pulls towards the global model and must be at least 0, got {mu}.")
+        check_number("model.mu", mu, least=0)
         self.network = build(network, "model.network")
         self.mu = mu
         self.weighting = weighting

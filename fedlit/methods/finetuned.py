@@ -9,6 +9,7 @@ from typing import Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 
+from fedlit.bounds import check_count
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
@@ -51,8 +52,7 @@ class FineTuned(FederatedModule):
         monitor: Literal["loss", "acc"] | None = None,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if finetune_epochs < 0:
-            raise ValueError(f"`model.finetune_epochs` must be at least 0, got {finetune_epochs}.")
+        check_count("model.finetune_epochs", finetune_epochs, least=0)
         self.network = build(network, "model.network")
         self.finetune_epochs = finetune_epochs
         self.weighting = weighting

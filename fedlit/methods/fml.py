@@ -16,12 +16,14 @@ network as if alone; with both, and a start from the server, a first visit ends 
 """
 
 from collections.abc import Iterable
+from types import NoneType
 from typing import Any, Literal, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from fedlit.bounds import check_choice, check_kind, check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import mutual_loss
@@ -39,6 +41,9 @@ from fedlit.methods.factories import (
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.states import copy_into, twin
 from fedlit.rng import Stream, derive, isolated
+
+Share = Literal["all", "extractor"]
+Start = Literal["own", "server"]
 
 
 class FML(FederatedModule):
@@ -99,17 +104,20 @@ class FML(FederatedModule):
         beta: float = 0.5,
         alpha_ramp: Ramp | None = None,
         beta_ramp: Ramp | None = None,
-        share: Literal["all", "extractor"] = "all",
+        share: Share = "all",
         client_networks: ClientNetworks = None,
         client_memes: ClientNetworks = None,
         untrained_clients: list[int] | None = None,
         client_optimizers: ClientOptimizers = None,
-        personal_from: Literal["own", "server"] = "own",
+        personal_from: Start = "own",
         network: NetworkFactory | None = None,
     ) -> None:
         if optimizer is None:  # it has a default only because networks, which come first, may be left out
             raise ValueError("`model.optimizer` must be given, such as torch.optim.SGD.")
         super().__init__(optimizer, client_optimizers)
+        check_choice("model.share", share, Share)
+        check_choice("model.personal_from", personal_from, Start)
+        check_kind("model.untrained_clients", untrained_clients, (list, NoneType), "a list of client ids")
         _check_weight("alpha", alpha, alpha_ramp, way="fall")
         _check_weight("beta", beta, beta_ramp, way="rise")
         if client_memes is not None and share == "all":
@@ -218,12 +226,17 @@ class FML(FederatedModule):
 
 def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall", "rise"]) -> None:
     until = start
+    check_kind(f"model.{name}_ramp", ramp, (Ramp, NoneType), "a Ramp")
     if ramp is not None:
         until = ramp.until
+    check_number(f"model.{name}", start)
     in_range = 0 <= start <= 1 and 0 <= until <= 1
     turns_back = until > start if way == "fall" else until < start
     if not in_range or turns_back:
-        raise ValueError(f"`model.{name}` must lie in [0, 1] and may only {way}, got {start} until {until}.")
+        told = f"`model.{name}` must lie in [0, 1]"
+        if ramp is not None:
+            told += f" and by `model.{name}_ramp` may only {way}"
+        raise ValueError(f"{told}, got {start} until {until}.")
 
 
 def _check_alike(personal: nn.Module, meme: nn.Module, option: str) -> None:

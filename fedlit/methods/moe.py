@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from fedlit.bounds import check_count
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import FederatedModule
@@ -38,6 +40,9 @@ class Mixture(FederatedModule):
     def __init__(self, network: Gated, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
         super().__init__(optimizer, client_optimizers)
         self.network = network
+
+    def check(self, data: FederatedData) -> None:
+        raise ValueError("`model`: Mixture is a part of MixtureOfExperts; give that, it cannot be run by itself.")
 
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
         if self.network.mix == "logits":
@@ -104,10 +109,8 @@ class MixtureOfExperts(FederatedModule):
         first_check: int = 1,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        if epochs < 1:
-            raise ValueError(f"`model.epochs` must be at least 1, got {epochs}.")
-        if first_check < 0:
-            raise ValueError(f"`model.first_check` must be at least 0, got {first_check}.")
+        check_count("model.epochs", epochs)
+        check_count("model.first_check", first_check, least=0)
         self.epochs = epochs
         self.first_check = first_check
         local = local_network or network

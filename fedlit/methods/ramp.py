@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from fedlit.bounds import check_count, check_number
+
 
 @dataclass(frozen=True)
 class Ramp:
@@ -24,10 +26,10 @@ class Ramp:
     steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"`{name}` of a ramp must be at least 1, got {value}.")
+        check_number("until", self.until)
+        check_count("rounds", self.rounds)
+        if self.steps is not None:
+            check_count("steps", self.steps)
 
     def __call__(self, start: float, round: int) -> float:
         way = min(max(round - 1, 0) / self.rounds, 1.0)

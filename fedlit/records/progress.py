@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
 
@@ -21,7 +22,7 @@ class Progress:
         self.total = total
         self.enabled = enabled
         self.bar: tqdm | None = None
-        if enabled and sys.stderr.isatty():
+        if enabled and sys.stderr is not None and sys.stderr.isatty():  # None: it was closed
             self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True)
 
     def client(self, position: int, clients: int) -> None:
@@ -42,17 +43,19 @@ class Progress:
             self.bar.set_postfix_str(f"{stage}: {words}", refresh=False)
             self.bar.update()
         else:
-            print(f"round {number}/{self.total} {stage} ({seconds:.1f} s) {words}", flush=True)
+            self.print(f"round {number}/{self.total} {stage} ({seconds:.1f} s) {words}")
 
     def say(self, line: str) -> None:
         """A line for the person, whatever else is on the screen."""
-        if self.enabled:
-            tqdm.write(line, file=sys.stderr)
+        if self.enabled and sys.stderr is not None:
+            with suppress(OSError):
+                tqdm.write(line, file=sys.stderr)
 
     def print(self, text: str) -> None:
-        """Text of the end, for people and pipes."""
+        """Text for people and pipes; where nobody reads on, a run goes on."""
         if self.enabled:
-            print(text, flush=True)
+            with suppress(OSError):
+                print(text, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -180,7 +180,7 @@ PARTITIONS = [
         r"^`data.partition.samples_per_client`=50 .* needs 73 samples of class 0, there are 20",
     ),
     (("Dirichlet", {"min_samples": 21}), r"^`data.partition.min_samples`: .*need 84 samples, there are 60"),
-    (("Dirichlet", {"alpha": -1}), r"^`data.partition.alpha` must be finite and above 0, got -1.0"),
+    (("Dirichlet", {"alpha": -1}), r"^`data.partition.alpha` must be above 0, got -1.0"),
     (("Dirichlt", {}), r"^`data.partition`: there is no class 'Dirichlt'. Did you mean `Dirichlet`\?$"),
     (("fedlit.data.Saved", {"path": "no.csv"}), r"^`data.partition.path` must be .*there is no file no.csv"),
     (("fedlit.data.Saved", {"path": "two.csv"}), r"^`two.csv` assigns 2 clients, but `data.num_clients` is 4"),

@@ -220,9 +220,9 @@ def test_what_is_there_only_after_setup_says_so(what):
 
 
 def test_a_setup_that_was_refused_is_refused_again():
-    data = toy_data(std=-1.0)
+    data = toy_data(std=[1.0, 2.0])
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"`data.std` must be above 0, got -1.0"):
+        with pytest.raises(ValueError, match=r"`data.std` must be one number or 1, one per channel, got 2"):
             data.setup()
 
 
