@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
+from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
@@ -59,6 +60,8 @@ class Federation:
         lr_schedule: A torch schedule that is stepped once a round.
         optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`).
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
+        aggregator: How uploads become one state: a rule of fedlit.aggregation, or a function of uploads and of what
+            the server holds; their mean by default (docs/robustness.md).
         gradient_clip_val: Largest norm of a gradient; none by default.
         metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
@@ -108,6 +111,7 @@ class Federation:
         report: bool = True,
         seed: int = 0,
         eval_every_n_epochs: int | None = None,
+        aggregator: Aggregator | Rule | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -139,6 +143,7 @@ class Federation:
             enable_progress_bar=enable_progress_bar,
             report=report,
             seed=seed,
+            aggregator=aggregator,
         )
         self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
         self.running = False

@@ -17,7 +17,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "fast": NOUNS | {"data", "methods", "engine.plan"},
     "engine": NOUNS | PARTS | {"data", "methods", "records", "fast", "callbacks"},
     "callbacks": {"methods", "records"},
-    "federation": {"data", "methods", "engine", "fast.memory", "records", "callbacks", "studies.after_fit"},
+    "federation": NOUNS | {"data", "methods", "engine", "fast.memory", "records", "callbacks", "studies.after_fit"},
     "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation", "studies"},
     "studies": {"strict_yaml", "records"},
     "__main__": {"cli"},

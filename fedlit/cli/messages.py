@@ -12,7 +12,7 @@ import torch
 import torchmetrics.classification
 import yaml
 
-from fedlit import augment, callbacks, methods, networks, partition
+from fedlit import aggregation, augment, callbacks, methods, networks, partition
 from fedlit.cli import refusal
 from fedlit.cli.recipes import recipe_files
 from fedlit.data import FederatedData
@@ -120,7 +120,7 @@ def suggestion(message: str, known: set[str]) -> str:
 
 def known_classes() -> set[str]:
     """Names that a user may give for a method, a network, a partition ..."""
-    own = (methods, networks, partition, augment, callbacks)
+    own = (methods, networks, partition, augment, callbacks, aggregation)
     names: set[str] = set()
     for module in (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification):
         names |= {name for name, kind in vars(module).items() if isclass(kind)}

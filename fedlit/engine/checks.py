@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
+from fedlit.engine.agreement import check_aggregator
 from fedlit.engine.lightning_hooks import Command, check_hooks, overridden
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.modes import left_in_evaluation
@@ -58,6 +59,7 @@ def check_experiment(
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)
+    check_aggregator(model, stages, data, options)
     _check_metrics(options.metrics, data.images.num_classes)
     _check_clients(model, data, fabric)
     return stages

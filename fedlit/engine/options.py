@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
+from fedlit.aggregation import Rule
 from fedlit.engine.plan import KeepOptimizer
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
@@ -62,6 +63,7 @@ class Options:
     enable_progress_bar: bool
     report: bool
     seed: int
+    aggregator: Rule | None
 
     def __post_init__(self) -> None:
         self._fix()

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import Any
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.engine.agreement import combining_by
 from fedlit.engine.client_store import Memories
 from fedlit.engine.epoch_scores import EpochScores, is_followed
 from fedlit.engine.log_sinks import noted
@@ -76,7 +77,7 @@ class ClientRound:
         copy = {name: tensor.clone() for name, tensor in current.items()}
         module = self.state.module
         seed = derive(self.state.options.seed, "aggregate", self.stage.name, self.number)
-        with isolated(seed), noted(module) as logs:
+        with isolated(seed), noted(module) as logs, combining_by(module, self.state.options.aggregator):
             agreed = {**current, **module.aggregate(chain([first], uploads), copy)}
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
