@@ -43,7 +43,7 @@ ATTACKS = ("sign_flip", "noise", "label_flip", "little")
 RULES: dict[str, Rule] = {
     "mean": Mean(),
     "median": Median(),
-    "trimmed mean, 0.4": TrimmedMean(trim=0.4),
+    "trimmed mean, 0.3": TrimmedMean(trim=0.3),
     "Krum, f = 3": Krum(num_bad=3),
     "multi-Krum, f = 3": MultiKrum(num_bad=3),
     "norm clipping": NormClipping(),

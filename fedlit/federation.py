@@ -32,6 +32,7 @@ from fedlit.engine.state import FederationState
 from fedlit.engine.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
+from fedlit.privacy import ClientLevelDP
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
@@ -62,6 +63,7 @@ class Federation:
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
         aggregator: How uploads become one state: a rule of fedlit.aggregation, or a function of uploads and of what
             the server holds; their mean by default (docs/robustness.md).
+        privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
         metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
@@ -112,6 +114,7 @@ class Federation:
         seed: int = 0,
         eval_every_n_epochs: int | None = None,
         aggregator: Aggregator | Rule | None = None,
+        privacy: ClientLevelDP | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -144,6 +147,7 @@ class Federation:
             report=report,
             seed=seed,
             aggregator=aggregator,
+            privacy=privacy,
         )
         self.fabric = make_fabric(accelerator, devices, num_nodes, precision)
         self.running = False

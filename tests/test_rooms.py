@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "fedlit"
-NOUNS = {"strict_yaml", "rng", "dealing", "partition", "augment", "losses", "aggregation", "notices"}
+NOUNS = {"strict_yaml", "rng", "dealing", "partition", "augment", "losses", "aggregation", "notices", "privacy"}
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself
     **dict.fromkeys(NOUNS, NOUNS),

@@ -19,26 +19,24 @@ def vector(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensor:
     return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
 
 
-def unflattened(values: Tensor, uploads: Sequence[Upload]) -> State:
-    """The state of these floating values ``[D]``; of every counter the largest that was uploaded.
+def unflattened(values: Tensor, like: Mapping[str, Tensor]) -> State:
+    """The floating part of a state from its values ``[D]``.
 
     Example:
-        >>> both = [Upload(k, {"w": torch.ones(1, 2), "n": torch.tensor(k)}) for k in (3, 5)]
-        >>> unflattened(torch.tensor([7.0, 8.0]), both)
-        {'w': tensor([[7., 8.]]), 'n': tensor(5)}
+        >>> unflattened(torch.tensor([7.0, 8.0]), {"w": torch.ones(1, 2), "n": torch.tensor(3)})
+        {'w': tensor([[7., 8.]])}
     """
     state: State = {}
     start = 0
-    for name, tensor in uploads[0].state.items():
+    for name, tensor in like.items():
         if tensor.is_floating_point():
             part = values[start : start + tensor.numel()]
             state[name] = part.reshape(tensor.shape).to(tensor)
             start += tensor.numel()
-        else:
-            state[name] = largest(name, uploads)
     return state
 
 
-def largest(name: str, uploads: Sequence[Upload]) -> Tensor:
-    """Of a counter, elementwise."""
-    return torch.stack([upload.state[name] for upload in uploads]).amax(dim=0)
+def largest_counters(uploads: Sequence[Upload]) -> State:
+    """What is not floating is never averaged: of each, elementwise, the largest that was uploaded."""
+    names = [name for name, tensor in uploads[0].state.items() if not tensor.is_floating_point()]
+    return {name: torch.stack([upload.state[name] for upload in uploads]).amax(dim=0) for name in names}

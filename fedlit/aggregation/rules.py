@@ -12,7 +12,7 @@ from math import ceil, isfinite
 import torch
 from torch import Tensor
 
-from fedlit.aggregation.flat import largest, rows, unflattened, vector
+from fedlit.aggregation.flat import largest_counters, rows, unflattened, vector
 from fedlit.aggregation.uploads import NOTHING, State, Upload, weighted_mean, wide
 
 Rule = Callable[[Iterable[Upload], Mapping[str, Tensor]], State]
@@ -99,7 +99,7 @@ class Krum(Aggregator):
         held = _held(uploads, self.fewest, f"`trainer.aggregator.num_bad` of {self.num_bad}")
         values = rows(held)
         best = krum_scores(values, self.num_bad).argsort(stable=True)[0]
-        return unflattened(values[best], held)
+        return _state(values[best], held)
 
 
 class MultiKrum(Aggregator):
@@ -124,7 +124,7 @@ class MultiKrum(Aggregator):
         values = rows(held)
         kept = self.num_kept or len(held) - self.num_bad
         best = krum_scores(values, self.num_bad).argsort(stable=True)[:kept]
-        return unflattened(values[best.sort().values].mean(dim=0), held)
+        return _state(values[best.sort().values].mean(dim=0), held)
 
 
 class NormClipping(Aggregator):
@@ -157,7 +157,7 @@ class NormClipping(Aggregator):
             threshold = float(norms.quantile(0.5))
         weights = _weights(held, updates)
         factors = weights / weights.sum() * clip_factors(norms, threshold)
-        return unflattened(base + factors @ updates, held)
+        return _state(base + factors @ updates, held)
 
 
 class GeometricMedian(Aggregator):
@@ -195,7 +195,7 @@ class GeometricMedian(Aggregator):
             away = values - v
             beta = weights / away.norm(dim=1).clamp(min=self.smoothing)
             v = v + (beta / beta.sum()) @ away
-        return unflattened(v, held)
+        return _state(v, held)
 
 
 def median(uploads: Iterable[Upload]) -> State:
@@ -269,9 +269,12 @@ def _coordinatewise(uploads: list[Upload], kept: Callable[[Tensor], Tensor]) -> 
         if first.is_floating_point():
             ordered = torch.stack([upload.state[name] for upload in uploads]).sort(dim=0).values
             result[name] = wide(kept(ordered)).mean(dim=0).to(first)
-        else:
-            result[name] = largest(name, uploads)
-    return result
+    return result | largest_counters(uploads)
+
+
+def _state(values: Tensor, uploads: list[Upload]) -> State:
+    """Of floating values ``[D]``, and of every counter the largest."""
+    return unflattened(values, uploads[0].state) | largest_counters(uploads)
 
 
 def _weights(uploads: list[Upload], values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from fedlit.engine.state import shared_names
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
+from fedlit.privacy import Sealed
 from fedlit.rng import isolated
 
 TRIED = 10  # so many uploads of a round are enough to see whether a rule works
@@ -30,6 +31,11 @@ def combining_by(module: FederatedModule, rule: Rule | None) -> Iterator[None]:
         yield
     finally:
         module._rule = before
+
+
+def sealed(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
+    """Under `trainer.privacy` a method may pass uploads on, and look at none."""
+    return uploads if options.privacy is None else Sealed(uploads)
 
 
 def check_aggregator(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
@@ -48,7 +54,7 @@ def check_aggregator(model: FederatedModule, stages: list[Stage], data: Federate
             f"`trainer.aggregator` {name} needs {needed} uploads in a round, but a round has {smallest} clients; see "
             "`trainer.fraction_fit`, `trainer.min_clients` and `data.num_clients`."
         )
-    _try_out(rule, name, model, options, min(smallest, max(needed, TRIED)))
+    try_out(rule, f"`trainer.aggregator` {name}", model, options, min(smallest, max(needed, TRIED)))
 
 
 def _largest_cohort(stage: Stage, data: FederatedData, options: Options) -> int:
@@ -58,7 +64,7 @@ def _largest_cohort(stage: Stage, data: FederatedData, options: Options) -> int:
     return cohort_size(options, len(candidates))
 
 
-def _try_out(rule: Rule, name: str, model: FederatedModule, options: Options, num_uploads: int) -> None:
+def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, num_uploads: int) -> None:
     """A copy of the method agrees on what it was made with; whoever does not ask the rule would ignore it."""
     trial = twin(model)
     names = shared_names(trial, options.batch_norm)
@@ -76,15 +82,15 @@ def _try_out(rule: Rule, name: str, model: FederatedModule, options: Options, nu
     problem = None
     try:
         with isolated(0), noted(trial), combining_by(trial, watched):
-            trial.aggregate(iter(uploads), current)
+            trial.aggregate(sealed(iter(uploads), options), current)
     except Exception as error:  # a rule raises what it likes
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
     for answer in answers:
         problem = problem or defect(Upload(-1, answer), shared)
     if problem is None and not answers:
         raise ValueError(
-            f"`trainer.aggregator` {name} would be ignored: `aggregate` of {type(model).__name__} does not ask for it; "
+            f"{option} would be ignored: `aggregate` of {type(model).__name__} does not ask for it; "
             "it would by `self.combine(uploads, current)`."
         )
     if problem is not None:
-        raise ValueError(f"`trainer.aggregator` {name}, tried on uploads that are all equal: {problem}")
+        raise ValueError(f"{option}, tried on uploads that are all equal: {problem}")

@@ -20,6 +20,7 @@ from fedlit.engine.modes import left_in_evaluation
 from fedlit.engine.optimizers import as_list, check_number
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
+from fedlit.engine.private_rounds import check_privacy
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
@@ -60,6 +61,8 @@ def check_experiment(
     _check_opt_out(stages, data)
     _check_public(stages, data)
     check_aggregator(model, stages, data, options)
+    if command == "fit":
+        check_privacy(model, stages, data, options)
     _check_metrics(options.metrics, data.images.num_classes)
     _check_clients(model, data, fabric)
     return stages

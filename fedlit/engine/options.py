@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import Rule
 from fedlit.engine.plan import KeepOptimizer
+from fedlit.privacy import ClientLevelDP
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
 AT_LEAST_ONE = (
@@ -64,6 +65,7 @@ class Options:
     report: bool
     seed: int
     aggregator: Rule | None
+    privacy: ClientLevelDP | None
 
     def __post_init__(self) -> None:
         self._fix()
@@ -83,6 +85,10 @@ class Options:
         for client, epochs in self.client_epochs.items():
             if epochs < 1:
                 raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
+        if self.privacy is not None and self.aggregator is not None:
+            raise ValueError(
+                "`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean."
+            )
         self._check_monitor()
 
     def _fix(self) -> None:

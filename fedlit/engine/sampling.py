@@ -48,8 +48,11 @@ class ClientSampler:
 
     def _drawn(self, candidates: Sequence[int], stage: Stage, round: int) -> list[int]:
         options = self.state.options
-        size = cohort_size(options, len(candidates))
         stream = generator(options.seed, "sample", stage.name, round)
+        if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
+            draws = torch.rand(self.state.data.num_clients, generator=stream)
+            return [k for k in candidates if draws[k] < options.fraction_fit]
+        size = cohort_size(options, len(candidates))
         drawn = torch.randperm(len(candidates), generator=stream)[:size]
         return sorted(candidates[i] for i in drawn.tolist())
 
