@@ -62,7 +62,8 @@ def plain(message: str) -> str:
         return UNTYPED
     own_words = re.match(CONSTRUCTOR, message)
     if own_words is not None:
-        return own_words[1]
+        said = dict.fromkeys(own_words[1].split(" - "))  # once for each of the types that an option may have
+        return " - ".join(said)
     required = re.fullmatch(r"the following arguments are required: (.*)", message)
     if required is not None:
         names = map(_required, required[1].split(", "))

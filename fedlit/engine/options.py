@@ -86,9 +86,7 @@ class Options:
             if epochs < 1:
                 raise ValueError(f"`trainer.client_epochs[{client}]` must be at least 1, got {epochs}.")
         if self.privacy is not None and self.aggregator is not None:
-            raise ValueError(
-                "`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean."
-            )
+            raise ValueError("`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean.")
         self._check_monitor()
 
     def _fix(self) -> None:
