@@ -58,6 +58,10 @@ def plain(message: str) -> str:
     """
     message = " ".join(message.split())
     message = re.sub(r"- Expected a path but .*? either not accessible or invalid - ", "", message)
+    # The same again for the other type that `trainer.aggregator` may have.
+    message = re.sub(
+        r" - Type \S*Callable\[.*? expects a function or a callable class: .*?(?= - Expected)", "", message
+    )
     if message == "the following arguments are required: params":  # an optimiser that nobody said a method builds
         return UNTYPED
     own_words = re.match(CONSTRUCTOR, message)
