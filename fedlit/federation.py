@@ -10,6 +10,7 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
+from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
@@ -31,6 +32,7 @@ from fedlit.engine.state import FederationState
 from fedlit.engine.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
+from fedlit.privacy import ClientLevelDP
 from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
@@ -59,6 +61,9 @@ class Federation:
         lr_schedule: A torch schedule that is stepped once a round.
         optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`).
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
+        aggregator: How uploads become one state: a rule of fedlit.aggregation, or a function of uploads and of what
+            the server holds; their mean by default (docs/robustness.md).
+        privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
         metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
@@ -110,6 +115,8 @@ class Federation:
         seed: int = 0,
         eval_every_n_epochs: int | None = None,
         process_timeout: float = 1800.0,
+        aggregator: Aggregator | Rule | None = None,
+        privacy: ClientLevelDP | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -142,6 +149,8 @@ class Federation:
             report=report,
             seed=seed,
             process_timeout=process_timeout,
+            aggregator=aggregator,
+            privacy=privacy,
         )
         self.fabric = make_fabric(
             accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar

@@ -179,7 +179,7 @@ def test_the_workflow_has_two_pythons_and_two_processors_and_an_old_one():
 def lower_bounds() -> dict[str, str]:
     text = (ROOT / "pyproject.toml").read_text()
     dependencies = re.search(r"^dependencies = \[(.*?)^\]", text, flags=re.MULTILINE | re.DOTALL)[1]
-    extras = re.findall(r"^(?:report|onnx) = \[(.*?)\]", text, flags=re.MULTILINE)
+    extras = re.findall(r"^(?:report|onnx|dp) = \[(.*?)\]", text, flags=re.MULTILINE)
     return dict(re.findall(r'"([\w-]+)(?:\[\w+\])?>=([\d.]+)', "".join([dependencies, *extras])))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 import torchmetrics.classification
 
-from fedlit import augment, callbacks, methods, networks, partition
+from fedlit import aggregation, augment, callbacks, methods, networks, partition
 from fedlit.cli import refusal
 from fedlit.cli.recipes import recipe_files
 from fedlit.cli.values import typed_values
@@ -60,11 +60,16 @@ def plain(message: str) -> str:
     """
     message = " ".join(message.split())
     message = re.sub(r"- Expected a path but .*? either not accessible or invalid - ", "", message)
+    # The same again for the other type that `trainer.aggregator` may have.
+    message = re.sub(
+        r" - Type \S*Callable\[.*? expects a function or a callable class: .*?(?= - Expected)", "", message
+    )
     if message == "the following arguments are required: params":  # an optimiser that nobody said a method builds
         return UNTYPED
     own_words = re.match(CONSTRUCTOR, message)
     if own_words is not None:
-        return own_words[1]
+        said = dict.fromkeys(own_words[1].split(" - "))  # once for each of the types that an option may have
+        return " - ".join(said)
     required = re.fullmatch(r"the following arguments are required: (.*)", message)
     if required is not None:
         names = map(_required, required[1].split(", "))
@@ -125,7 +130,7 @@ def suggestion(message: str, known: set[str]) -> str:
 
 def known_classes() -> set[str]:
     """Names that a user may give for a method, a network, a partition ..."""
-    own = (methods, networks, partition, augment, callbacks)
+    own = (methods, networks, partition, augment, callbacks, aggregation)
     names: set[str] = set()
     for module in (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification):
         names |= {name for name, kind in vars(module).items() if isclass(kind)}

@@ -13,12 +13,14 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
+from fedlit.engine.agreement import check_aggregator
 from fedlit.engine.lightning_hooks import Command, check_hooks, overridden
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.modes import left_in_evaluation
 from fedlit.engine.optimizers import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
+from fedlit.engine.private_rounds import check_privacy
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
@@ -58,6 +60,9 @@ def check_experiment(
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)
+    check_aggregator(model, stages, data, options)
+    if command == "fit":
+        check_privacy(model, stages, data, options)
     _check_metrics(options.metrics, data.images.num_classes)
     _check_clients(model, data, fabric)
     return stages

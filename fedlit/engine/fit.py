@@ -13,6 +13,7 @@ from fedlit.data.client import SERVER
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted
+from fedlit.engine.private_rounds import Budget
 from fedlit.engine.processes import ProcessLost, check_processes, largest
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
@@ -65,6 +66,7 @@ class Fit:
         self.call = call
         self.options = state.options
         self.sampler = ClientSampler(state)
+        self.budget = Budget(schedule, self.options)
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
@@ -76,7 +78,10 @@ class Fit:
         processes = state.fabric.world_size
         rounds = len(self.schedule)
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
-        self.log.recorder.event("fit", **started, **environment())
+        spent = self.budget.told(state.round)
+        self.log.recorder.event("fit", **started, **spent, **environment())
+        if spent:
+            self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         if state.round == 0:
             self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed
@@ -92,6 +97,8 @@ class Fit:
                 for number in range(self.state.round + 1, len(self.schedule) + 1):
                     if self._is_to_stop():
                         break
+                    if self._is_beyond_budget(number):
+                        break
                     self._one_round(number)
                 else:
                     self._is_to_stop()  # in the last round, one may have been
@@ -104,6 +111,14 @@ class Fit:
             self.log.abandon()
             raise
         self.state.load_global()
+
+    def _is_beyond_budget(self, number: int) -> bool:
+        """Whether `trainer.privacy` forbids a round; the run then ends as it would have after its last."""
+        refusal = self.budget.refusal(number)
+        if refusal is not None:
+            self.progress.say(refusal)
+            self.log.recorder.event("budget_spent", **self.budget.told(number - 1), round=number - 1)
+        return refusal is not None
 
     def close(self) -> None:
         """The last checkpoint, the curves and a table."""
@@ -125,7 +140,7 @@ class Fit:
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
         record = self._trained(number, clients, is_evaluated)
-        rows = [*record.rows, *(self._evaluated(number, record) if is_evaluated else ())]
+        rows = [*record.rows, *self.budget.rows(number), *(self._evaluated(number, record) if is_evaluated else ())]
         improved = self.state.count_round(number, stage, rows)
         self.log.round(number, stage.name, record, rows, perf_counter() - start)
         self.log.partition_picture(self.state.data)  # training comes first
@@ -140,7 +155,8 @@ class Fit:
         plan_for = partial(self.schedule.plan, number, self._should_stop_visit())
         if self.schedule.stage(number).side == "server":
             return serve(self.state, number, plan_for(SERVER), self.progress.client)
-        if not clients:
+        is_noised = self.options.privacy is not None and self.schedule.stage(number).upload == "aggregate"
+        if not clients and not is_noised:
             return RoundRecord()
         return ClientRound(self.state, number, clients, plan_for, score, self.progress.client).train()
 

@@ -12,8 +12,10 @@ from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
+from fedlit.aggregation import Rule
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.engine.plan import KeepOptimizer
+from fedlit.privacy import ClientLevelDP
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
 AT_LEAST_ONE = (
@@ -66,6 +68,8 @@ class Options:
     report: bool
     seed: int
     process_timeout: float
+    aggregator: Rule | None
+    privacy: ClientLevelDP | None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -91,6 +95,8 @@ class Options:
             check_positive("trainer.gradient_clip_val", clip)
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
+        if self.privacy is not None and self.aggregator is not None:
+            raise ValueError("`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean.")
         self._check_monitor()
 
     def _check_kinds(self) -> None:

@@ -7,10 +7,13 @@ from itertools import chain
 from typing import Any
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.data.client import SERVER
+from fedlit.engine.agreement import combining_by, sealed
 from fedlit.engine.client_store import Memories
 from fedlit.engine.epoch_scores import EpochScores, is_followed
 from fedlit.engine.log_sinks import noted
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
+from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
@@ -28,7 +31,7 @@ class ClientRound:
     Args:
         state: Of the federation; nothing of it changes before the end of the round.
         number: Of the round, from 1.
-        clients: In the order of their ids.
+        clients: In the order of their ids; under `trainer.privacy` there may be none.
         plan_for: How a client trains; all belong to one stage.
         score: Evaluate every client's copy right after its training.
         tell: Called with position and number of clients before each visit.
@@ -47,7 +50,7 @@ class ClientRound:
         self.number = number
         self.clients = clients
         self.plan_for = plan_for
-        self.stage = plan_for(clients[0]).stage
+        self.stage = plan_for(clients[0] if clients else SERVER).stage
         self.score = score and self.stage.upload == "aggregate"
         self.tell = tell
         self.record = RoundRecord()
@@ -62,7 +65,7 @@ class ClientRound:
             if self.stage.upload == "collect":
                 self.collected[upload.client] = upload.state
         failures = self.record.failures
-        if len(failures) == len(self.clients) and (len(self.clients) > 1 or self.state.round == 0):
+        if failures and len(failures) == len(self.clients) and (len(self.clients) > 1 or self.state.round == 0):
             raise all_failed(failures)
         self.state.end_client_round(agreed, self.memories, self.collected)
         return self.record
@@ -70,14 +73,17 @@ class ClientRound:
     def _aggregated(self, uploads: Iterator[Upload]) -> State:
         """What the method makes of the uploads; what the server holds if there are none."""
         current = self.state.global_state
+        options = self.state.options
         first = next(uploads, None)
-        if first is None:
+        if first is None and options.privacy is None:
             return current
+        found = uploads if first is None else chain([first], uploads)
+        rule = options.aggregator or noised(self.state, self.stage, self.number)
         copy = {name: tensor.clone() for name, tensor in current.items()}
         module = self.state.module
-        seed = derive(self.state.options.seed, "aggregate", self.stage.name, self.number)
-        with isolated(seed), noted(module) as logs:
-            agreed = {**current, **module.aggregate(chain([first], uploads), copy)}
+        seed = derive(options.seed, "aggregate", self.stage.name, self.number)
+        with isolated(seed), noted(module) as logs, combining_by(module, rule):
+            agreed = {**current, **module.aggregate(sealed(found, options), copy)}
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
@@ -110,6 +116,8 @@ class ClientRound:
 
     def _cohort(self) -> Cohort | None:
         """Visits that may be worked ahead side by side."""
+        if not self.clients:
+            return None
         state = self.state
         server = state.shared_state
         names = perceptron_names(state.fabric, state.module, self.plan_for(self.clients[0]), server)

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedlit.aggregation import fewest_uploads
 from fedlit.data.assignment import Assignment
+from fedlit.engine.options import Options
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
 from fedlit.rng import generator
@@ -36,13 +38,21 @@ class ClientSampler:
         candidates = [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
         if stage.upload == "aggregate":
             candidates = self._drawn(candidates, stage, round)
-        return candidates[:2] if self.state.options.fast_dev_run else candidates
+        return self._few(candidates) if self.state.options.fast_dev_run else candidates
+
+    def _few(self, candidates: list[int]) -> list[int]:
+        """As many as tell whether it runs: two, or what the rule of the federation needs."""
+        rule = self.state.options.aggregator
+        needed = 1 if rule is None else fewest_uploads(rule)
+        return candidates[: max(2, needed)]
 
     def _drawn(self, candidates: Sequence[int], stage: Stage, round: int) -> list[int]:
         options = self.state.options
-        wanted = max(options.min_clients, int(options.fraction_fit * len(candidates) + 0.5), 1)
-        size = min(wanted, len(candidates))
         stream = generator(options.seed, "sample", stage.name, round)
+        if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
+            draws = torch.rand(self.state.data.num_clients, generator=stream)
+            return [k for k in candidates if draws[k] < options.fraction_fit]
+        size = cohort_size(options, len(candidates))
         drawn = torch.randperm(len(candidates), generator=stream)[:size]
         return sorted(candidates[i] for i in drawn.tolist())
 
@@ -57,6 +67,12 @@ class ClientSampler:
             known = (assignment, found)
             self._eligible[stage.samples] = known
         return known[1]
+
+
+def cohort_size(options: Options, num_candidates: int) -> int:
+    """Clients of a round that averages, of so many that may take part."""
+    wanted = max(options.min_clients, int(options.fraction_fit * num_candidates + 0.5), 1)
+    return min(wanted, num_candidates)
 
 
 def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:

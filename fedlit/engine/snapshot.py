@@ -27,7 +27,14 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
         "num_clients": state.data.num_clients,
         "shared state": _shapes(state.global_state),
         "partition": state.partition_hash,
+        "privacy": _privacy(state),
     }
+
+
+def _privacy(state: FederationState) -> str | None:
+    """What rounds so far were noised by: with another noise or fraction, epsilon could not be told."""
+    options = state.options
+    return None if options.privacy is None else f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
 
 
 def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:

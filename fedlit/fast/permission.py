@@ -34,6 +34,7 @@ DATA = {"shared", "server_only", "collected", "wants_index", "weighting", "fast"
 HARMLESS_TO_A_VISIT = DATA | {
     "aggregate",
     "check",
+    "combine",
     "configure_stages",
     "earlier_uploads",
     "is_shared",

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torchmetrics import MetricCollection
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from fedlit.aggregation import State, Upload, weighted_mean
+from fedlit.aggregation import Mean, Rule, State, Upload
 from fedlit.bounds import check_choice
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
@@ -82,6 +82,7 @@ class FederatedModule(LightningModule):
         self.client: Client | None = None
         self.stage: Stage | None = None
         self._log_sink: Callable[..., None] | None = None
+        self._rule: Rule = Mean()
 
     def is_shared(self, name: str) -> bool:
         """Whether this entry of the state dict travels."""
@@ -124,7 +125,11 @@ class FederatedModule(LightningModule):
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         """The new global state from the uploads, which come one by one in client order, and the current one."""
-        return weighted_mean(uploads)
+        return self.combine(uploads, current)
+
+    def combine(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        """The uploads by the rule of the federation, for your own `aggregate`: `trainer.aggregator`, or their mean."""
+        return self._rule(uploads, current)
 
     def global_model(self) -> nn.Module:
         """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit."""

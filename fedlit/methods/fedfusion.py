@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fedlit.aggregation import State, Upload, weighted_mean
+from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.methods.base import FederatedModule, Weighting
@@ -167,7 +167,7 @@ class FedFusion(FederatedModule):
         return loss
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        agreed = weighted_mean(uploads)
+        agreed = self.combine(uploads, current)
         if LAM in agreed:
             agreed[LAM] = self.ema * current[LAM] + (1 - self.ema) * agreed[LAM]
         source: Mapping[str, Tensor] = agreed

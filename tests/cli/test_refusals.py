@@ -95,6 +95,11 @@ COMMANDS = {
 }
 TRAINER = {
     "--trainer.num_round=3": r"^`--trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
+    "--trainer.aggregator=median": r"^`trainer.aggregator`: there is no class 'median'. Did you mean `Median`\?$",
+    "--trainer.aggregator=own_methods.nope": r"^`trainer.aggregator`: .*'own_methods' has no attribute 'nope'.$",
+    "--trainer.aggregator=Krum": r"^`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients",
+    "--trainer.aggregator=Krum --trainer.aggregator.num_bad=0": r"^`trainer.aggregator.num_bad` must .* 0.$",
+    "--trainer.privacy=ClientLevelDP --trainer.privacy.clip=0": r"^`trainer.privacy.clip` is a norm .* 0.0.$",
     "--trainer.num_rounds=many": r"^`trainer.num_rounds`: expected int, got 'many'",
     "--trainer.num_rounds=0": r"^`trainer.num_rounds` must be at least 1, got 0",
     "--trainer.num_rounds=-1": r"^`trainer.num_rounds` must be at least 1, got -1",

@@ -1,11 +1,11 @@
-"""From uploads to what all agree on. Pure functions over states (name -> tensor), one rule each.
+"""What clients send, what may be wrong with it, and its mean: pure functions over states (name -> tensor).
 
 Sums run in client order and in float64, so a round ends in the same bits on one process or on many.
 `weighted_mean` takes uploads one at a time and keeps none. Integer tensors (BatchNorm's step
 counters) are never averaged: the largest wins.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
@@ -74,7 +74,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
     for upload in uploads:
         if first is None:
             first = upload
-            sums = {name: _wide(tensor).clone() for name, tensor in upload.state.items()}
+            sums = {name: wide(tensor).clone() for name, tensor in upload.state.items()}
             total = 1.0
         else:
             weight = upload.weight / first.weight
@@ -89,7 +89,7 @@ def _add(state: State, weight: float, sums: State) -> None:
     """Add floating tensors by their weight; of others keep the largest."""
     means = [name for name, tensor in state.items() if tensor.is_floating_point()]
     if means:
-        added = [_narrow(state[name]) for name in means]
+        added = [narrow(state[name]) for name in means]
         torch._foreach_add_([sums[name] for name in means], added, alpha=weight)
     for name in state.keys() - means:
         torch.maximum(sums[name], state[name], out=sums[name])
@@ -101,54 +101,14 @@ def _mean(summed: Tensor, total: float, like: Tensor) -> Tensor:
     return summed.div_(total).to(like)
 
 
-def median(uploads: Iterable[Upload]) -> State:
-    """The coordinate-wise median, whatever the weights: half of the clients may lie.
-
-    Example:
-        >>> median([Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])])["w"]
-        tensor([2.])
-    """
-    return _coordinatewise(uploads, lambda stacked: stacked.quantile(0.5, dim=0))
-
-
-def trimmed_mean(uploads: Iterable[Upload], trim: float = 0.1) -> State:
-    """The coordinate-wise mean without the `trim` largest and `trim` smallest values, whatever the weights.
-
-    Args:
-        uploads: At least one.
-        trim: Fraction cut off at each end, in [0, 0.5); 0 is the uniform mean.
-    """
-    if not 0 <= trim < 0.5:
-        raise ValueError(f"`trim` is the fraction cut off at each end and must lie in [0, 0.5), got {trim}.")
-
-    def inner_mean(stacked: Tensor) -> Tensor:
-        cut = int(trim * len(stacked))
-        return stacked.sort(dim=0).values[cut : len(stacked) - cut].mean(dim=0)
-
-    return _coordinatewise(uploads, inner_mean)
-
-
-def _coordinatewise(uploads: Iterable[Upload], rule: Callable[[Tensor], Tensor]) -> State:
-    states = [upload.state for upload in uploads]
-    if not states:
-        raise ValueError(NOTHING)
-    result: State = {}
-    for name, first in states[0].items():
-        stacked = torch.stack([_wide(state[name]) for state in states])
-        if first.is_floating_point():
-            result[name] = rule(stacked).to(first)
-        else:
-            result[name] = stacked.amax(dim=0)
-    return result
-
-
-def _wide(tensor: Tensor) -> Tensor:
+def wide(tensor: Tensor) -> Tensor:
+    """In float64, if it is a floating one."""
     if not tensor.is_floating_point():
         return tensor
-    return _narrow(tensor).to(torch.float64)
+    return narrow(tensor).to(torch.float64)
 
 
-def _narrow(tensor: Tensor) -> Tensor:
+def narrow(tensor: Tensor) -> Tensor:
     """Where it can be added to float64, which MPS does not know."""
     if tensor.device.type == "mps":
         return tensor.cpu()

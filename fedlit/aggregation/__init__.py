@@ -1,0 +1,40 @@
+"""From uploads to what all agree on: the weighted mean, and rules that bear clients who lie (`trainer.aggregator`)."""
+
+from fedlit.aggregation.rules import (
+    Aggregator,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    NormClipping,
+    Rule,
+    TooFewUploads,
+    TrimmedMean,
+    fewest_uploads,
+    median,
+    trimmed_mean,
+)
+from fedlit.aggregation.uploads import NOTHING, State, Upload, defect, num_bytes, weighted_mean
+
+__all__ = [
+    "NOTHING",
+    "Aggregator",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NormClipping",
+    "Rule",
+    "State",
+    "TooFewUploads",
+    "TrimmedMean",
+    "Upload",
+    "defect",
+    "fewest_uploads",
+    "median",
+    "num_bytes",
+    "trimmed_mean",
+    "weighted_mean",
+]

@@ -1,0 +1,293 @@
+"""Rules from uploads to what all agree on, as `trainer.aggregator`: the mean, and those that bear clients who lie.
+
+A rule is a callable of the uploads and of what the server holds. All but the mean hold every upload of a round at once,
+in client order whatever order they come in, and compute in float64: the same bits on one process or on many.
+Laws: uploads that are all equal come back; so many liars as a rule allows cannot move it beyond the honest ones.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from math import ceil, isfinite
+
+import torch
+from torch import Tensor
+
+from fedlit.aggregation.flat import largest_counters, rows, unflattened, vector
+from fedlit.aggregation.uploads import NOTHING, State, Upload, weighted_mean, wide
+
+Rule = Callable[[Iterable[Upload], Mapping[str, Tensor]], State]
+
+
+class TooFewUploads(RuntimeError):
+    """A round has brought fewer uploads than its rule needs."""
+
+
+class Aggregator(ABC):
+    """Base of the rules that fedlit brings; a function of uploads and of what the server holds will do as well."""
+
+    fewest: int = 1
+    """Uploads without which the rule could not keep its word; a round that cannot have them is refused."""
+
+    @abstractmethod
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        """What all agree on: every name of the uploads, and no other."""
+
+
+class Mean(Aggregator):
+    r"""The mean of the uploads by their weights, the default: `fedlit.aggregation.weighted_mean`.
+
+    It takes uploads one by one and keeps none. One liar moves it as far as it likes.
+    """
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        return weighted_mean(uploads)
+
+
+class Median(Aggregator):
+    """The coordinate-wise median, whatever the weights: less than half of the clients may lie.
+
+    Yin et al., 2018. https://arxiv.org/abs/1803.01498
+    """
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        return median(uploads)
+
+
+class TrimmedMean(Aggregator):
+    """The coordinate-wise mean without the largest and smallest values, whatever the weights.
+
+    Yin et al., 2018. https://arxiv.org/abs/1803.01498
+
+    Args:
+        trim: Fraction of the uploads cut off at each end, in [0, 0.5), rounded down: so many clients may lie. 0 is the
+            uniform mean.
+    """
+
+    def __init__(self, trim: float = 0.2) -> None:
+        _check_trim(trim, "trainer.aggregator.trim")
+        self.trim = trim
+        self.fewest = ceil(1 / trim) if trim else 1  # with fewer, nothing at all would be cut off
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        held = _held(uploads, self.fewest, f"`trainer.aggregator.trim` of {self.trim}")
+        return trimmed_mean(held, self.trim)
+
+
+class Krum(Aggregator):
+    r"""The one upload that is nearest to its neighbours, whatever the weights.
+
+    Blanchard et al., 2017. https://arxiv.org/abs/1703.02757
+
+    .. math:: w = w_{k^*}, \quad k^* = \arg\min_k \sum_{j \to k} \| w_k - w_j \|^2
+
+    over the :math:`n - f - 2` nearest uploads :math:`j` of :math:`k`; among equals, the client of the lowest id.
+
+    Args:
+        num_bad: ``f``, clients of a round that may lie; it takes ``2 f + 3`` uploads to bear them.
+
+    Example:
+        >>> sent = [Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 2.5, 4.0, 900.0])]
+        >>> Krum(num_bad=1)(sent, {})["w"]
+        tensor([2.])
+    """
+
+    def __init__(self, num_bad: int = 1) -> None:
+        self.num_bad = _at_least_one("num_bad", num_bad)
+        self.fewest = 2 * num_bad + 3
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        held = _held(uploads, self.fewest, f"`trainer.aggregator.num_bad` of {self.num_bad}")
+        values = rows(held)
+        best = krum_scores(values, self.num_bad).argsort(stable=True)[0]
+        return _state(values[best], held)
+
+
+class MultiKrum(Aggregator):
+    r"""The mean of the uploads that Krum likes best, all counting the same.
+
+    Blanchard et al., 2017, section 4 of https://arxiv.org/abs/1703.02757
+
+    Args:
+        num_bad: ``f``, clients of a round that may lie; it takes ``2 f + 3`` uploads to bear them.
+        num_kept: How many are averaged; 1 is Krum. By default all but `num_bad`.
+    """
+
+    def __init__(self, num_bad: int = 1, num_kept: int | None = None) -> None:
+        self.num_bad = _at_least_one("num_bad", num_bad)
+        if num_kept is not None:
+            _at_least_one("num_kept", num_kept)
+        self.num_kept = num_kept
+        self.fewest = max(2 * num_bad + 3, num_kept or 0)
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        held = _held(uploads, self.fewest, f"`trainer.aggregator.num_bad` of {self.num_bad}")
+        values = rows(held)
+        kept = self.num_kept or len(held) - self.num_bad
+        best = krum_scores(values, self.num_bad).argsort(stable=True)[:kept]
+        return _state(values[best.sort().values].mean(dim=0), held)
+
+
+class NormClipping(Aggregator):
+    r"""The mean of updates by their weights, none of which is longer than a threshold.
+
+    Sun et al., 2019, section 4 of https://arxiv.org/abs/1911.07963
+
+    .. math:: w' = w + \sum_k \frac{a_k}{\sum_j a_j} \min\left(1, \frac{c}{\|w_k - w\|}\right) (w_k - w)
+
+    with :math:`w` what the server holds. The norm is over all floating values that are shared. A liar still moves the
+    mean, but by no more than its share of the weights times :math:`c`.
+
+    Args:
+        threshold: ``c``; by default the round's median norm, which less than half of the clients cannot move beyond
+            the others'. Infinity is the mean.
+    """
+
+    def __init__(self, threshold: float | None = None) -> None:
+        if threshold is not None and not threshold > 0:
+            raise ValueError(f"`trainer.aggregator.threshold` is a norm and must be above 0, got {threshold}.")
+        self.threshold = threshold
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        held = _held(uploads, self.fewest)
+        base = vector(current, held[0].state)
+        updates = rows(held) - base
+        norms = updates.norm(dim=1)
+        threshold = self.threshold
+        if threshold is None:
+            threshold = float(norms.quantile(0.5))
+        weights = _weights(held, updates)
+        factors = weights / weights.sum() * clip_factors(norms, threshold)
+        return _state(base + factors @ updates, held)
+
+
+class GeometricMedian(Aggregator):
+    r"""The point with the least sum of distances to the uploads, each counting by its weight.
+
+    Pillutla et al., 2022. https://arxiv.org/abs/1912.13445
+
+    .. math:: w' = \arg\min_v \sum_k a_k \| w_k - v \|, \qquad
+        v \leftarrow \frac{\sum_k \beta_k w_k}{\sum_k \beta_k}, \quad \beta_k = \frac{a_k}{\max(\nu, \| w_k - v \|)}
+
+    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may lie.
+
+    Args:
+        steps: Of Weiszfeld, always so many: the same bits everywhere.
+        smoothing: ``nu``, the distance below which an upload pulls no harder.
+
+    Example:
+        >>> sent = [Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])]
+        >>> GeometricMedian(steps=100)(sent, {"w": torch.zeros(1)})["w"]
+        tensor([2.])
+    """
+
+    def __init__(self, steps: int = 20, smoothing: float = 1e-6) -> None:
+        self.steps = _at_least_one("steps", steps)
+        if not (isfinite(smoothing) and smoothing > 0):
+            raise ValueError(f"`trainer.aggregator.smoothing` is a distance and must be above 0, got {smoothing}.")
+        self.smoothing = smoothing
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        held = _held(uploads, self.fewest)
+        values = rows(held)
+        weights = _weights(held, values)
+        v = vector(current, held[0].state)
+        for _ in range(self.steps):
+            away = values - v
+            beta = weights / away.norm(dim=1).clamp(min=self.smoothing)
+            v = v + (beta / beta.sum()) @ away
+        return _state(v, held)
+
+
+def median(uploads: Iterable[Upload]) -> State:
+    """The coordinate-wise median, whatever the weights: less than half of the clients may lie.
+
+    Example:
+        >>> median([Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])])["w"]
+        tensor([2.])
+    """
+
+    def middle(ordered: Tensor) -> Tensor:
+        half = (len(ordered) - 1) // 2
+        return ordered[half : len(ordered) - half]
+
+    return _coordinatewise(_held(uploads), middle)
+
+
+def trimmed_mean(uploads: Iterable[Upload], trim: float = 0.1) -> State:
+    """The coordinate-wise mean without the `trim` largest and `trim` smallest values, whatever the weights.
+
+    Args:
+        uploads: At least one.
+        trim: Fraction cut off at each end, in [0, 0.5); 0 is the uniform mean.
+    """
+    _check_trim(trim, "trim")
+
+    def inner(ordered: Tensor) -> Tensor:
+        cut = int(trim * len(ordered))
+        return ordered[cut : len(ordered) - cut]
+
+    return _coordinatewise(_held(uploads), inner)
+
+
+def krum_scores(values: Tensor, num_bad: int) -> Tensor:
+    """How far each of the rows ``[K, D]`` is from its ``K - num_bad - 2`` nearest, as a sum of squares, ``[K]``."""
+    # By differences, not by products: symmetric to the bit, and exactly 0 between equals.
+    squares = torch.stack([(values - row).square().sum(dim=1) for row in values])
+    nearest = squares.sort(dim=1).values[:, 1 : len(values) - num_bad - 1]  # the first is its own
+    return nearest.sum(dim=1)
+
+
+def clip_factors(norms: Tensor, threshold: float) -> Tensor:
+    """What vectors of these norms are multiplied by so that none is longer than the threshold.
+
+    Example:
+        >>> clip_factors(torch.tensor([0.0, 1.0, 4.0]), 2.0)
+        tensor([1.0000, 1.0000, 0.5000])
+    """
+    return torch.where(norms > threshold, threshold / norms, torch.ones_like(norms))
+
+
+def fewest_uploads(rule: Rule) -> int:
+    """Uploads that a rule needs; a function says nothing, and is taken to need one."""
+    return getattr(rule, "fewest", 1)
+
+
+def _held(uploads: Iterable[Upload], fewest: int = 1, because: str = "") -> list[Upload]:
+    """All of them, in client order."""
+    held = sorted(uploads, key=lambda upload: upload.client)
+    if not held:
+        raise ValueError(NOTHING)
+    if len(held) < fewest:
+        raise TooFewUploads(f"{because} needs {fewest} uploads in a round, got {len(held)}.")
+    return held
+
+
+def _coordinatewise(uploads: list[Upload], kept: Callable[[Tensor], Tensor]) -> State:
+    """The mean of those values that are kept of the ordered ones ``[K, ...]``."""
+    result: State = {}
+    for name, first in uploads[0].state.items():
+        if first.is_floating_point():
+            ordered = torch.stack([upload.state[name] for upload in uploads]).sort(dim=0).values
+            result[name] = wide(kept(ordered)).mean(dim=0).to(first)
+    return result | largest_counters(uploads)
+
+
+def _state(values: Tensor, uploads: list[Upload]) -> State:
+    """Of floating values ``[D]``, and of every counter the largest."""
+    return unflattened(values, uploads[0].state) | largest_counters(uploads)
+
+
+def _weights(uploads: list[Upload], values: Tensor) -> Tensor:
+    """Of each row of the values; relative to the first, so that equal weights of any size give the same bits."""
+    return values.new_tensor([upload.weight / uploads[0].weight for upload in uploads])
+
+
+def _check_trim(trim: float, name: str) -> None:
+    if not 0 <= trim < 0.5:
+        raise ValueError(f"`{name}` is the fraction cut off at each end and must lie in [0, 0.5), got {trim}.")
+
+
+def _at_least_one(name: str, value: int) -> int:
+    if value < 1:
+        raise ValueError(f"`trainer.aggregator.{name}` must be at least 1, got {value}.")
+    return value
