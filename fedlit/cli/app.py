@@ -15,6 +15,7 @@ from lightning.fabric import seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.messages import refuse
 from fedlit.cli.notices import notices_in_one_line
@@ -25,6 +26,7 @@ from fedlit.data import FederatedData
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
+from fedlit.records.unwritable import NotWritten
 
 TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
 PARSER = {"allow_abbrev": False, "default_env": True, "env_prefix": "FEDLIT"}
@@ -147,6 +149,10 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
         if DEBUG:
             raise
         refuse(str(error))
+    except NotWritten as error:
+        if DEBUG:
+            raise
+        refusal.refuse(str(error), refusal.NOT_WRITTEN)
     except Exception as error:
         if DEBUG or is_running():
             raise  # not the user's input: the whole story

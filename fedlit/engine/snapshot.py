@@ -1,17 +1,22 @@
 """A run as plain tensors, numbers and strings, and back: what a checkpoint holds."""
 
 import warnings
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from fedlit.engine.begin import Beginning
+from fedlit.engine.choices import changes, choices
+from fedlit.engine.kept_optimizers import check_optimizers
 from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import FORMAT
+from fedlit.records.environment import environment
 from fedlit.rng import isolated
 
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
@@ -30,8 +35,8 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
-    """The content of a checkpoint after a round."""
+def take(state: FederationState, schedule: Schedule, choices: Mapping[str, str]) -> dict[str, Any]:
+    """The content of a checkpoint after a round; `choices` are what it was run with."""
     memories = {k: state.memories.peek(k) for k in state.memories}
     return {
         "format": FORMAT,
@@ -46,7 +51,17 @@ def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
+        "made_with": environment(),
+        "choices": dict(choices),
     }
+
+
+def resume(state: FederationState, begun: Beginning, schedule: Schedule, training: bool) -> None:
+    """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
+    restore(state, begun.content, str(begun.checkpoint), schedule, training)
+    if training:
+        begun.changes = changes(begun.content, choices(state), environment())
+        begun.tell_changes()
 
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
@@ -69,6 +84,10 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     )
     state.scores.resume(content["last"], content["best"])
     momenta = content["optimizer_states"]
+    if state.options.optimizer_state == "reset":
+        momenta = {k: {} for k in momenta}
+    elif training and state.round < len(schedule):
+        check_optimizers(state, schedule.stage(state.round + 1), momenta, content["server_optimizer"], path)
     memories = (
         (k, Memory(_on_device(personal, device), _copied(momenta[k])))
         for k, personal in content["personal_states"].items()
