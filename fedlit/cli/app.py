@@ -20,7 +20,7 @@ from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.messages import refuse
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
-from fedlit.cli.recipes import with_recipes_found
+from fedlit.cli.recipes import of_own_run, with_recipes_found
 from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
 from fedlit.engine.usage import UsageError
@@ -87,6 +87,12 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=True)
         parser.add_lightning_class_args(FederatedData, "data", subclass_mode=True, required=False)
         parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
+
+    def before_instantiate_classes(self) -> None:
+        """`last` of a recipe or of the environment means what it means when it is typed."""
+        config = self.config[self.subcommand]
+        if config.get("ckpt_path"):
+            config.ckpt_path = of_own_run(str(config.ckpt_path), sys.argv[1:])
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         return super().instantiate_trainer(seed=self.config[self.subcommand].seed_everything, **kwargs)

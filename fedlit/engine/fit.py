@@ -19,6 +19,7 @@ from fedlit.engine.processes import any_process
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
+from fedlit.engine.scores import unmeasured
 from fedlit.engine.server import serve
 from fedlit.engine.snapshot import take
 from fedlit.engine.state import FederationState
@@ -159,6 +160,9 @@ class Fit:
             raise
         improved = self.state.count_round(number, stage, rows)
         self.log.round(number, stage.name, record, rows, perf_counter() - start)
+        for client, model, data, metric in unmeasured(rows, self.options.metrics):
+            told = {"client": client, "model": model, "data": data, "metric": metric}
+            self.log.recorder.event("metric_left_out", round=number, **told)
         self.log.partition_picture(self.state.data)  # training comes first
         if is_last:
             self._note_confusion()  # a run that is resumed in a later stage has forgotten it

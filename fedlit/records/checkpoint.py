@@ -168,7 +168,10 @@ def load(
     problem = damage(path)
     if problem is not None and not is_plain(path):
         raise Damaged(f"`{option}` {path} is damaged: {problem}.")
-    content = _read(path, option)  # a file of others is better called that
+    try:
+        content = _read(path, option)
+    except ValueError as error:  # a file of others is better called that
+        raise error if problem is None else Damaged(str(error)) from error
     if problem is not None:
         raise Damaged(f"`{option}` {path} is damaged: {problem}.")
     return content

@@ -2,14 +2,13 @@
 
 import errno
 import hashlib
-import io
 import os
 import zipfile
 from contextlib import suppress
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted
+from conftest import SGD, SmallCNN, fitted, full_after
 
 from fedlit import FineTuned
 from fedlit.records.checkpoint import (
@@ -281,18 +280,6 @@ def test_a_full_disk_leaves_what_was_there_and_nothing_else(written, tmp_path, m
     monkeypatch.undo()
     assert load(path)["round"] == 2
     assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
-
-
-def full_after(room, monkeypatch):
-    """A disk with room for so many bytes."""
-
-    class Full(io.FileIO):
-        def write(self, data):
-            if self.tell() + len(data) > room:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(data)
-
-    monkeypatch.setattr("fedlit.records.torch_file.io.FileIO", Full)
 
 
 def test_code_in_a_file_is_never_run(tmp_path):
