@@ -20,7 +20,7 @@ from fedlit.fast.memory import set_fast
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
-from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep
+from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
 
 TOLD_CHANGES = 20
 
@@ -134,8 +134,12 @@ class RunFolder:
         if self.path is not None or self.options.fast_dev_run:
             return
         root = self.options.default_root_dir
-        folder = by_the_first(self.fabric, lambda: str(claim_folder(root)))
-        self._hold(Path(str(folder)))
+
+        def claimed() -> str:
+            sweep_runs(root)
+            return str(claim_folder(root))
+
+        self._hold(Path(str(by_the_first(self.fabric, claimed))))
 
     def _hold(self, folder: Path) -> None:
         def lock() -> None:

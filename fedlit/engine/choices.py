@@ -125,7 +125,17 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
         return str(getattr(value, "__qualname__", "a function"))
     if hasattr(value, "keywords"):  # what the command line builds optimisers by
         return _call(getattr(value, "func", type(value)), (), value.keywords, depth)
-    return _call(type(value), (), {} if isinstance(value, nn.Module) else arguments_of(value), depth)
+    return _call(type(value), (), _settings(value), depth)
+
+
+def _settings(value: object) -> Mapping[str, Any]:
+    """The arguments that an object was made with, where they can be told; layers are told one by one."""
+    if isinstance(value, nn.Module):
+        return {}
+    try:
+        return arguments_of(value)
+    except (TypeError, ValueError):  # of an object without attributes, or made by C
+        return {}
 
 
 def _call(function: Any, args: tuple, keywords: Mapping[str, Any], depth: int) -> str:

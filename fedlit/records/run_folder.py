@@ -48,6 +48,18 @@ def sweep(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def sweep_runs(root: Path) -> None:
+    """The same in all runs that nobody is writing: one that was killed at once may never be gone on with."""
+    for folder in (root / RUNS).glob("version_*"):
+        if not any(folder.glob(".*.tmp")) and not any(folder.glob("checkpoints/.*.tmp")):
+            continue
+        try:
+            with lock_folder(folder):
+                sweep(folder)
+        except (ValueError, OSError):  # in use, or another user's
+            continue
+
+
 def folder_of(checkpoint: Path) -> Path | None:
     """The folder of the run that a checkpoint belongs to, if it lies in one."""
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
