@@ -11,9 +11,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
-from fedlit.engine.log_sinks import noted
+from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
-from fedlit.engine.options import MEASURED
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
@@ -308,13 +307,7 @@ class Scorer:
         with noted(self.personal) as logs:
             scores = self.personal.probe(self.state.data.client(k, round))
         restore(modes)
-        found = logs.result() | scores
-        for name in {*MEASURED, *self.state.options.metrics} & found.keys():
-            raise UsageError(
-                f"`probe` of {type(self.personal).__name__} gives {name!r}, which the federation measures on the same "
-                "samples; give it another name."
-            )
-        return found
+        return check_own_names(logs.result() | scores, self.state.options.metrics, self.personal)
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_when_there_is_room(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("room", ["ulimit", 1000, 2500, 5200])  # kB
+@pytest.mark.parametrize("room", ["ulimit", 1000, 2500])  # kB
 def test_a_disk_that_is_really_full_is_told_in_one_line(room, tmp_path):
     write_recipe("local.yaml", *WIDE)
     command = f"{sys.executable} -m fedlit fit --config local.yaml --trainer.logger true --trainer.report true"
