@@ -145,12 +145,12 @@ def _call(function: Any, args: tuple, keywords: Mapping[str, Any], depth: int) -
     return f"{name}({', '.join(given)})" if given else name
 
 
-def changes(content: Mapping[str, Any], now: Mapping[str, str], made_with: Mapping[str, Any]) -> list[Change]:
+def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: Mapping[str, Any]) -> list[Change]:
     """What a run goes on with that is not what its last rounds were run with.
 
     Args:
         content: Of the checkpoint.
-        now: `choices` of the run that goes on.
+        choices: Of the run that goes on.
         made_with: Versions and processor that it goes on with.
     """
     before = content["choices"]
@@ -158,8 +158,8 @@ def changes(content: Mapping[str, Any], now: Mapping[str, str], made_with: Mappi
     if not before:
         return [Change("options", "not told by format 3", "not compared")]
     found = [Change(name, str(versions.get(name)), str(made_with.get(name))) for name in MADE_WITH]
-    names = [*before, *(name for name in now if name not in before)]
+    names = [*before, *(name for name in choices if name not in before)]
     if versions.get("fedlit") != made_with.get("fedlit"):  # another version has other options
-        names = [name for name in names if name in before and name in now]
-    found += [Change(name, before.get(name, NOT_THERE), now.get(name, NOT_THERE)) for name in names]
+        names = [name for name in names if name in before and name in choices]
+    found += [Change(name, before.get(name, NOT_THERE), choices.get(name, NOT_THERE)) for name in names]
     return [change for change in found if change.before != change.now]

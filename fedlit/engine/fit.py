@@ -11,7 +11,6 @@ from torch import Tensor
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.begin import Beginning
-from fedlit.engine.choices import choices
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted
@@ -21,9 +20,8 @@ from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.scores import unmeasured
 from fedlit.engine.server import serve
-from fedlit.engine.snapshot import take
+from fedlit.engine.snapshot import run_with, take
 from fedlit.engine.state import FederationState
-from fedlit.records.environment import environment
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import RoundRecord
@@ -74,7 +72,7 @@ class Fit:
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
-        self.choices = choices(state)
+        self.run_with = run_with(state)
         options = self.options
         self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint)
         self._begin_log(begun)
@@ -84,7 +82,7 @@ class Fit:
         processes = state.fabric.world_size
         rounds = len(self.schedule)
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
-        self.log.recorder.event("fit", **started, **environment())
+        self.log.recorder.event("fit", **started, **self.run_with["made_with"])
         for event in begun.events():
             self.log.recorder.event(**event, round=state.round)
         if state.round == 0:
@@ -206,7 +204,7 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         if self.log.folder is not None:
-            content = take(self.state, self.schedule, self.choices)
+            content = take(self.state, self.schedule, self.run_with)
             add_states(content, self.options.callbacks)
             self.call("on_save_checkpoint", content)
             self.log.save(content, improved)

@@ -35,8 +35,13 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def take(state: FederationState, schedule: Schedule, choices: Mapping[str, str]) -> dict[str, Any]:
-    """The content of a checkpoint after a round; `choices` are what it was run with."""
+def run_with(state: FederationState) -> dict[str, Any]:
+    """What a run's rounds are run with, as a checkpoint tells it: the same in all of a fit, and it takes a moment."""
+    return {"made_with": environment(), "choices": choices(state)}
+
+
+def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a checkpoint after a round."""
     memories = {k: state.memories.peek(k) for k in state.memories}
     return {
         "format": FORMAT,
@@ -51,8 +56,7 @@ def take(state: FederationState, schedule: Schedule, choices: Mapping[str, str])
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
-        "made_with": environment(),
-        "choices": dict(choices),
+        **run_with,
     }
 
 
@@ -60,7 +64,7 @@ def resume(state: FederationState, begun: Beginning, schedule: Schedule, trainin
     """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
     restore(state, begun.content, str(begun.checkpoint), schedule, training)
     if training:
-        begun.changes = changes(begun.content, choices(state), environment())
+        begun.changes = changes(begun.content, **run_with(state))
         begun.tell_changes()
 
 

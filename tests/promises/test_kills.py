@@ -126,19 +126,22 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, kills, tmp_path, monkeypatc
     watches = (while_writing, while_training)
     num_steps = {watch: steps_of(watch, name, tmp_path / watch.__name__) for watch in watches}
     assert min(num_steps.values()) > 10
-    died, differ = 0, 0
+    died, differ, in_writes = 0, 0, 0
     while died < kills:
         watch = watches[died % 2]
         folder = tmp_path / f"killed_{died}"
         assert killed(watch, draw.randint(1, num_steps[watch]), name, folder)
         died += 1
+        in_writes += watch is while_writing
         if died < kills and draw.random() < 0.3:  # again, soon after it has gone on
-            died += killed(while_writing, draw.randint(1, 20), name, folder, ckpt_path="auto")
+            again = killed(while_writing, draw.randint(1, 20), name, folder, ckpt_path="auto")
+            died += again
+            in_writes += again
         resumed = run(name, folder, ckpt_path="auto")
         same = all(equal(a, b) for a, b in zip(all_states(resumed), states, strict=True))
         differ += not (same and Path(resumed.log_dir, "metrics.csv").read_bytes() == metrics)
         assert not list(folder.rglob(".*.tmp"))
-    print(f"\n{name}: {died} kills, {differ} differ")
+    print(f"\n{name}: {died} kills, {in_writes} of them in writes of checkpoints, {differ} differ")
     assert differ == 0
 
 
