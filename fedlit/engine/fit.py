@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from fedlit.engine.scores import unmeasured
 from fedlit.engine.server import serve
 from fedlit.engine.snapshot import run_with, take
 from fedlit.engine.state import FederationState
+from fedlit.records.checkpoint import Checkpoints
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import RoundRecord
@@ -74,8 +76,17 @@ class Fit:
         self.progress = Progress(len(schedule), state.round, shown)
         self.run_with = run_with(state)
         options = self.options
+        self._go_back(folder, begun.checkpoint)  # before the records do
         self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint)
         self._begin_log(begun)
+
+    def _go_back(self, folder: Path | None, origin: Path | None) -> None:
+        """Where a run goes on from another checkpoint than its last, that one becomes its last."""
+        if folder is None or origin is None:
+            return
+        checkpoints = Checkpoints(folder / "checkpoints")
+        if origin.resolve() != checkpoints.last.resolve():
+            checkpoints.go_back(self._content(), origin)
 
     def _begin_log(self, begun: Beginning) -> None:
         state = self.state
@@ -204,7 +215,10 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         if self.log.folder is not None:
-            content = take(self.state, self.schedule, self.run_with)
-            add_states(content, self.options.callbacks)
-            self.call("on_save_checkpoint", content)
-            self.log.save(content, improved)
+            self.log.save(self._content(), improved)
+
+    def _content(self) -> dict[str, Any]:
+        content = take(self.state, self.schedule, self.run_with)
+        add_states(content, self.options.callbacks)
+        self.call("on_save_checkpoint", content)
+        return content

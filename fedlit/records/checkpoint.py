@@ -66,6 +66,20 @@ class Checkpoints:
             keep(target, self.last)
         self._good = _signature(self.last)
 
+    def go_back(self, content: dict[str, Any], origin: Path) -> None:
+        """Let a run that goes on from another checkpoint than its last have none that is ahead of it.
+
+        Killed before its first save, it would else go on from rounds that its records have forgotten.
+
+        Args:
+            content: Of the checkpoint that it goes on from.
+            origin: Where that lies.
+        """
+        save(content, self.last)
+        if origin.resolve().parent == self.last.resolve().parent:
+            keep(origin, self.previous)
+        self._good = _signature(self.last)
+
     def _is_last_good(self) -> bool:
         """Whether the last is as it was written or read here; one that is not is looked at again."""
         if not self.last.is_file() or seal_of(self.last) is None:

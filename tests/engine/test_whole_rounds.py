@@ -2,6 +2,7 @@
 
 import csv
 import json
+import signal
 import warnings
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SGD, equal, fitted, linear, rows, toy_data
+from test_laws import KillAt, in_a_child
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -77,6 +79,23 @@ def test_a_round_whose_evaluation_fails_is_trained_and_saved(tmp_path, monkeypat
     resumed = fitted(seeded(FedAvg, linear, SGD), ckpt_path="last", **options)
     assert equal(resumed.global_state, straight.global_state)
     assert [event["round"] for event in events(resumed.log_dir, "not_evaluated")] == [2]
+
+
+@pytest.mark.parametrize("origin", ["previous", "best"])
+def test_a_run_that_went_back_and_was_killed_at_once_has_records_without_a_gap(origin, tmp_path):
+    def run(**options):
+        folder = str(tmp_path / "cut")
+        return fitted(seeded(FedAvg, linear, SGD), num_rounds=4, default_root_dir=folder, **options)
+
+    whole = run()
+    metrics = Path(whole.log_dir, "metrics.csv").read_text()
+    path = f"{whole.log_dir}/checkpoints/{origin}.ckpt"
+    round = torch.load(path, weights_only=True)["round"]
+    assert round < 4 or origin == "best"
+    assert in_a_child(lambda: run(ckpt_path=path, callbacks=KillAt(round + 1, "start"))) in (-signal.SIGKILL, 0)
+    resumed = run(ckpt_path="last")
+    assert Path(resumed.log_dir, "metrics.csv").read_text() == metrics
+    assert equal(resumed.global_state, whole.global_state)
 
 
 class Picky(Metric):
