@@ -15,7 +15,7 @@ from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
 from fedlit.engine.adapt import adapt
-from fedlit.engine.begin import chosen_checkpoint, chosen_folder, fresh_state, ready_data
+from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, fresh_state, read_checkpoint, ready_data
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
@@ -27,17 +27,18 @@ from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.predict import predict
 from fedlit.engine.processes import make_fabric, meet
 from fedlit.engine.schedule import Schedule
-from fedlit.engine.snapshot import restore
+from fedlit.engine.snapshot import resume
 from fedlit.engine.state import FederationState
 from fedlit.engine.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP
-from fedlit.records import checkpoint
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
+from fedlit.records.run_folder import folder_of
+from fedlit.records.unwritable import told_if_unwritable
 from fedlit.studies.after_fit import page_after_fit
 
 Data = FederatedData | None
@@ -159,7 +160,8 @@ class Federation:
         self._stop = StopRequest()
         self._state: FederationState | None = None
         self._folder: Path | None = None
-        self._loaded: dict[str, Any] = {}
+        self._begun = Beginning()
+        self._run_folder = RunFolder(self.fabric, self.options)
 
     if not TYPE_CHECKING:  # a type checker would take every name for an option
 
@@ -226,21 +228,31 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: What to go on from: a file, `last` or `best` of the newest run; `auto` is its last, if any.
         """
-        schedule = self._set_up("fit", model, datamodule, ckpt_path)
-        with told_of("fit", self._call):
-            self._remind()
-            fit = Fit(self.state, schedule, self._folder if self.is_global_zero else None, self._stop, self._call)
-            self.running = True
-            self._call("on_fit_start")
-            self._call("on_train_start")
-            fit.run()
-            model.client = None
-            self._call("on_train_end")
-            self._call("on_fit_end")
-            fit.close()
-        page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
-        meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
+        self._run_folder = RunFolder(self.fabric, self.options)
+        try:
+            schedule = self._set_up("fit", model, datamodule, ckpt_path)
+            with told_if_unwritable(self._folder):
+                with told_of("fit", self._call):
+                    self._fit(model, schedule)
+                page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
+            meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
+        finally:
+            self._run_folder.release()
         self.running = False
+
+    def _fit(self, model: FederatedModule, schedule: Schedule) -> None:
+        folder = self._folder if self.is_global_zero else None
+        self._remind()
+        fit = Fit(self.state, schedule, folder, self._stop, self._call, self._begun)
+        self._begun = Beginning()
+        self.running = True
+        self._call("on_fit_start")
+        self._call("on_train_start")
+        fit.run()
+        model.client = None
+        self._call("on_train_end")
+        self._call("on_fit_end")
+        fit.close()
 
     def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate every client on its own validation samples, and the global model on the test set too.
@@ -346,12 +358,16 @@ class Federation:
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)
         self.state.use(data)
-        self._loaded = {}
+        self._begun = Beginning()
         if path is not None:
-            self._loaded = checkpoint.load(path)  # for callbacks, too, once they are set up
-            restore(self.state, self._loaded, str(path), schedule, training)
-        if training or path is not None:
-            self._folder = chosen_folder(self.fabric, path, self.options, training)
+            if training:
+                self._run_folder.take(path)
+            self._begun = read_checkpoint(path)  # for callbacks, too, once they are set up
+            resume(self.state, self._begun, schedule, training)
+            self._folder = None if self.options.fast_dev_run else folder_of(path)
+        if training:
+            self._run_folder.claim()
+            self._folder = self._run_folder.path
         return schedule
 
     def _report(self, name: str, rows: list[Row], failures: dict[int, Failure]) -> list[Row]:
@@ -361,10 +377,10 @@ class Federation:
 
     def _remind(self) -> None:
         """Give callbacks back what they put into the checkpoint that a fit goes on from."""
-        if self._loaded:
-            self._call("on_load_checkpoint", self._loaded)
-            load_states(self._loaded, self.options.callbacks)
-        self._loaded = {}
+        content = self._begun.content
+        if content:
+            self._call("on_load_checkpoint", content)
+            load_states(content, self.options.callbacks)
 
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.options.callbacks:

@@ -1,6 +1,9 @@
 """One torch thread per process: bits depend on the thread count, and small networks are faster with one."""
 
 import csv
+import errno
+import io
+import os
 from functools import partial
 from pathlib import Path
 
@@ -106,6 +109,18 @@ def rows(federation: Federation, name: str = "metrics.csv") -> list[dict[str, st
     """The lines of a record."""
     with open(f"{federation.log_dir}/{name}") as file:
         return list(csv.DictReader(file))
+
+
+def full_after(room, monkeypatch):
+    """A disk on which no checkpoint of more bytes can be written."""
+
+    class Full(io.FileIO):
+        def write(self, data):
+            if self.tell() + len(data) > room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(data)
+
+    monkeypatch.setattr("fedlit.records.torch_file.io.FileIO", Full)
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,12 @@ from lightning.fabric import seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.messages import in_full, plain, refuse
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
-from fedlit.cli.recipes import with_recipes_found
+from fedlit.cli.recipes import of_own_run, with_recipes_found
 from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
 from fedlit.engine import endings, heartbeat
@@ -27,6 +28,7 @@ from fedlit.engine.processes import ProcessLost
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
+from fedlit.records.unwritable import NotWritten
 
 TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
 PARSER = {"allow_abbrev": False, "default_env": True, "env_prefix": "FEDLIT"}
@@ -87,6 +89,12 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=True)
         parser.add_lightning_class_args(FederatedData, "data", subclass_mode=True, required=False)
         parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
+
+    def before_instantiate_classes(self) -> None:
+        """`last` of a recipe or of the environment means what it means when it is typed."""
+        config = self.config[self.subcommand]
+        if config.get("ckpt_path"):
+            config.ckpt_path = of_own_run(str(config.ckpt_path), sys.argv[1:])
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         return super().instantiate_trainer(seed=self.config[self.subcommand].seed_everything, **kwargs)
@@ -155,6 +163,10 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
         if error.is_ours_to_say:
             sys.stderr.write(f"fedlit: error: {error}\n")
         raise SystemExit(endings.LOST) from error
+    except NotWritten as error:
+        if DEBUG:
+            raise
+        refusal.refuse(str(error), refusal.NOT_WRITTEN)
     except Exception as error:
         if DEBUG:
             raise

@@ -34,22 +34,35 @@ def with_recipes_found(args: list[str]) -> list[str]:
     check_values(args)
     check_environment()
     found = _with_values(args, CONFIG, lambda name: checked_recipe(find_recipe(name)))
-    files = recipe_files(found)
-    if not files:
-        return found
-    folder = Path(files[-1]).parent
-    checkpoints = folder / "checkpoints"
-    if not checkpoints.is_dir() and folder.resolve().parent.name != RUNS:  # not the config of a run
-        return found
+    return _with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
 
-    def of_own_run(ckpt_path: str) -> str:
-        if ckpt_path in ("last", "best"):
-            return str(checkpoints / f"{ckpt_path}.ckpt")
-        if ckpt_path == "auto" and args[0] == "fit":
-            return str(last_checkpoint(checkpoints) or "null")
+
+def of_own_run(ckpt_path: str, args: list[str]) -> str | None:
+    """The checkpoint that is meant: where a config is that of a run, `last`, `best` and `auto` are of that run.
+
+    Args:
+        ckpt_path: As it was given: typed, in a recipe or by the environment.
+        args: Of the command line, with recipes found.
+    """
+    checkpoints = _checkpoints_of(recipe_files(args))
+    if checkpoints is None:
         return ckpt_path
+    if ckpt_path in ("last", "best"):
+        return str(checkpoints / f"{ckpt_path}.ckpt")
+    if ckpt_path == "auto" and args[0] == "fit":
+        last = last_checkpoint(checkpoints)
+        return None if last is None else str(last)
+    return ckpt_path
 
-    return _with_values(found, CKPT_PATH, of_own_run)
+
+def _checkpoints_of(files: list[str]) -> Path | None:
+    """Of the run whose config is among these, if one is; the last of them counts."""
+    for file in reversed(files):
+        folder = Path(file).parent
+        checkpoints = folder / "checkpoints"
+        if checkpoints.is_dir() or folder.resolve().parent.name == RUNS:
+            return checkpoints
+    return None
 
 
 def check_environment() -> None:

@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 LONGEST_WORD = 200  # characters of what is repeated of the user's input
 LONGEST_LINE = 800
+BAD_INPUT = 2
+NOT_WRITTEN = 4  # the disk is full, or the run's folder gone
 
 
-def refuse(message: str) -> NoReturn:
-    """One line, exit code 2."""
+def refuse(message: str, code: int = BAD_INPUT) -> NoReturn:
+    """One line, and an exit code."""
     sys.stderr.write(f"fedlit: error: {on_one_line(message)}\n")
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 def on_one_line(message: str) -> str:

@@ -14,8 +14,8 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
     parts: dict[str, Mapping[str, Any]] = {
         "trainer": vars(state.options),
         "data": _of_data(state.data),
-        "data.partition": _arguments(state.data.partition),
-        "model": {**state.module.hparams, **_arguments(state.module)},
+        "data.partition": arguments_of(state.data.partition),
+        "model": {**state.module.hparams, **arguments_of(state.module)},
         "model.optimizer": getattr(state.module.optimizer, "keywords", {}),  # a partial, from the command line
     }
     values: dict[str, Any] = {
@@ -33,13 +33,13 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
 
 def _of_data(data: FederatedData) -> dict[str, Any]:
     """The options of the data; whoever gave data sets of his own has chosen none by name."""
-    arguments = _arguments(data)
+    arguments = arguments_of(data)
     if data.train_dataset is not None:
         del arguments["dataset"]
     return arguments
 
 
-def _arguments(made: object) -> dict[str, Any]:
+def arguments_of(made: object) -> dict[str, Any]:
     """The attributes that bear the name of a constructor's argument: Lightning's own switches are left out."""
     names: set[str] = set()
     for kind in type(made).__mro__:

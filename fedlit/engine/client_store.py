@@ -1,5 +1,7 @@
 """What stays with clients between visits: in memory up to a budget, the rest in files of a temporary folder."""
 
+import fcntl
+import os
 import shutil
 import tempfile
 import weakref
@@ -7,12 +9,16 @@ from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
 
 from fedlit.engine.plan import Memory
+from fedlit.records.torch_file import dump
+
+PREFIX = "fedlit-clients-"
+LOCK = ".lock"
 
 
 class Store:
@@ -68,12 +74,12 @@ class Store:
             oldest, memory = self._held.popitem(last=False)
             self.num_bytes -= self._sizes[oldest]
             if not self._file(oldest).exists():  # a memory never changes: what went to disk once is there
-                torch.save({"state": memory.state, "optimizer": memory.optimizer}, self._file(oldest))
+                dump({"state": memory.state, "optimizer": memory.optimizer}, self._file(oldest), sealed=False)
 
     def _file(self, number: int) -> Path:
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="fedlit-clients-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            weakref.finalize(self, _remove, self._folder, _locked(self._folder))
         return self._folder / f"{number}.pt"
 
 
@@ -118,6 +124,30 @@ class Memories(MutableMapping[int, Memory]):
         if client in self._numbers:
             self.store.drop(self._numbers[client])
         self._numbers[client], self._names[client] = number, names
+
+
+def _locked(folder: Path) -> TextIO:
+    """A lock that lasts as long as this process; it is held before others can see it."""
+    lock = (folder / f"{LOCK}.new").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(lock.name, folder / LOCK)
+    return lock
+
+
+def _remove(folder: Path, lock: TextIO) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
+
+
+def sweep_left_behind() -> None:
+    """Remove the folders of processes that were killed: nobody holds their locks."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            with (folder / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use, another user's, or gone in the meantime
+            continue
 
 
 def _size(value: Any) -> int:

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
-from fedlit.engine.log_sinks import noted
+from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
@@ -307,7 +307,7 @@ class Scorer:
         with noted(self.personal) as logs:
             scores = self.personal.probe(self.state.data.client(k, round))
         restore(modes)
-        return logs.result() | scores
+        return check_own_names(logs.result() | scores, self.state.options.metrics, self.personal)
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

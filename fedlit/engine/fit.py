@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from torch import Tensor
 
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
+from fedlit.engine.begin import Beginning
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted
@@ -18,15 +20,17 @@ from fedlit.engine.processes import ProcessLost, check_processes, largest
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
+from fedlit.engine.scores import unmeasured
 from fedlit.engine.server import serve
-from fedlit.engine.snapshot import take
+from fedlit.engine.snapshot import run_with, take
 from fedlit.engine.state import FederationState
-from fedlit.records.environment import environment
+from fedlit.records.checkpoint import Checkpoints
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import RoundRecord
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import stop_signals
+from fedlit.records.unwritable import is_full
 
 
 @dataclass
@@ -50,6 +54,7 @@ class Fit:
         folder: Where the first process records; None records nothing.
         stop: Looked at between rounds and, on one process, between batches.
         call: Calls a hook of every callback, with details.
+        begun: What it begins from.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Fit:
         folder: Path | None,
         stop: StopRequest,
         call: Callable[..., None],
+        begun: Beginning,
     ) -> None:
         self.state = state
         self.schedule = schedule
@@ -70,18 +76,31 @@ class Fit:
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
-        self.log = FitLog(folder, self.options.logger, state.round, self.progress, self.options.report)
-        self._begin_log()
+        self.run_with = run_with(state)
+        options = self.options
+        self._go_back(folder, begun.checkpoint)  # before the records do
+        self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint)
+        self._begin_log(begun)
 
-    def _begin_log(self) -> None:
+    def _go_back(self, folder: Path | None, origin: Path | None) -> None:
+        """Where a run goes on from another checkpoint than its last, that one becomes its last."""
+        if folder is None or origin is None:
+            return
+        checkpoints = Checkpoints(folder / "checkpoints")
+        if origin.resolve() != checkpoints.last.resolve():
+            checkpoints.go_back(self._content(), origin)
+
+    def _begin_log(self, begun: Beginning) -> None:
         state = self.state
         processes = state.fabric.world_size
         rounds = len(self.schedule)
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
         spent = self.budget.told(state.round)
-        self.log.recorder.event("fit", **started, **spent, **environment())
+        self.log.recorder.event("fit", **started, **spent, **self.run_with["made_with"])
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
+        for event in begun.events():
+            self.log.recorder.event(**event, round=state.round)
         if state.round == 0:
             self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed
@@ -103,11 +122,16 @@ class Fit:
                 else:
                     self._is_to_stop()  # in the last round, one may have been
         except ProcessLost:
+            self._save_what_is_whole()
             self.log.abandon()
             raise
         except Interrupted:
             pass  # the round that was begun is forgotten; its clients' states were not touched
+        except KeyboardInterrupt:  # a second one: whoever sends it will not wait
+            self.log.abandon()
+            raise
         except BaseException:
+            self._save_what_is_whole()
             self.log.abandon()
             raise
         self.state.load_global()
@@ -120,8 +144,27 @@ class Fit:
             self.log.recorder.event("budget_spent", **self.budget.told(number - 1), round=number - 1)
         return refusal is not None
 
+    def _save_what_is_whole(self) -> None:
+        """Rounds since the last checkpoint, before an error is shown; not one that is missing in the records."""
+        round = self.state.round
+        if self.log.noted_round != round or self.log.saved_round == round:
+            return
+        try:
+            self._save(improved=False)
+            self.progress.say(f"Saved round {round} before the error that follows.")
+        except Exception as error:  # what went wrong first is what matters
+            if not is_full(error):  # it was that which went wrong first
+                self.progress.say(f"Round {round} could not be saved: {type(error).__name__}: {error}")
+
     def close(self) -> None:
         """The last checkpoint, the curves and a table."""
+        try:
+            self._close()
+        except BaseException:
+            self.log.abandon()
+            raise
+
+    def _close(self) -> None:
         state = self.state
         if self.log.saved_round != state.round:
             self._save(improved=False)
@@ -140,15 +183,29 @@ class Fit:
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
         record = self._trained(number, clients, is_evaluated)
-        rows = [*record.rows, *self.budget.rows(number), *(self._evaluated(number, record) if is_evaluated else ())]
+        try:
+            rows = [*record.rows, *self.budget.rows(number), *(self._evaluated(number, record) if is_evaluated else ())]
+        except BaseException:
+            self._count_unevaluated(number, record, perf_counter() - start)
+            raise
         improved = self.state.count_round(number, stage, rows)
         self.log.round(number, stage.name, record, rows, perf_counter() - start)
+        for client, model, data, metric in unmeasured(rows, self.options.metrics):
+            told = {"client": client, "model": model, "data": data, "metric": metric}
+            self.log.recorder.event("metric_left_out", round=number, **told)
         self.log.partition_picture(self.state.data)  # training comes first
         if is_last:
             self._note_confusion()  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
             self._save(improved)
+
+    def _count_unevaluated(self, number: int, record: RoundRecord, seconds: float) -> None:
+        """A round that is trained is whole, though its evaluation failed: it can be saved and gone on from."""
+        stage = self.schedule.stage(number)
+        self.state.count_round(number, stage, record.rows)
+        self.log.round(number, stage.name, record, record.rows, seconds)
+        self.log.recorder.event("not_evaluated", round=number)
 
     def _trained(self, number: int, clients: list[int], score: bool) -> RoundRecord:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
@@ -188,10 +245,13 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         if self.log.folder is not None:
-            content = take(self.state, self.schedule)
-            add_states(content, self.options.callbacks)
-            self.call("on_save_checkpoint", content)
-            self.log.save(content, improved)
+            self.log.save(self._content(), improved)
+
+    def _content(self) -> dict[str, Any]:
+        content = take(self.state, self.schedule, self.run_with)
+        add_states(content, self.options.callbacks)
+        self.call("on_save_checkpoint", content)
+        return content
 
 
 def _never() -> bool:

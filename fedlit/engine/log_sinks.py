@@ -1,10 +1,11 @@
 """Where `self.log` goes outside a visit: into the round, or to whoever made the mistake."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fedlit.engine.means import Means
+from fedlit.engine.options import MEASURED
 from fedlit.engine.usage import UsageError
 from fedlit.methods.base import FederatedModule
 
@@ -42,3 +43,13 @@ def refused(module: FederatedModule, where: str) -> Iterator[None]:
 
     with logging_to(refuse, [module]):
         yield
+
+
+def check_own_names(probed: dict[str, float], metrics: Collection[str], module: FederatedModule) -> dict[str, float]:
+    """What a method measures by itself, if it is told apart from what the federation does on the same samples."""
+    for name in {*MEASURED, *metrics} & probed.keys():
+        raise UsageError(
+            f"`probe` of {type(module).__name__} gives {name!r}, which the federation measures on the same samples; "
+            "give it another name."
+        )
+    return probed

@@ -44,7 +44,7 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"]:
                 if names.get(parameter) in state:
-                    optimizer.state[parameter] = _revived(state[names[parameter]], parameter)
+                    optimizer.state[parameter] = revived(state[names[parameter]], parameter)
     for config in schedulers:
         _scale(config.scheduler, plan.lr_factor)
     return optimizers, schedulers
@@ -106,7 +106,7 @@ def _scale(scheduler: Any, factor: float) -> None:
         scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
 
-def _revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+def revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
     """A copy on the parameter's device and in its layout; a step counter stays where the optimiser made it."""
 
     def copied(name: str, value: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_num
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.privacy import ClientLevelDP
 
+MEASURED = ("acc", "loss")  # of every model
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
 AT_LEAST_ONE = (
     "num_rounds",
@@ -97,6 +98,7 @@ class Options:
             check_count(f"trainer.client_epochs[{client}]", epochs)
         if self.privacy is not None and self.aggregator is not None:
             raise ValueError("`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean.")
+        self._check_metrics()
         self._check_monitor()
 
     def _check_kinds(self) -> None:
@@ -116,11 +118,22 @@ class Options:
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
 
+    def _check_metrics(self) -> None:
+        """Names that can be told apart, in a line of metrics.csv."""
+        for name in self.metrics:
+            if name in MEASURED:
+                raise ValueError(
+                    f"`trainer.metrics` must leave {' and '.join(MEASURED)} to the federation, which measures them "
+                    f"anyway; give {name!r} another name."
+                )
+            if not name or not name.isprintable():
+                raise ValueError(f"`trainer.metrics` must have names of printable characters, got {name!r}.")
+
     def _check_monitor(self) -> None:
         """What is never measured would never be best."""
         if self.monitor is None:
             return
-        metrics = ["acc", "loss", *self.metrics]
+        metrics = [*MEASURED, *self.metrics]
         metric, _, where = self.monitor.partition("/")
         is_known = metric in metrics or where in LOGGED
         if not is_known or not re.fullmatch(r"\w+_on_(pooled|own|unseen|train|server)", where):

@@ -1,6 +1,7 @@
 """Accuracy, loss and any other torchmetrics metric of a network, for one client or for many in one pass."""
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,6 +15,8 @@ from torchmetrics import Metric
 from fedlit.data.batches import Batches
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.precision import autocast, convert_input
+from fedlit.notices import Notice
+from fedlit.records.rows import Row
 from fedlit.rng import isolated
 
 Scores = dict[str, float]
@@ -89,10 +92,41 @@ def scores_by_group(
         if stop > start:
             scores = {name: float(values[group]) for name, values in means.items()}
             for name, metric in metrics.items():
-                metric.reset()
-                scores[name] = float(metric(logits[start:stop], target[start:stop]))
+                value = _measured(name, metric, logits[start:stop], target[start:stop])
+                if value is not None:
+                    scores[name] = value
         groups.append(scores)
     return groups
+
+
+def _measured(name: str, metric: Metric, logits: Tensor, target: Tensor) -> float | None:
+    """What a metric says of a client's samples; one that cannot says nothing, and is told of."""
+    try:
+        metric.reset()
+        return float(metric(logits, target))
+    except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        warnings.warn(f"`trainer.metrics.{name}` is left out where it cannot be measured: {reason}", Notice, 2)
+        return None
+
+
+def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int | str, str, str, str]]:
+    """Client, model, data and name of every metric that should stand among a round's rows, and does not.
+
+    Example:
+        >>> unmeasured([Row(1, "s", 3, "global", "own", "acc", 0.5)], ["f1"])
+        [(3, 'global', 'own', 'f1')]
+    """
+    if not metrics:
+        return []
+    found: dict[tuple[int | str, str, str], set[str]] = {}
+    for row in rows:
+        found.setdefault((row.client, row.model, row.data), set()).add(row.metric)
+    missing = []
+    for where, names in found.items():
+        if "acc" in names and where[2] not in ("train", "server", "public"):  # what a method logs is its own
+            missing += [(*where, name) for name in metrics if name not in names]
+    return missing
 
 
 def confusion(logits: Tensor, target: Tensor) -> Tensor:

@@ -1,17 +1,22 @@
 """A run as plain tensors, numbers and strings, and back: what a checkpoint holds."""
 
 import warnings
+from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
 import torch
 
+from fedlit.engine.begin import Beginning
+from fedlit.engine.choices import changes, choices
+from fedlit.engine.kept_optimizers import check_optimizers
 from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import FORMAT
+from fedlit.records.environment import environment
 from fedlit.rng import isolated
 
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
@@ -37,7 +42,12 @@ def _privacy(state: FederationState) -> str | None:
     return None if options.privacy is None else f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
 
 
-def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
+def run_with(state: FederationState) -> dict[str, Any]:
+    """What a run's rounds are run with, as a checkpoint tells it: the same in all of a fit, and it takes a moment."""
+    return {"made_with": environment(), "choices": choices(state)}
+
+
+def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a checkpoint after a round."""
     memories = {k: state.memories.peek(k) for k in state.memories}
     return {
@@ -53,7 +63,16 @@ def take(state: FederationState, schedule: Schedule) -> dict[str, Any]:
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
+        **run_with,
     }
+
+
+def resume(state: FederationState, begun: Beginning, schedule: Schedule, training: bool) -> None:
+    """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
+    restore(state, begun.content, str(begun.checkpoint), schedule, training)
+    if training:
+        begun.changes = changes(begun.content, **run_with(state))
+        begun.tell_changes()
 
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
@@ -76,6 +95,10 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     )
     state.scores.resume(content["last"], content["best"])
     momenta = content["optimizer_states"]
+    if state.options.optimizer_state == "reset":
+        momenta = {k: {} for k in momenta}
+    elif training and state.round < len(schedule):
+        check_optimizers(state, schedule.stage(state.round + 1), momenta, content["server_optimizer"], path)
     memories = (
         (k, Memory(_on_device(personal, device), _copied(momenta[k])))
         for k, personal in content["personal_states"].items()

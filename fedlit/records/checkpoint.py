@@ -1,11 +1,10 @@
 """Checkpoints that survive a kill at any moment and tell a flipped bit.
 
-A file is written beside its target and moved over it in one step. Its SHA-256 stands beside it; while the file
-is being replaced that note holds the old digest and the new one.
+A file is written beside its target and moved over it in one step; its digest stands in it (`torch_file`). One without a
+digest is taken for damaged, unless the user trusts it: `FEDLIT_TRUST_CHECKPOINTS=1`. Format 3 had its digest in a note
+beside the file, `last.ckpt.sha256`, and is read where the note is there and holds.
 """
 
-import hashlib
-import io
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +12,11 @@ from typing import Any
 
 import torch
 
-FORMAT = 3
-KEYS = (
+from fedlit.records.torch_file import digest_of, dump, is_archive, is_plain, seal_of
+
+FORMAT = 4
+TRUST = "FEDLIT_TRUST_CHECKPOINTS"
+BEFORE_4 = (
     "format",
     "round",
     "stages",
@@ -28,45 +30,103 @@ KEYS = (
     "server_optimizer",
     "fingerprint",
 )
+SINCE_4 = ("made_with", "choices")  # versions that wrote it, and the options that its rounds were run with
+KEYS = BEFORE_4 + SINCE_4
+Signature = tuple[int, int, int]
+
+
+class Damaged(ValueError):
+    """A checkpoint that is not what was written."""
+
+
+class Checkpoints:
+    """`last.ckpt`, the one before it and the best of a run. At every moment, one that is good stands there.
+
+    Args:
+        folder: Where they are.
+        checked: The file that a fit goes on from, which was checked when it was read.
+    """
+
+    def __init__(self, folder: Path, checked: Path | None = None) -> None:
+        self.last = folder / "last.ckpt"
+        self.previous = folder / "previous.ckpt"
+        self.best = folder / "best.ckpt"
+        self._good: Signature | None = None
+        if checked is not None and checked.resolve() == self.last.resolve():
+            self._good = _signature(self.last)
+
+    def save(self, content: dict[str, Any], improved: bool) -> None:
+        """A checkpoint; the one before is kept, and the best."""
+        if self._is_last_good():  # else previous.ckpt may be the only good one
+            keep(self.last, self.previous)
+        # The best first: killed in between, the run goes on from the last and comes to the same best again.
+        target = self.best if improved else self.last
+        save(content, target)
+        if improved:
+            keep(target, self.last)
+        self._good = _signature(self.last)
+
+    def go_back(self, content: dict[str, Any], origin: Path) -> None:
+        """Let a run that goes on from another checkpoint than its last have none that is ahead of it.
+
+        Killed before its first save, it would else go on from rounds that its records have forgotten.
+
+        Args:
+            content: Of the checkpoint that it goes on from.
+            origin: Where that lies.
+        """
+        save(content, self.last)
+        if origin.resolve().parent == self.last.resolve().parent:
+            keep(origin, self.previous)
+        self._good = _signature(self.last)
+
+    def _is_last_good(self) -> bool:
+        """Whether the last is as it was written or read here; one that is not is looked at again."""
+        if not self.last.is_file() or seal_of(self.last) is None:
+            return False
+        return _signature(self.last) == self._good or damage(self.last) is None
+
+
+def _signature(path: Path) -> Signature:
+    """What changes when somebody else writes a file."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def save(content: dict[str, Any], path: Path) -> None:
     """Write plain tensors, numbers, strings and containers of them."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(exist_ok=True)  # not its parents: a run's folder that is gone was deleted
+    temporary = _beside(path)
     temporary.unlink(missing_ok=True)  # left by a kill in `keep`, it would be another checkpoint's own file
-    with _Hashed(io.FileIO(temporary, "w")) as file:
-        torch.save(content, file)
-    _move(temporary, path, [file.digest.hexdigest()])
-
-
-class _Hashed(io.BufferedWriter):
-    """A file that is hashed as it is written: a checkpoint may be too large to hold in memory once more."""
-
-    def __init__(self, file: io.FileIO) -> None:
-        super().__init__(file)
-        self.digest = hashlib.sha256()
-
-    def write(self, data: Any) -> int:
-        self.digest.update(data)
-        return super().write(data)
+    dump(content, temporary)
+    os.replace(temporary, path)
+    note(path).unlink(missing_ok=True)
 
 
 def keep(path: Path, target: Path) -> None:
     """Let `target` be what `path` is now, whatever becomes of `path`; costs no copy where the file system has links."""
-    temporary = target.with_name(f".{target.name}.tmp")
+    if target.exists() and target.samefile(path):  # to move one link of a file over another would do nothing
+        return
+    temporary = _beside(target)
     temporary.unlink(missing_ok=True)
     try:
         os.link(path, temporary)
     except OSError:
-        shutil.copyfile(path, temporary)
-    _move(temporary, target, known_digests(path))
+        _copy(path, temporary)
+    os.replace(temporary, target)
+    note(target).unlink(missing_ok=True)
 
 
-def _move(temporary: Path, path: Path, digests: list[str]) -> None:
-    _write_note(path, [*digests, *known_digests(path)])
-    os.replace(temporary, path)
-    _write_note(path, digests)
+def _copy(path: Path, target: Path) -> None:
+    try:
+        shutil.copyfile(path, target)
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def sync(folder: Path) -> None:
@@ -79,31 +139,30 @@ def sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _write_note(path: Path, digests: list[str]) -> None:
-    temporary = path.with_name(f".{path.name}.sha256.tmp")
-    temporary.write_text("".join(f"{digest}  {path.name}\n" for digest in digests))
-    os.replace(temporary, note(path))
-
-
 def note(path: Path) -> Path:
-    """Where the digest of a checkpoint stands."""
+    """Where the digest of a checkpoint of format 3 stands."""
     return path.with_name(f"{path.name}.sha256")
 
 
-def known_digests(path: Path) -> list[str]:
-    """What the note beside a checkpoint says: one digest, two while it is replaced, none without a note."""
-    if not note(path).exists():
+def damage(path: Path) -> str | None:
+    """What is wrong with a file, by its digest; nothing if it is as it was written."""
+    stands = seal_of(path)
+    if stands is not None:
+        return None if digest_of(path, sealed=True) == stands else "it does not match its digest"
+    noted = _noted_digests(path)
+    if noted:
+        return None if digest_of(path, sealed=False) in noted else f"it does not match {note(path).name}"
+    if is_plain(path) and os.environ.get(TRUST):
+        return None
+    return f"it has no digest (to read a file that you know to be whole, set {TRUST}=1)"
+
+
+def _noted_digests(path: Path) -> list[str]:
+    """What the note beside a file of format 3 says; two digests if it was killed while it was replaced."""
+    if not note(path).is_file():
         return []
-    lines = note(path).read_text().splitlines()
+    lines = note(path).read_text(errors="replace").splitlines()
     return [line.split()[0] for line in lines if line.strip()]
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        for part in iter(lambda: file.read(2**20), b""):
-            digest.update(part)
-    return digest.hexdigest()
 
 
 def load(
@@ -118,17 +177,58 @@ def load(
     """
     if not path.is_file():
         raise ValueError(f"`{option}` must be {allowed}, got {path}, which is no file.")
-    digests = known_digests(path)
-    if digests and _digest(path) not in digests:
-        raise ValueError(f"`{option}` {path} is damaged: it does not match {note(path).name}; try previous.ckpt.")
+    if not is_archive(path):
+        raise Damaged(f"`{option}` {path} is not a checkpoint that can be read safely.")
+    problem = damage(path)
+    if problem is not None and not is_plain(path):
+        raise Damaged(f"`{option}` {path} is damaged: {problem}.")
+    try:
+        content = _read(path, option)
+    except ValueError as error:  # a file of others is better called that
+        raise error if problem is None else Damaged(str(error)) from error
+    if problem is not None:
+        raise Damaged(f"`{option}` {path} is damaged: {problem}.")
+    return content
+
+
+def load_last(path: Path) -> tuple[dict[str, Any], Path, str | None]:
+    """Read a checkpoint; in place of a `last.ckpt` that is damaged or gone, the one before it, and why.
+
+    Nothing else is fallen back upon: to evaluate another round than `best` would be to evaluate another model.
+    """
+    previous = path.with_name("previous.ckpt")
+    if path.name != "last.ckpt" or not previous.is_file():
+        return load(path), path, None
+    try:
+        if not path.is_file():
+            raise Damaged(f"`--ckpt_path` {path} is gone.")
+        return load(path), path, None
+    except Damaged as error:
+        problem = str(error).rstrip(".")
+    try:
+        return load(previous), previous, problem
+    except ValueError as error:
+        raise Damaged(f"{problem}; and {str(error)[0].lower()}{str(error)[1:]}") from error
+
+
+def _read(path: Path, option: str) -> dict[str, Any]:
+    """The content of a file, if it is a checkpoint of a format that is known."""
     try:
         # Mapped, not read: what clients keep may be larger than memory.
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
         raise ValueError(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
-    for key in KEYS:
+    for key in BEFORE_4:
         if not isinstance(content, dict) or key not in content:
             raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
+    if content["format"] == 3:
+        return {**content, **{key: {} for key in SINCE_4}}
     if content["format"] != FORMAT:
-        raise ValueError(f"`{option}` {path} has format {content['format']}, but this fedlit reads {FORMAT}.")
+        by = content.get("made_with", {}).get("fedlit", "another version")
+        raise ValueError(
+            f"`{option}` {path} has format {content['format']}, of fedlit {by}, but this fedlit reads 3 to {FORMAT}."
+        )
+    for key in SINCE_4:
+        if key not in content:
+            raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
     return content

@@ -8,13 +8,12 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from fedlit.data import FederatedData
-from fedlit.records import checkpoint
+from fedlit.records.checkpoint import Checkpoints, sync
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_partition
 from fedlit.records.progress import Progress, table
 from fedlit.records.recorder import EPOCHS, Recorder
 from fedlit.records.round_record import RoundRecord
 from fedlit.records.rows import Row
-from fedlit.records.run_folder import lock_folder
 
 CONFUSION = "confusion.csv"
 Means = Mapping[str, Mapping[str, float]]
@@ -29,6 +28,11 @@ class FitLog:
         done: Rounds that a run has behind it; 0 starts anew.
         progress: Where a person is told.
         draws: Whether to leave pictures, too.
+        checkpoint_read: The file that the run goes on from, if it does.
+
+    Attributes:
+        saved_round: Of the last checkpoint.
+        noted_round: Of the last round that is whole in the records.
     """
 
     def __init__(
@@ -38,13 +42,15 @@ class FitLog:
         done: int,
         progress: Progress,
         draws: bool = True,
+        checkpoint_read: Path | None = None,
     ) -> None:
         self.folder = folder
         self.draws = draws
         self.progress = progress
-        self.lock = None if folder is None else lock_folder(folder)
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
+        self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", checkpoint_read)
         self.saved_round = done
+        self.noted_round = done
 
     def partition(self, data: FederatedData) -> None:
         """Who holds what, as text; the picture comes after the first round."""
@@ -72,6 +78,7 @@ class FitLog:
             self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
             self.recorder.event("left_out", round=number, client=k, reason=failure.reason, details=failure.details)
         self.recorder.event("round", round=number, stage=stage, clients=record.clients, seconds=round(seconds, 3))
+        self.noted_round = number
         self.progress.round(number, stage, rows, seconds)
 
     def confusion(self, counts: Tensor) -> None:
@@ -85,18 +92,9 @@ class FitLog:
 
     def save(self, content: dict[str, Any], improved: bool) -> None:
         """A checkpoint; the one before is kept, and the best."""
-        if self.folder is None:
-            return
-        folder = self.folder / "checkpoints"
-        last = folder / "last.ckpt"
-        if last.exists():
-            checkpoint.keep(last, folder / "previous.ckpt")
-        # The best first: killed in between, the run goes on from the last and comes to the same best again.
-        target = folder / "best.ckpt" if improved else last
-        checkpoint.save(content, target)
-        if improved:
-            checkpoint.keep(target, last)
-        self.saved_round = content["round"]
+        if self.checkpoints is not None:
+            self.checkpoints.save(content, improved)
+            self.saved_round = content["round"]
 
     def _draw(self, folder: Path, round: int) -> None:
         """The pictures of the end."""
@@ -122,11 +120,9 @@ class FitLog:
             self.recorder.picture("confusion", picture, round)
 
     def abandon(self) -> None:
-        """Close the files of a run and give its folder free; all that is left to do where it died of an error."""
+        """Close the files of a run; all that is left to do where it died of an error."""
         self.progress.close()
-        self.recorder.close()
-        if self.lock is not None:
-            self.lock.close()
+        self.recorder.abandon()
 
     def close(self, round: int, chosen: Mapping[str, Any], last: Means, best: Means, stopped_by: int | None) -> None:
         """The curves and a table; where to look, and how to go on if the run was stopped.
@@ -144,8 +140,9 @@ class FitLog:
                 self._draw(folder, round)
             self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
             self.recorder.event("end", round=round, stopped_by=stopped_by)
-            checkpoint.sync(folder / "checkpoints")
-        self.abandon()
+            sync(folder / "checkpoints")
+        self.progress.close()
+        self.recorder.close()
         if last:
             self.progress.print("\n" + table(last, best))
         if folder is not None:

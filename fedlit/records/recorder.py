@@ -1,7 +1,10 @@
 """Writes metrics, ledger and events of a run as text, and shows the same numbers in its loggers."""
 
+import errno
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from itertools import groupby
 from pathlib import Path
@@ -43,6 +46,7 @@ class Recorder:
     def metrics(self, round: int, rows: list[Row]) -> None:
         """Append a round's metrics and show them in every logger."""
         if self.folder is not None:
+            self._check_is_there()
             self._metrics.writelines(map(str, rows))
             self._metrics.flush()
         for logger in self.loggers:
@@ -106,6 +110,21 @@ class Recorder:
             self._metrics.close()
             self._ledger.close()
             self._events.close()
+
+    def abandon(self) -> None:
+        """Close what can be closed; what cannot be written any more has been told of."""
+        for logger in self.loggers:
+            with suppress(Exception):  # a logger raises what it likes
+                logger.finalize("failed")
+        if self.folder is not None:
+            for file in (self._metrics, self._ledger, self._events):
+                with suppress(OSError):
+                    file.close()
+
+    def _check_is_there(self) -> None:
+        """Writing to a file that was deleted succeeds, and is lost."""
+        if os.fstat(self._metrics.fileno()).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "the folder of the run was deleted", str(self.folder))
 
     def _show(self, writer: Any, round: int, rows: list[Row]) -> None:
         """What TensorBoard has beyond scalars: histograms of many clients, and charts for new metrics."""

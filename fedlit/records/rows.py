@@ -8,11 +8,28 @@ training) on ``own`` (the client's validation samples), ``own_test`` (its share 
 
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 POOLED = "all"
+
+
+@lru_cache
+def cell(value: int | str) -> str:
+    """A value as it stands in a line of a record: quoted where it must be, and never longer than its line.
+
+    Example:
+        >>> cell(3), cell("f1, macro"), cell("two\\nlines")
+        ('3', '"f1, macro"', 'two\\\\nlines')
+    """
+    text = str(value)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    if '"' in text or "," in text:
+        text = '"' + text.replace('"', '""') + '"'
+    return text
 
 
 class Row(NamedTuple):
@@ -27,7 +44,7 @@ class Row(NamedTuple):
     value: float
 
     def __str__(self) -> str:
-        return f"{','.join(map(str, self[:-1]))},{self.value:.9g}\n"
+        return f"{','.join(map(cell, self[:-1]))},{self.value:.9g}\n"
 
     @property
     def key(self) -> str:
@@ -48,7 +65,7 @@ class EpochRow(NamedTuple):
     value: float
 
     def __str__(self) -> str:
-        return f"{','.join(map(str, self[:-1]))},{self.value:.9g}\n"
+        return f"{','.join(map(cell, self[:-1]))},{self.value:.9g}\n"
 
     def at_epoch(self) -> Row:
         """As a line that is told by its epoch, in place of its round."""
@@ -65,7 +82,7 @@ class LedgerRow(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        return ",".join(map(str, self)) + "\n"
+        return ",".join(map(cell, self)) + "\n"
 
 
 def values_by_key(rows: Iterable[Row]) -> dict[str, list[float]]:

@@ -32,21 +32,37 @@ def claim_folder(root: Path) -> Path:
 
 def lock_folder(folder: Path) -> TextIO:
     """Hold a run's folder until the file is closed: two processes that write one run would spoil it."""
-    lock = (folder / ".lock").open("w")
+    lock = (folder / ".lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        lock.close()
         raise ValueError(f"{folder} is in use: another process is still writing this run.") from error
     return lock
 
 
-def run_folder(path: Path | None, root: Path | None) -> str | None:
-    """The folder of the run that a checkpoint belongs to, else a new one in `root`, else none."""
-    if path is not None and path.parent.name == "checkpoints":
-        return str(path.parent.parent)
-    if root is not None:
-        return str(claim_folder(root))
-    return None
+def sweep(folder: Path) -> None:
+    """Remove what a killed process had begun to write in a run's folder; whoever holds the folder may."""
+    for place in (folder, folder / "checkpoints"):
+        for path in place.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+
+def sweep_runs(root: Path) -> None:
+    """The same in all runs that nobody is writing: one that was killed at once may never be gone on with."""
+    for folder in (root / RUNS).glob("version_*"):
+        if not any(folder.glob(".*.tmp")) and not any(folder.glob("checkpoints/.*.tmp")):
+            continue
+        try:
+            with lock_folder(folder):
+                sweep(folder)
+        except (ValueError, OSError):  # in use, or another user's
+            continue
+
+
+def folder_of(checkpoint: Path) -> Path | None:
+    """The folder of the run that a checkpoint belongs to, if it lies in one."""
+    return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
 
 
 def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False) -> Path | None:
@@ -67,7 +83,7 @@ def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False) 
     if ckpt_path == "auto":
         return last_checkpoint(checkpoints)
     found = checkpoints / f"{ckpt_path}.ckpt"
-    if not found.exists():
+    if not found.exists() and last_checkpoint(checkpoints) != found:
         raise ValueError(f"`--ckpt_path {ckpt_path}` means the newest run, but there is no {found}.")
     return found
 
@@ -82,9 +98,13 @@ def newest_run(root: Path) -> Path | None:
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
-    """What a run can go on from; None if it was killed before its first checkpoint."""
+    """What a run can go on from; None if it was killed before its first checkpoint.
+
+    Where the last is gone and the one before it is not, it is the last that is meant: reading it falls back.
+    """
     found = checkpoints / "last.ckpt"
-    return found if found.exists() else None
+    is_there = found.exists() or found.with_name("previous.ckpt").exists()
+    return found if is_there else None
 
 
 def _versions(runs: Path) -> list[int]:

@@ -127,6 +127,7 @@ TRAINER = {
     "--ckpt_path=run.yaml": r"^`--ckpt_path` run.yaml is not a checkpoint that can be read safely",
     "--ckpt_path=foreign.ckpt": r"^`--ckpt_path` foreign.ckpt is not a checkpoint of fedlit",
     "--ckpt_path=run/checkpoints/damaged.ckpt": r"^`--ckpt_path` run/checkpoints/damaged.ckpt is damaged",
+    "--model=FML --model.untrained_clients=[99]": r"^`model.untrained_clients` names client 99, .* are 0 to 2",
     "--ckpt_path=last": r"^`--ckpt_path last` looks for a run, but there is none in lightning_logs",
     f"{CHECKPOINT} --data.num_clients=4": OTHER + r"num_clients differs \(3 there, 4 here\)",
     f"{CHECKPOINT} --seed_everything=5": OTHER + r"seed differs \(0 there, 5 here\)",
@@ -210,10 +211,9 @@ def folder(tmp_path_factory) -> Path:
             main(["fit", "--config", recipe])
             Path("lightning_logs/version_0").rename(name)
         Path("lightning_logs").rmdir()
-        for name in ("last.ckpt", "last.ckpt.sha256"):
-            content = bytearray(Path("run/checkpoints", name).read_bytes())
-            content[len(content) // 2] ^= name == "last.ckpt"
-            Path("run/checkpoints", name.replace("last", "damaged")).write_bytes(content)
+        content = bytearray(Path("run/checkpoints/last.ckpt").read_bytes())
+        content[len(content) // 2] ^= 1
+        Path("run/checkpoints/damaged.ckpt").write_bytes(content)
     return place
 
 
@@ -273,6 +273,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder
 @pytest.mark.parametrize(
     ("option", "told"),
     [
+        (f"--trainer.metrics={{acc: {F1}}}", r"^`trainer.metrics` must leave acc and loss to the federation"),
         (f"--trainer.metrics={{f1: {F1}}}", r"^`trainer.metrics.f1` cannot score 3 classes by one number: "),
         (
             "--trainer.metrics={x: {class_path: torch.nn.Linear}}",

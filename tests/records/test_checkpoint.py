@@ -1,61 +1,289 @@
 """Checkpoints: plain, checked, never half."""
 
+import errno
 import hashlib
+import os
+import zipfile
+from contextlib import suppress
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted
+from conftest import SGD, SmallCNN, fitted, full_after
 
 from fedlit import FineTuned
-from fedlit.records.checkpoint import FORMAT, KEYS, keep, known_digests, load, note, save
+from fedlit.records.checkpoint import (
+    BEFORE_4,
+    FORMAT,
+    KEYS,
+    TRUST,
+    Checkpoints,
+    Damaged,
+    damage,
+    keep,
+    load,
+    load_last,
+    note,
+    save,
+)
+from fedlit.records.torch_file import dump
 
 CONTENT = {**dict.fromkeys(KEYS, 0), "global_state": {"w": torch.arange(3.0)}, "round": 2, "format": FORMAT}
+
+
+def at_round(round):
+    return {**CONTENT, "round": round}
+
+
+def flip(path, position=0.5):
+    data = bytearray(path.read_bytes())
+    data[int(position * len(data))] ^= 1
+    path.write_bytes(data)
+
+
+def save_format_3(path, round=2):
+    """As fedlit did before the digest came into the file."""
+    content = {key: CONTENT[key] for key in BEFORE_4}
+    torch.save({**content, "format": 3, "round": round}, path)
+    note(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
 
 
 def test_what_is_saved_is_loaded(tmp_path):
     save(CONTENT, tmp_path / "a.ckpt")
     assert torch.equal(load(tmp_path / "a.ckpt")["global_state"]["w"], CONTENT["global_state"]["w"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ckpt", "a.ckpt.sha256"]
+    assert [path.name for path in tmp_path.iterdir()] == ["a.ckpt"]
 
 
-def test_the_note_beside_it_is_its_sha256(tmp_path):
+def test_the_digest_is_the_archives_comment_and_that_of_what_torch_wrote(tmp_path):
     save(CONTENT, path := tmp_path / "a.ckpt")
-    assert note(path).read_text() == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  a.ckpt\n"
+    with zipfile.ZipFile(path) as archive:
+        comment = archive.comment
+        assert archive.testzip() is None
+    written = path.read_bytes()[: -len(comment) - 2] + b"\0\0"
+    assert comment.decode() == f"fedlit checkpoint sha256 {hashlib.sha256(written).hexdigest()}"
+    for mmap in (False, True):
+        assert torch.load(path, weights_only=True, mmap=mmap)["round"] == 2
 
 
-@pytest.mark.parametrize("position", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("position", [0, 0.1, 0.5, 0.9, 0.999])
 def test_a_flipped_bit_is_noticed(position, tmp_path):
     save(CONTENT, path := tmp_path / "a.ckpt")
-    data = bytearray(path.read_bytes())
-    data[int(position * len(data))] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match=r"damaged: it does not match a.ckpt.sha256"):
+    flip(path, position)
+    with pytest.raises(Damaged, match=r"is damaged: it|read safely"):
         load(path)
+
+
+def test_every_bit_of_the_digest_counts(tmp_path, monkeypatch):
+    monkeypatch.setenv(TRUST, "1")  # whoever trusts files without a digest does not trust one with a wrong one
+    save(CONTENT, path := tmp_path / "a.ckpt")
+    whole = path.read_bytes()
+    for position in range(len(whole) - 115, len(whole)):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1
+        path.write_bytes(flipped)
+        assert damage(path) is not None, position
+
+
+@pytest.mark.parametrize("length", [0, 1, 22, 1000, -1])
+def test_a_file_that_was_cut_is_damaged(length, tmp_path):
+    save(CONTENT, path := tmp_path / "a.ckpt")
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(Damaged):
+        load(path)
+
+
+def test_a_file_without_a_digest_is_damaged_unless_the_user_trusts_it(tmp_path, monkeypatch):
+    dump(CONTENT, path := tmp_path / "a.ckpt", sealed=False)
+    with pytest.raises(Damaged, match=f"is damaged: it has no digest .*set {TRUST}=1"):
+        load(path)
+    monkeypatch.setenv(TRUST, "1")
+    assert load(path)["round"] == 2
+
+
+def test_a_checkpoint_of_format_3_is_read_where_its_note_holds(tmp_path, monkeypatch):
+    save_format_3(path := tmp_path / "a.ckpt")
+    content = load(path)
+    assert (content["round"], content["choices"], content["made_with"]) == (2, {}, {})
+    note(path).write_text("")
+    with pytest.raises(Damaged, match="it has no digest"):
+        load(path)
+    note(path).unlink()
+    with pytest.raises(Damaged, match="it has no digest"):
+        load(path)
+    monkeypatch.setenv(TRUST, "1")
+    assert load(path)["round"] == 2
+
+
+def test_a_flipped_bit_of_format_3_is_noticed(tmp_path):
+    save_format_3(path := tmp_path / "a.ckpt")
+    flip(path)
+    with pytest.raises(Damaged, match=r"damaged: it does not match a.ckpt.sha256"):
+        load(path)
+
+
+def test_a_run_of_format_3_goes_on_and_leaves_no_note_that_lies(tmp_path):
+    save_format_3(tmp_path / "last.ckpt")
+    save_format_3(tmp_path / "previous.ckpt", round=1)
+    checkpoints = Checkpoints(tmp_path)
+    for round in (3, 4):
+        checkpoints.save(at_round(round), improved=False)
+    assert [load(tmp_path / f"{name}.ckpt")["round"] for name in ("previous", "last")] == [3, 4]
+    assert not list(tmp_path.glob("*.sha256"))
 
 
 def test_a_kept_checkpoint_outlives_its_source(tmp_path):
     save(CONTENT, path := tmp_path / "last.ckpt")
     keep(path, tmp_path / "best.ckpt")
-    save({**CONTENT, "round": 3}, path)
+    save(at_round(3), path)
     assert (load(tmp_path / "best.ckpt")["round"], load(path)["round"]) == (2, 3)
 
 
-def test_while_a_file_is_replaced_old_and_new_both_match_the_note(tmp_path, monkeypatch):
-    save(CONTENT, path := tmp_path / "a.ckpt")
-    seen = []
-    replace = __import__("os").replace
+def test_what_is_kept_already_is_kept_once(tmp_path):
+    save(CONTENT, path := tmp_path / "last.ckpt")
+    for _ in range(2):  # the second time, both are one file
+        keep(path, tmp_path / "previous.ckpt")
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["last.ckpt", "previous.ckpt"]
 
-    def watch(source, target):
-        replace(source, target)
-        seen.append((len(known_digests(path)), hashlib.sha256(path.read_bytes()).hexdigest() in known_digests(path)))
 
-    monkeypatch.setattr("os.replace", watch)
-    save({**CONTENT, "round": 3}, path)
-    assert seen == [(2, True), (2, True), (1, True)]
+def test_a_damaged_last_falls_back_on_the_one_before_and_nothing_else_does(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for round in (1, 2, 3):
+        checkpoints.save(at_round(round), improved=round == 1)
+    assert load_last(tmp_path / "last.ckpt")[1:] == (tmp_path / "last.ckpt", None)
+    for name in ("last", "best"):
+        flip(tmp_path / f"{name}.ckpt")
+    content, path, problem = load_last(tmp_path / "last.ckpt")
+    assert (content["round"], path.name) == (2, "previous.ckpt")
+    assert problem.endswith("last.ckpt is damaged: it does not match its digest")
+    with pytest.raises(Damaged, match=r"best.ckpt is damaged"):
+        load_last(tmp_path / "best.ckpt")
+
+
+def test_a_last_that_is_gone_falls_back_likewise(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for round in (1, 2):
+        checkpoints.save(at_round(round), improved=False)
+    (tmp_path / "last.ckpt").unlink()
+    content, _, problem = load_last(tmp_path / "last.ckpt")
+    assert (content["round"], problem) == (1, f"`--ckpt_path` {tmp_path}/last.ckpt is gone")
+
+
+def test_where_both_are_damaged_both_are_named_in_one_line(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for round in (1, 2):
+        checkpoints.save(at_round(round), improved=False)
+        flip(tmp_path / "last.ckpt")
+    save(at_round(1), tmp_path / "previous.ckpt")
+    flip(tmp_path / "previous.ckpt")
+    with pytest.raises(Damaged, match=r"last.ckpt is damaged: .*; and .*previous.ckpt is damaged: [^\n]*$"):
+        load_last(tmp_path / "last.ckpt")
+
+
+def test_a_last_that_somebody_damages_during_a_run_is_not_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for round in (1, 2):
+        checkpoints.save(at_round(round), improved=False)
+    flip(tmp_path / "last.ckpt")
+    checkpoints.save(at_round(3), improved=False)
+    assert [load(tmp_path / f"{name}.ckpt")["round"] for name in ("previous", "last")] == [1, 3]
+
+
+class Killed(BaseException):
+    """In place of kill -9: nothing after it is run, for nothing that `save` does is undone by it."""
+
+
+MOVES = ("replace", "link", "unlink")
+
+
+def killed_at(moment, when, monkeypatch):
+    """Die at the n-th step that changes the folder, before it is done or right after it; half a file is a step, too."""
+    count = 0
+
+    def counted(name, step):
+        def call(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count == moment and when == "before":
+                if name == "dump":
+                    args[1].write_bytes(b"half a file")
+                raise Killed
+            result = step(*args, **kwargs)
+            if count == moment:
+                raise Killed
+            return result
+
+        return call
+
+    for name in MOVES:
+        monkeypatch.setattr(os, name, counted(name, getattr(os, name)))
+    monkeypatch.setattr("fedlit.records.checkpoint.dump", counted("dump", dump))
+    return lambda: count
+
+
+@pytest.mark.parametrize("start", ["healthy", "last damaged", "last cut", "resumed from best", "first save"])
+@pytest.mark.parametrize("improved", [True, False])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_any_moment_of_a_save_one_good_checkpoint_stands(start, improved, when, tmp_path):
+    moment = 0
+    while True:
+        moment += 1
+        folder = tmp_path / f"{moment}"
+        folder.mkdir()
+        read, checkpoints = a_start(start, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            count = killed_at(moment, when, patch)
+            with suppress(Killed):
+                checkpoints.save(at_round(9), improved)
+        if count() < moment:
+            break
+        if start == "first save":
+            assert not (folder / "last.ckpt").exists() or load(folder / "last.ckpt")["round"] == 9
+            continue
+        content, _, _ = load_last(folder / "last.ckpt")
+        assert content["round"] in (read, 9)
+        for path in folder.glob("*.ckpt"):  # what stood there good is still good, or was replaced by what is
+            assert damage(path) is None or (path.name == "last.ckpt" and start.startswith("last"))
+    assert moment > 3
+
+
+def a_start(start, folder):
+    """A folder with checkpoints, the round that a run has gone on from, and what it saves by."""
+    before = Checkpoints(folder)
+    if start == "first save":
+        return 0, before
+    for round in (1, 2, 3):
+        before.save(at_round(round), improved=round == 2)
+    if start == "last damaged":
+        flip(folder / "last.ckpt")
+    if start == "last cut":
+        (folder / "last.ckpt").write_bytes(b"")
+    if start == "resumed from best":
+        return 3, Checkpoints(folder, folder / "best.ckpt")
+    content, path, _ = load_last(folder / "last.ckpt")
+    return content["round"], Checkpoints(folder, path)
+
+
+def test_a_save_that_trusts_what_stands_there_would_be_caught(tmp_path, monkeypatch):
+    """The sibling: with the old rule, a kill after a damaged last leaves nothing."""
+    monkeypatch.setattr(Checkpoints, "_is_last_good", lambda self: self.last.exists())
+    with pytest.raises((Damaged, AssertionError)):
+        test_killed_at_any_moment_of_a_save_one_good_checkpoint_stands("last damaged", False, "before", tmp_path)
+
+
+@pytest.mark.parametrize("written", [0, 100, 3000, None])
+def test_a_full_disk_leaves_what_was_there_and_nothing_else(written, tmp_path, monkeypatch):
+    save(CONTENT, path := tmp_path / "last.ckpt")
+    room = path.stat().st_size - 1 if written is None else written
+    full_after(room, monkeypatch)
+    with pytest.raises(OSError, match="No space left") as full:
+        save({**at_round(3), "more": torch.zeros(9999)}, path)
+    assert full.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    assert load(path)["round"] == 2
+    assert [entry.name for entry in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_code_in_a_file_is_never_run(tmp_path):
-    torch.save({"global_state": print, **CONTENT, "evil": print}, tmp_path / "evil.ckpt")
+    dump({"global_state": print, **CONTENT, "evil": print}, tmp_path / "evil.ckpt")
     with pytest.raises(ValueError, match="not a checkpoint that can be read safely"):
         load(tmp_path / "evil.ckpt")
 
@@ -78,6 +306,6 @@ def test_a_file_without_a_key_is_no_checkpoint(key, tmp_path):
 
 
 def test_a_format_of_another_time_is_refused(tmp_path):
-    save({**CONTENT, "format": 99}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=f"has format 99, but this fedlit reads {FORMAT}"):
+    save({**CONTENT, "format": 99, "made_with": {"fedlit": "7.0"}}, tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=f"has format 99, of fedlit 7.0, but this fedlit reads 3 to {FORMAT}"):
         load(tmp_path / "a.ckpt")

@@ -1,0 +1,206 @@
+"""Going on from the command line: the right run, what changed, a folder in use, a disk that is full."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import equal, full_after
+from toy_recipe import write_recipe
+
+from fedlit.cli.app import main
+from fedlit.records import checkpoint
+from fedlit.records.run_folder import lock_folder
+
+FIT = ["fit", "--config", "run.yaml", "--trainer.num_rounds=1"]
+RUN = Path("lightning_logs/version_0")
+
+
+@pytest.fixture(autouse=True)
+def _recipe_here(_own_folder, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fedlit"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_recipe()
+
+
+def state(version: int) -> dict[str, torch.Tensor]:
+    return checkpoint.load(Path(f"lightning_logs/version_{version}/checkpoints/last.ckpt"))["global_state"]
+
+
+def events(what: str, run: Path = RUN) -> list[dict]:
+    found = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == what]
+
+
+def refusal(args: list[str], capsys, code: int = 2) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stopped:
+        main(args)
+    said = capsys.readouterr().err
+    assert stopped.value.code == code, said
+    assert said.count("\n") == 1, said
+    return said
+
+
+@pytest.mark.parametrize("how", ["equals", "recipe"])
+def test_a_config_goes_on_with_its_own_run_and_its_own_rate_however_last_is_given(how):
+    main(FIT)
+    main([*FIT, "--model.optimizer.lr=0.3"])
+    again = ["fit", "--config=lightning_logs/version_0/config.yaml", "--trainer.num_rounds=2"]
+    if how == "recipe":
+        Path("more.yaml").write_text("ckpt_path: last\n")
+        main([*again, "--config=more.yaml"])
+    else:
+        main([*again, "--ckpt_path=last"])
+    other = state(1)
+    for rate in (0.1, 0.3):
+        main(["fit", "--config=run.yaml", "--trainer.num_rounds=2", f"--model.optimizer.lr={rate}"])
+    assert equal(state(0), state(2))  # two rounds at its own rate
+    assert not equal(state(0), state(3))
+    assert equal(other, state(1))
+    assert checkpoint.load(Path("lightning_logs/version_1/checkpoints/last.ckpt"))["round"] == 1
+
+
+def test_what_changed_is_told_a_line_each_and_recorded(capsys):
+    main(FIT)
+    capsys.readouterr()
+    changed = ["--model.optimizer.lr=0.2", "--data.batch_size=16", "--trainer.local_steps=3", "--data.std=0.5"]
+    main(["fit", "--config=run.yaml", "--ckpt_path=last", *changed])
+    said = capsys.readouterr().err.splitlines()
+    told = {
+        "trainer.local_steps": ("none", "3"),
+        "data.batch_size": ("8", "16"),
+        "data.std": ("none", "0.5"),
+        "model.optimizer.lr": ("0.1", "0.2"),
+    }
+    assert said == [
+        f"fedlit: note: `{name}`: {before} -> {now}, from round 2 on." for name, (before, now) in told.items()
+    ]
+    assert {event["option"]: (event["before"], event["now"]) for event in events("changed")} == told
+
+
+def test_more_rounds_and_more_processes_are_no_change(capsys):
+    main(FIT)
+    capsys.readouterr()
+    more = ["--trainer.num_rounds=3", "--trainer.save_every_n_rounds=2", "--trainer.personal_memory=1"]
+    main([*FIT, "--ckpt_path=last", *more])
+    assert capsys.readouterr().err == ""
+    assert events("changed") == []
+
+
+def test_an_optimiser_that_cannot_use_what_was_kept_is_refused_in_one_line(capsys):
+    write_recipe("local.yaml", ("FedAvg", "LocalOnly"), ("lr: 0.1", "lr: 0.1, momentum: 0.9"))
+    local = ["fit", "--config=local.yaml", "--trainer.num_rounds=1"]
+    main(local)
+    adam = ["fit", "--config=local.yaml", "--ckpt_path=last", "--model.optimizer=torch.optim.Adam"]
+    said = refusal(adam, capsys)
+    assert "`model.optimizer` cannot go on from `--ckpt_path`" in said
+    assert "Adam keeps exp_avg, exp_avg_sq, step, and what was kept is momentum_buffer" in said
+    main([*adam, "--trainer.optimizer_state=reset"])
+    assert events("changed")[-1]["option"].startswith("model.optimizer")
+    assert checkpoint.load(RUN / "checkpoints/last.ckpt")["round"] == 2
+
+
+def test_a_refused_second_fit_changes_nothing_of_the_first(capsys):
+    main(FIT)
+    before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
+    held = lock_folder(RUN)
+    for ckpt_path in ("last", str(RUN / "checkpoints/best.ckpt")):
+        said = refusal([*FIT, f"--ckpt_path={ckpt_path}", "--model.optimizer.lr=0.7"], capsys)
+        assert "is in use: another process is still writing this run" in said
+    held.close()
+    assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.slow
+def test_a_second_fit_of_two_processes_is_refused_in_one_line():
+    main(FIT)
+    config = (RUN / "config.yaml").read_text()
+    held = lock_folder(RUN)
+    command = [sys.executable, "-m", "fedlit", *FIT, "--ckpt_path=last", "--trainer.devices=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    held.close()
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("fedlit:")]  # beside Lightning's own lines
+    assert "is in use" in said
+    assert (RUN / "config.yaml").read_text() == config
+
+
+def test_a_damaged_last_is_gone_back_from_by_itself_to_the_same_bits(capsys):
+    main([*FIT, "--trainer.num_rounds=3"])
+    whole, metrics = state(0), (RUN / "metrics.csv").read_text()
+    last = RUN / "checkpoints/last.ckpt"
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.unlink()  # best.ckpt may be the same file
+    last.write_bytes(data)
+    capsys.readouterr()
+    main([*FIT, "--trainer.num_rounds=3", "--ckpt_path=last"])
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "last.ckpt is damaged: it does not match its digest; going back to previous.ckpt, of round 2." in said
+    assert [event["on"] for event in events("fell_back")] == [str(RUN / "checkpoints/previous.ckpt")]
+    assert equal(state(0), whole)
+    assert (RUN / "metrics.csv").read_text() == metrics
+
+
+def test_a_folder_that_is_deleted_in_the_middle_is_told_in_one_line(capsys, monkeypatch):
+    Path("vandal.py").write_text(
+        "import shutil\nfrom fedlit.callbacks import FederationCallback\n\n\n"
+        "class Vandal(FederationCallback):\n    def on_round_start(self, federation, module, round, clients):\n"
+        "        if round == 2:\n            shutil.rmtree(federation.log_dir)\n"
+    )
+    monkeypatch.delitem(sys.modules, "vandal", raising=False)
+    said = refusal([*FIT, "--trainer.num_rounds=3", "--trainer.callbacks=vandal.Vandal"], capsys, code=4)
+    assert f"{RUN} is gone: it was deleted while the run was writing it." in said
+    assert not RUN.exists()
+
+
+WIDE = (("FedAvg", "LocalOnly"), ("hidden: [8]", "hidden: [2000]"), ("report: false", "report: false, local_steps: 1"))
+
+
+def goes_on_to_the_same_bits(run: Path) -> bool:
+    """Whether a run that found no room ends, where there is some, as one that always had it."""
+    main(["fit", "--config=local.yaml", f"--ckpt_path={run}/checkpoints/last.ckpt"])
+    main(["fit", "--config=local.yaml", "--trainer.default_root_dir=undisturbed"])
+    folders = (run, Path("undisturbed") / RUN)
+    one, other = (checkpoint.load(folder / "checkpoints/last.ckpt")["personal_states"] for folder in folders)
+    same_records = len({(folder / "metrics.csv").read_text() for folder in folders}) == 1
+    return same_records and all(equal(one[k], other[k]) for k in other)
+
+
+def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_when_there_is_room(capsys):
+    write_recipe("local.yaml", *WIDE)
+    with pytest.MonkeyPatch.context() as patch:
+        full_after(700_000, patch)  # the checkpoint before the first round fits, one with clients' states does not
+        said = refusal(["fit", "--config=local.yaml"], capsys, code=4)
+    assert f"cannot be written: No space left on device; make room, and go on with --ckpt_path {RUN}" in said
+    assert sorted(path.name for path in (RUN / "checkpoints").iterdir()) == ["last.ckpt", "previous.ckpt"]
+    assert goes_on_to_the_same_bits(RUN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", ["ulimit", 1000, 2500])  # kB
+def test_a_disk_that_is_really_full_is_told_in_one_line(room, tmp_path):
+    write_recipe("local.yaml", *WIDE)
+    command = f"{sys.executable} -m fedlit fit --config local.yaml --trainer.logger true --trainer.report true"
+    place = tmp_path / "small"
+    place.mkdir()
+    if room == "ulimit":
+        command = f"ulimit -f 700; {command}"
+    elif subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={room}k", "tmpfs", place]).returncode:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        command = f"{command} --trainer.default_root_dir {place}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=240)
+        shutil.copytree(place, "copied")
+    finally:
+        if room != "ulimit":
+            subprocess.run(["umount", place], check=True)
+    assert (done.returncode, len(done.stderr.splitlines())) == (4, 1), done.stderr
+    assert not list(Path("copied").rglob("*.tmp"))
+    assert goes_on_to_the_same_bits("copied" / RUN)

@@ -1,0 +1,220 @@
+"""What is whole is saved before an error is shown, and a metric that fails is left out where it fails."""
+
+import csv
+import json
+import signal
+import warnings
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SGD, equal, fitted, linear, rows, toy_data
+from test_laws import KillAt, in_a_child
+from torchmetrics import Metric
+from torchmetrics.classification import MulticlassAccuracy
+
+from fedlit import FedAvg, Federation, LocalOnly
+from fedlit.callbacks import FederationCallback
+from fedlit.engine.choices import as_text
+from fedlit.engine.scores import unmeasured
+from fedlit.notices import Notice
+from fedlit.partition import Dirichlet
+from fedlit.records.recorder import Recorder
+from fedlit.records.rows import Row
+
+
+def seeded(method, *args, **options):
+    torch.manual_seed(7)
+    return method(*args, **options)
+
+
+def events(federation_folder, what):
+    found = [json.loads(line) for line in Path(federation_folder, "events.jsonl").read_text().splitlines()]
+    return [event for event in found if event["event"] == what]
+
+
+class FailsAt(FederationCallback):
+    """An unexpected error in the middle of a run."""
+
+    def __init__(self, moment: str, round: int = 3) -> None:
+        self.moment, self.round = moment, round
+
+    def on_round_start(self, federation, module, round, clients):
+        if (self.moment, self.round) == ("start", round):
+            raise KeyError("unexpected")
+
+    def on_round_end(self, federation, module, round, rows):
+        if (self.moment, self.round) == ("end", round):
+            raise KeyError("unexpected")
+
+
+@pytest.mark.parametrize(("moment", "saved"), [("start", 2), ("end", 3)])
+def test_rounds_since_the_last_checkpoint_are_saved_before_an_error_is_shown(moment, saved, tmp_path):
+    options = {"default_root_dir": str(tmp_path / "cut"), "num_rounds": 5, "save_every_n_rounds": 100}
+    monitored = {"monitor": "loss/global_on_unseen"}  # never measured, so that no round is the best
+    straight = fitted(seeded(FedAvg, linear, SGD), num_rounds=5)
+    with pytest.raises(KeyError, match="unexpected"):
+        fitted(seeded(FedAvg, linear, SGD), callbacks=FailsAt(moment), **options, **monitored)
+    last = torch.load(tmp_path / "cut/lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert last["round"] == saved
+    resumed = fitted(seeded(FedAvg, linear, SGD), ckpt_path="last", **options, **monitored)
+    assert equal(resumed.global_state, straight.global_state)
+    assert Path(resumed.log_dir, "metrics.csv").read_text() == Path(straight.log_dir, "metrics.csv").read_text()
+
+
+def test_a_round_whose_evaluation_fails_is_trained_and_saved(tmp_path, monkeypatch):
+    options = {"default_root_dir": str(tmp_path / "cut"), "num_rounds": 4}
+    straight = fitted(seeded(FedAvg, linear, SGD), num_rounds=4)
+
+    def fails(self, round):
+        if round == 2:
+            raise KeyError("unexpected")
+        return []
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedlit.engine.evaluation.Scorer.evaluate", fails)
+        with pytest.raises(KeyError):
+            fitted(seeded(FedAvg, linear, SGD), **options)
+    resumed = fitted(seeded(FedAvg, linear, SGD), ckpt_path="last", **options)
+    assert equal(resumed.global_state, straight.global_state)
+    assert [event["round"] for event in events(resumed.log_dir, "not_evaluated")] == [2]
+
+
+@pytest.mark.parametrize("origin", ["previous", "best"])
+def test_a_run_that_went_back_and_was_killed_at_once_has_records_without_a_gap(origin, tmp_path):
+    def run(**options):
+        folder = str(tmp_path / "cut")
+        return fitted(seeded(FedAvg, linear, SGD), num_rounds=4, default_root_dir=folder, **options)
+
+    whole = run()
+    metrics = Path(whole.log_dir, "metrics.csv").read_text()
+    path = f"{whole.log_dir}/checkpoints/{origin}.ckpt"
+    round = torch.load(path, weights_only=True)["round"]
+    assert round < 4 or origin == "best"
+    assert in_a_child(lambda: run(ckpt_path=path, callbacks=KillAt(round + 1, "start"))) in (-signal.SIGKILL, 0)
+    resumed = run(ckpt_path="last")
+    assert Path(resumed.log_dir, "metrics.csv").read_text() == metrics
+    assert equal(resumed.global_state, whole.global_state)
+
+
+class Picky(Metric):
+    """Cannot score what one client holds."""
+
+    def __init__(self, cannot: list[int]) -> None:
+        super().__init__()
+        self.cannot = cannot
+        self.add_state("size", torch.tensor(0.0))
+
+    def update(self, logits, target):
+        if target.tolist() == self.cannot:
+            raise ValueError("not\nthese")
+        self.size += len(target)
+
+    def compute(self):
+        return self.size
+
+
+def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_told_of():
+    data = toy_data(partition=Dirichlet(0.5))
+    data.setup()
+    labels = [data.images.train_y[held].tolist() for held in data.assignment.val]
+    refused = {k for k in range(3) if labels[k] == labels[1]}
+    assert len(refused) < 3
+    with pytest.warns(Notice, match=r"^`trainer.metrics.picky` is left out .*: ValueError: not these$"):
+        federation = fitted(LocalOnly(linear, SGD), data, metrics={"picky": Picky(labels[1])}, num_rounds=2)
+    measured = {int(row["client"]) for row in rows(federation) if row["metric"] == "picky"}
+    assert measured == set(range(3)) - refused
+    told = events(federation.log_dir, "metric_left_out")
+    assert {(event["client"], event["metric"]) for event in told} == {(k, "picky") for k in refused}
+    assert events(federation.log_dir, "left_out") == []
+
+
+def test_metrics_that_are_all_there_are_not_missed():
+    found = [Row(1, "s", 0, "global", "own", name, 0.5) for name in ("acc", "f1")]
+    assert unmeasured(found, ["f1"]) == []
+    assert unmeasured(found[:1], ["f1"]) == [(0, "global", "own", "f1")]
+
+
+@pytest.mark.parametrize("name", ["acc", "loss"])
+def test_a_metric_that_the_federation_measures_itself_is_refused(name):
+    with pytest.raises(ValueError, match=f"^`trainer.metrics` must leave acc and loss .* give '{name}' another name"):
+        Federation(metrics={name: MulticlassAccuracy(3)})
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "", "tab\there", "\u2028"])
+def test_a_metric_whose_name_cannot_be_printed_is_refused(name):
+    with pytest.raises(ValueError, match=r"`trainer.metrics` must have names of printable characters"):
+        Federation(metrics={name: MulticlassAccuracy(3)})
+
+
+NAMES = ['f1, "macro"', "a,b", "per cent %", "naïve"]
+
+
+def test_names_with_commas_and_quotes_are_read_as_they_were_given(tmp_path):
+    import fedlit
+
+    metrics = {name: MulticlassAccuracy(3) for name in NAMES}
+    options = {"default_root_dir": str(tmp_path), "metrics": metrics, "eval_every_n_epochs": 1}
+    fitted(seeded(LocalOnly, linear, SGD), num_rounds=1, **options)
+    federation = fitted(seeded(LocalOnly, linear, SGD), num_rounds=2, ckpt_path="last", **options)
+    frame = fedlit.read_metrics(federation.log_dir)
+    assert {"acc", "loss", *NAMES} <= set(frame.metric)
+    assert len(frame[frame["metric"] == NAMES[0]]) == 2 * 3
+    assert set(NAMES) <= {row["metric"] for row in rows(federation, "epochs.csv")}
+
+
+def test_a_name_that_breaks_lines_stays_in_its_line(tmp_path):
+    log = Recorder(tmp_path, [])
+    log.metrics(1, [Row(1, "s", 0, "m", "d", "two\nlines\u2028\ud800", 0.7)])
+    log.close()
+    log = Recorder(tmp_path, [], resumed_round=1)
+    log.close()
+    with (tmp_path / "metrics.csv").open() as file:
+        [row] = list(csv.DictReader(file))
+    assert row["metric"] == "two\\nlines\\u2028\\ud800"
+
+
+def test_what_probe_measures_has_a_name_of_its_own():
+    class Probing(LocalOnly):
+        def probe(self, client):
+            return {"acc": 1.0}
+
+    with pytest.raises(ValueError, match="`probe` of Probing gives 'acc', which the federation measures"):
+        fitted(Probing(linear, SGD), num_rounds=1)
+
+
+def changed(before, after, tmp_path):
+    """What is said of a run that goes on with something else."""
+    fitted(before(), toy_data(), num_rounds=1, default_root_dir=str(tmp_path))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        fitted(after(), toy_data(), num_rounds=2, default_root_dir=str(tmp_path), ckpt_path="last")
+    return [str(warning.message) for warning in said if issubclass(warning.category, Notice)]
+
+
+def test_in_python_an_optimiser_in_a_function_is_known_by_what_it_builds(tmp_path):
+    def method(rate):
+        return seeded(FedAvg, linear, lambda parameters: torch.optim.SGD(parameters, lr=rate))
+
+    told = changed(partial(method, 0.1), partial(method, 0.2), tmp_path)
+    assert told == ["`model.optimizer.lr`: 0.1 -> 0.2, from round 2 on."]
+
+
+def test_another_kind_of_layer_without_values_is_told_of(tmp_path):
+    def network(drop):
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(drop), torch.nn.Linear(64, 3))
+
+    methods = [partial(seeded, FedAvg, partial(network, drop), SGD) for drop in (0.1, 0.2)]
+    told = changed(*methods, tmp_path)
+    assert "`model.network.1`: Dropout(p=0.1, inplace=False) -> Dropout(p=0.2, inplace=False), from round 2 on." in told
+
+
+def test_the_same_experiment_is_told_of_by_nothing(tmp_path):
+    method = partial(seeded, FedAvg, linear, SGD)
+    assert changed(method, method, tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [linear, SGD, [1, {"a": None}], torch.ones(3), MulticlassAccuracy(3), object()])
+def test_what_was_chosen_is_told_without_an_address(value):
+    assert "0x" not in as_text(value)
