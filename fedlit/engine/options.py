@@ -62,6 +62,10 @@ class Options:
     enable_progress_bar: bool
     report: bool
     seed: int
+    client_timeout: float | None
+    max_weight_ratio: float | None
+    max_norm_ratio: float | None
+    max_round_retries: int
 
     def __post_init__(self) -> None:
         self._fix()
@@ -75,6 +79,14 @@ class Options:
             raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
         if not self.personal_memory >= 0:
             raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
+        if self.client_timeout is not None and not (isfinite(self.client_timeout) and self.client_timeout > 0):
+            raise ValueError(f"`trainer.client_timeout` must be above 0 seconds, got {self.client_timeout}.")
+        for name in ("max_weight_ratio", "max_norm_ratio"):
+            ratio = getattr(self, name)
+            if ratio is not None and not (isfinite(ratio) and ratio >= 1):
+                raise ValueError(f"`trainer.{name}` must be at least 1, got {ratio}.")
+        if self.max_round_retries < 0:
+            raise ValueError(f"`trainer.max_round_retries` must be at least 0, got {self.max_round_retries}.")
         clip = self.gradient_clip_val
         if clip is not None and not (isfinite(clip) and clip > 0):
             raise ValueError(f"`trainer.gradient_clip_val` must be positive, got {clip}.")

@@ -1,6 +1,6 @@
 """Who takes part in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -22,29 +22,41 @@ class ClientSampler:
         self.state = state
         self._eligible: dict[str, tuple[Assignment, list[int]]] = {}  # by what a stage trains on
 
-    def sample(self, stage: Stage, round: int) -> list[int]:
+    def sample(self, stage: Stage, round: int, attempt: int = 1, failed: Collection[int] = ()) -> list[int]:
         """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
 
-        Nobody uploads twice what the server collects, so who has done that has no more to do.
+        Args:
+            stage: That it belongs to.
+            round: Its number, from 1.
+            attempt: At this round: every one draws its own clients.
+            failed: Who has failed in earlier attempts; they are the last to be drawn again.
         """
         if stage.side == "server":
             return []
+        candidates = self.candidates(stage, round)
+        if stage.upload == "aggregate":
+            candidates = self._drawn(candidates, stage, round, attempt, failed)
+        return candidates[:2] if self.state.options.fast_dev_run else candidates
+
+    def candidates(self, stage: Stage, round: int) -> list[int]:
+        """Who may be drawn. Nobody uploads twice what the server collects: who has done that has no more to do."""
         may = self.eligible(stage, round)
         if not may:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         collected = self.state.collected
-        candidates = [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
-        if stage.upload == "aggregate":
-            candidates = self._drawn(candidates, stage, round)
-        return candidates[:2] if self.state.options.fast_dev_run else candidates
+        return [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
 
-    def _drawn(self, candidates: Sequence[int], stage: Stage, round: int) -> list[int]:
+    def _drawn(
+        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+    ) -> list[int]:
         options = self.state.options
         wanted = max(options.min_clients, int(options.fraction_fit * len(candidates) + 0.5), 1)
         size = min(wanted, len(candidates))
-        stream = generator(options.seed, "sample", stage.name, round)
-        drawn = torch.randperm(len(candidates), generator=stream)[:size]
-        return sorted(candidates[i] for i in drawn.tolist())
+        again = () if attempt == 1 else (attempt,)
+        stream = generator(options.seed, "sample", stage.name, round, *again)
+        order = [candidates[i] for i in torch.randperm(len(candidates), generator=stream).tolist()]
+        order.sort(key=lambda k: k in failed)  # else as they were drawn
+        return sorted(order[:size])
 
     def eligible(self, stage: Stage, round: int) -> list[int]:
         """The clients that may take part: those with samples to train on, and none of the unseen ones."""

@@ -27,7 +27,7 @@ def visit(
     trained = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
     if _structure(live) != structure:
-        raise ValueError("the visit changed names, shapes or dtypes of the state.")
+        raise ValueError("the visit changed names, shapes, dtypes or devices of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items()}
     stays = _staying(module, live, stage, shared)
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
@@ -48,7 +48,7 @@ def visit(
 
 
 def _structure(state: State) -> dict[str, tuple]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+    return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 
 def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:

@@ -169,16 +169,6 @@ def test_what_the_server_remembers_survives_a_resume_and_never_travels(tmp_path)
     assert {int(row["bytes"]) for row in rows(straight, "ledger.csv")} == {4 * (64 * 3 + 3)}
 
 
-def test_one_failing_client_alone_in_its_round_does_not_end_the_run():
-    class FailsLater(FedAvg):
-        def on_client_end(self, client):
-            if client.round == 2:
-                raise RuntimeError("a bad day")
-
-    federation = fitted(FailsLater(linear, SGD), fraction_fit=0.1, num_rounds=3)
-    assert federation.state.round == 3
-
-
 def test_clients_that_change_hands_are_scored_on_what_they_hold_now():
     data = toy_data(num_clients=2, partition=BinarySeparated("random", resplit_every_round=True), validation="test")
     data.setup()
