@@ -30,6 +30,22 @@ LOOK = 0.2  # seconds between looks at a child whose own children hold its pipe,
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
+def check_timeout(timeout: float | None, num_threads: int, device: torch.device) -> None:
+    """Refuse what a forked process cannot go on with."""
+    if timeout is None:
+        return
+    if not hasattr(os, "fork"):
+        raise ValueError("`trainer.client_timeout` needs processes that can be forked, which this system has not.")
+    if device.type != "cpu":
+        raise ValueError(
+            f"`trainer.client_timeout` forks processes and needs `trainer.accelerator: cpu`, got {device}."
+        )
+    if num_threads > 1:  # of a pool of threads nothing but its locks would come along
+        raise ValueError(
+            f"`trainer.client_timeout` forks processes and needs `trainer.num_threads: 1`, got {num_threads}."
+        )
+
+
 def in_child(
     work: Callable[[], Result],
     timeout: float,
