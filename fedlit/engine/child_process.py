@@ -8,6 +8,7 @@ beside the result, such as attributes of the method, is gone.
 import contextlib
 import ctypes
 import os
+import pickle
 import select
 import signal
 import sys
@@ -75,8 +76,9 @@ def in_child(
             reason = _awaited(child, reading, timeout, should_stop)
             if reason is not None:
                 return Failure(reason)
-            file.seek(0)
-            return unpack(torch.load(file, weights_only=True))
+            return unpack(_read(file))
+        except pickle.UnpicklingError:
+            return Failure("it brought what cannot be read without running code")
         finally:
             os.close(reading)
             child.kill()
@@ -103,6 +105,11 @@ class Child:
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.has_ended(flags=0)
+
+
+def _read(file: IO[bytes]) -> Any:
+    file.seek(0)
+    return torch.load(file, weights_only=True)
 
 
 def _fork() -> int:

@@ -13,7 +13,7 @@ from fedlit.engine.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guard import left_out
 from fedlit.engine.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.log_sinks import noted
-from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan, is_plain
+from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
@@ -259,8 +259,6 @@ class ClientRound:
             expected = sent.state if self.stage.upload == "collect" else self.state.shared_state
             if problem := defect(sent, expected):
                 return problem
-        if not is_plain(outcome.memory.optimizer):
-            return "its optimiser keeps what is neither tensor, number nor string"
         kept = outcome.memory.state
         return defect(Upload(-1, kept), kept)
 
