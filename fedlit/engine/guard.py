@@ -47,6 +47,7 @@ class Guard:
             should_stop: Whether the run was asked to end: only then `Interrupted` is not the client's own doing.
         """
         modes = Modes()
+        trained = self.live.trained()
         attributes = Attributes(self.live.parts.values())
         try:
             with exits_caught():
@@ -58,7 +59,7 @@ class Guard:
         finally:
             modes.restore()
         attributes.restore()
-        self.live.mend()
+        self.live.mend(trained)
         if self.rest is not None:
             self.rest.restore()
         return found

@@ -76,15 +76,24 @@ class LiveModule:
         if module.fast:
             lay_out(module, self.layout)
 
-    def mend(self) -> None:
-        """Give the module its first structure back, part by part; values are loaded with the next state."""
-        trained = {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
+    def trained(self) -> dict[str, bool]:
+        """Which parameters train; a callback may have frozen some."""
+        return {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
+
+    def mend(self, trained: dict[str, bool] | None = None) -> None:
+        """Give the module its first structure back, part by part; values are loaded with the next state.
+
+        Args:
+            trained: Which parameters did before it was broken; by default as now.
+        """
+        if trained is None:
+            trained = self.trained()
         for path, fresh in twin(self.pristine).named_modules():
             part = self.parts[path]
             part._parameters = fresh._parameters
             part._buffers = fresh._buffers
             part._modules = {name: self.parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
-        for name, parameter in self.module.named_parameters():  # a callback may have frozen some since
+        for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(trained.get(name, parameter.requires_grad))
         self.module.to(self.module.device)
 

@@ -107,6 +107,18 @@ def test_a_client_that_cannot_be_evaluated_does_not_keep_the_others_from_it(monk
     assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {"0", "2"}
 
 
+class KeepsCode(LocalOnly):
+    def on_client_end(self, client):
+        for values in self.trainer.optimizers[0].state.values():
+            if client.id == 1:
+                values["secret"] = print
+
+
+def test_a_client_whose_optimiser_keeps_code_is_left_out():
+    federation = fitted(KeepsCode(linear, SGD), num_rounds=1)
+    assert set(federation.personal_states) == {0, 2}
+
+
 class InPlace(FedAvg):
     """A running mean that overwrites what it was given."""
 

@@ -50,7 +50,7 @@ class Net(nn.Module):
         self.extractor = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2))
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(18, num_classes))
 
-    out_channels = 2
+    feature_shape = (2, 3, 3)
 
     def forward(self, x):
         act_in_forward()
@@ -432,12 +432,6 @@ def no_output(module):
     sys.stdout = sys.stderr = None
 
 
-def odd_optimizer(module):
-    for optimizer in module.trainer.optimizers:
-        for values in optimizer.state.values():
-            values["secret"] = print
-
-
 def odd_metric(module):
     module.log("loss", "not a number")
 
@@ -519,7 +513,6 @@ KINDS: dict[str, Kind] = {
     "one name less": Kind(END, delete_parameter),
     "another name": Kind(END, rename),
     "its network deleted": Kind(STEP, delete_network),
-    "an optimiser that keeps code": Kind(END, odd_optimizer),
     "a metric that is no number": Kind(STEP, odd_metric),
     # weights
     "weight 0": Kind(WEIGHT, lambda _: 0),
