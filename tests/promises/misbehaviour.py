@@ -154,7 +154,10 @@ def hooked(kind: type[FederatedModule], where: str) -> type[FederatedModule]:
 def hooked_method(name: str, where: str) -> FederatedModule:
     torch.manual_seed(0)
     method = METHODS[name]()
-    for part in list(method.modules()):
+    parts = [part for part in method.modules() if isinstance(part, FederatedModule)]
+    if where.startswith(("on_train", "on_before")) and len(parts) > 1:  # of a programme, its stages have these hooks
+        parts = parts[1:]
+    for part in parts:
         if isinstance(part, FederatedModule):
             part.__class__ = hooked(type(part), where)
     return method
