@@ -54,7 +54,12 @@ class Federation:
         local_steps: Batches in a visit, in place of `local_epochs`.
         client_epochs: Another number of local epochs for some clients, by client id.
         fraction_fit: Fraction in (0, 1] of the clients that take part in a round.
-        min_clients: Clients that take part in a round at least.
+        min_clients: Clients that take part in a round at least, and of which as many must bring something usable.
+        max_round_retries: How often a round with too few usable clients is repeated with others before the run ends.
+        client_timeout: Seconds after which a client is left out; its visits are then processes of their own, which can
+            be killed.
+        max_weight_ratio: Leave out a client whose weight is more than so many times the median of its round.
+        max_norm_ratio: Leave out a client whose update is more than so many times as long as the median of its round.
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
         eval_every_n_epochs: Epochs between evaluations in a visit at home (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
@@ -118,6 +123,10 @@ class Federation:
         process_timeout: float = 1800.0,
         aggregator: Aggregator | Rule | None = None,
         privacy: ClientLevelDP | None = None,
+        client_timeout: float | None = None,
+        max_weight_ratio: float | None = None,
+        max_norm_ratio: float | None = None,
+        max_round_retries: int = 3,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -152,6 +161,10 @@ class Federation:
             process_timeout=process_timeout,
             aggregator=aggregator,
             privacy=privacy,
+            client_timeout=client_timeout,
+            max_weight_ratio=max_weight_ratio,
+            max_norm_ratio=max_norm_ratio,
+            max_round_retries=max_round_retries,
         )
         self.fabric = make_fabric(
             accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar

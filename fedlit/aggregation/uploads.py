@@ -7,12 +7,14 @@ counters) are never averaged: the largest wins.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from functools import cache
+from math import isfinite, sqrt
 
 import torch
 from torch import Tensor
 
 State = dict[str, Tensor]
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-9, 1e9
 NOTHING = "There is nothing to aggregate: no client sent a usable upload."
 
 
@@ -37,8 +39,9 @@ def num_bytes(state: Mapping[str, Tensor]) -> int:
 
 def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
     """Why an upload cannot be used, or None: names, shapes, dtypes, finite values and weight must be as expected."""
-    if not (isfinite(upload.weight) and upload.weight > 1e-9):  # relative to a smaller one, the others would overflow
-        return f"weight must be positive and finite, got {upload.weight}"
+    # Relative to a smaller weight the others would overflow, and a larger one alone would be all that counts.
+    if not (isfinite(upload.weight) and SMALLEST_WEIGHT < upload.weight <= LARGEST_WEIGHT):
+        return f"weight must be positive and at most {LARGEST_WEIGHT:g}, got {upload.weight}"
     missing = expected.keys() - upload.state.keys()
     if missing:
         return f"missing {sorted(missing)[0]!r} ({len(missing)} in all)"
@@ -49,10 +52,29 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
         wanted = expected[name]
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
             return f"{name!r} must be {tuple(wanted.shape)} {wanted.dtype}, got {tuple(tensor.shape)} {tensor.dtype}"
-        # A sum is many times faster than isfinite, and finite only if all values are; it may also overflow by itself.
-        if tensor.is_floating_point() and not isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
-            return f"{name!r} is not finite"
+        if tensor.device != wanted.device or tensor.layout != torch.strided:
+            return f"{name!r} must be on {wanted.device} and strided, got {tensor.device} and {tensor.layout}"
+        if tensor.is_floating_point() and tensor.numel() and (problem := _extreme(tensor)):
+            return f"{name!r} {problem}"
     return None
+
+
+def _extreme(tensor: Tensor) -> str | None:
+    """What is wrong with the largest or smallest value; nan is both."""
+    smallest, largest = map(float, tensor.aminmax())  # many times faster than isfinite
+    if not (isfinite(smallest) and isfinite(largest)):
+        return "is not finite"
+    found = max(-smallest, largest)
+    if found > _usable(tensor.dtype):
+        return f"holds {found:.4g}, whose square overflows {tensor.dtype}"
+    return None
+
+
+@cache
+def _usable(dtype: torch.dtype) -> float:
+    """The largest value to compute with; half precision has so few that all must do."""
+    most = float(torch.finfo(dtype).max)
+    return most if dtype == torch.float16 else sqrt(most)
 
 
 def weighted_mean(uploads: Iterable[Upload]) -> State:

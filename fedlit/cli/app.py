@@ -1,6 +1,6 @@
 """The command line: `fedlit fit | validate | test | predict | adapt --config recipe.yaml`, by LightningCLI.
 
-Bad input is answered by one line and exit code 2.
+Bad input is answered by one line and exit code 2, a round without enough usable clients by one and exit code 3.
 """
 
 import os
@@ -21,10 +21,11 @@ from fedlit.cli.messages import in_full, plain, refuse
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
 from fedlit.cli.recipes import of_own_run, with_recipes_found
-from fedlit.cli.refusal import DEBUG
+from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
 from fedlit.engine import endings, heartbeat
 from fedlit.engine.processes import ProcessLost
+from fedlit.engine.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
@@ -167,6 +168,10 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
         if DEBUG:
             raise
         refusal.refuse(str(error), refusal.NOT_WRITTEN)
+    except TooFewClients as error:
+        if DEBUG:
+            raise
+        give_up(str(error).partition("\n")[0])
     except Exception as error:
         if DEBUG:
             raise

@@ -43,6 +43,12 @@ def _abridged(text: str, longest: int) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
+def give_up(message: str) -> NoReturn:
+    """One line, exit code 3: the input was good, but the run could not go on."""
+    sys.stderr.write(f"fedlit: {message} (events.jsonl tells more, FEDLIT_DEBUG=1 shows where)\n")
+    raise SystemExit(3)
+
+
 @contextmanager
 def refusals() -> Iterator[None]:
     """Within, what is wrong with the user's input (a ValueError, a file that cannot be read) is told in one line."""

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.engine.agreement import check_aggregator
+from fedlit.engine.child_process import check_timeout
 from fedlit.engine.lightning_hooks import Command, check_hooks, overridden
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.modes import left_in_evaluation
@@ -49,6 +50,7 @@ def check_experiment(
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
         )
+    check_timeout(options.client_timeout, options.num_threads, fabric.device)
     check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
     _check_state(model)

@@ -1,9 +1,9 @@
 """Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,15 +11,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
+from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
-from fedlit.engine.usage import UsageError
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
-from fedlit.records.round_record import Failure, failure
+from fedlit.records.round_record import Failure
 from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive, isolated
 
@@ -27,21 +27,6 @@ DEV_SAMPLES = 64  # a development run evaluates on so many
 # Of so many clients, so many samples are tried to see whether they may share a batch.
 FEW = 4
 TRIED_SAMPLES = 16
-
-
-@dataclass
-class Found:
-    """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
-
-    `confused` tells of the global model on the test set, see `confusion`.
-    """
-
-    values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
-    confused: Tensor | None = None
-
-    def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
-        self.values += [(client, model, data, name, value) for name, value in scores.items()]
 
 
 @dataclass(frozen=True)
@@ -99,6 +84,8 @@ class Scorer:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
         if self.stage.reported_as is None:
             return []
+        if self.state.guard.rest is None:  # no round has begun: these are models of a checkpoint
+            self.state.guard.begin_round()
         jobs = self._jobs(round)
 
         def work(i: int) -> Found:
@@ -108,7 +95,7 @@ class Scorer:
                 return job.evaluate()
 
         rows: list[Row] = []
-        for _, found in in_order(self.state.fabric, range(len(jobs)), work, _pack, _unpack):
+        for _, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack):
             rows += self._rows(found, round)
             if found.confused is not None:
                 self.confused = found.confused
@@ -213,6 +200,18 @@ class Scorer:
         return found
 
     def _global_on_own(self, clients: list[int], round: int) -> Found:
+        """In one pass, unless somebody's samples are not for this network: then one by one."""
+        try:
+            return self._global_on_all(clients, round)
+        except Exception:  # each will tell
+            found = Found()
+            for k in clients:
+                one = found_of(self.state, k, partial(self._global_on_all, [k], round))
+                found.values += one.values
+                found.failed |= one.failed
+            return found
+
+    def _global_on_all(self, clients: list[int], round: int) -> Found:
         self.state.load_global()
         found = Found()
         batches, sizes = self.state.data.val_batches(clients, round)
@@ -231,8 +230,8 @@ class Scorer:
         return scores_by_group(logits, target, sizes, self.state.options.metrics)
 
     def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> Found:
-        found = Found()
-        try:
+        def look() -> Found:
+            found = Found()
             if model == "global":
                 self.state.enter(k, "server", round)
                 self._add_own(found, k, "global", self.network, round)
@@ -240,12 +239,9 @@ class Scorer:
                 self.state.enter(k, "personal", round)
                 self._add_own(found, k, self._reported_as, self.personal, round)
                 found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
-        except UsageError:
-            raise
-        except Exception as error:  # one client's model must not keep the others from being looked at
-            self.state.live.mend()
-            return Found(failed={k: failure(error).reason})
-        return found
+            return found
+
+        return found_of(self.state, k, look)
 
     def _add_own(self, found: Found, k: int, model: str, network: nn.Module, round: int) -> None:
         """On the client's validation samples, and on its share of the test set if it has one."""
@@ -260,27 +256,24 @@ class Scorer:
 
     def _probed(self, k: int, round: int) -> Found:
         """What a method measures by itself where a client's model is the global one."""
-        found = Found()
-        try:
+
+        def look() -> Found:
+            found = Found()
             self.state.enter(k, "server", round)
             found.add(k, "global", self._whose(k), self._probe(k, round))
-        except UsageError:
-            raise
-        except Exception as error:  # as for its own samples
-            self.state.live.mend()
-            return Found(failed={k: failure(error).reason})
-        return found
+            return found
+
+        return found_of(self.state, k, look)
 
     def _client_on_pooled(self, k: int) -> Found:
-        found = Found()
-        try:
+        def look() -> Found:
+            found = Found()
             self.state.enter(k, "personal")
             scores = self._scores(self.personal, self.state.data.test_batches(k))
             found.add(k, self._reported_as, "pooled", scores)
-        except Exception as error:  # as for its own samples
-            self.state.live.mend()
-            return Found(failed={k: failure(error).reason})
-        return found
+            return found
+
+        return found_of(self.state, k, look)
 
     @property
     def _reported_as(self) -> str:
@@ -311,11 +304,3 @@ class Scorer:
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"
-
-
-def _pack(found: Found) -> dict[str, Any]:
-    return vars(found)
-
-
-def _unpack(packed: dict[str, Any]) -> Found:
-    return Found(**packed)

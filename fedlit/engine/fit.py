@@ -17,6 +17,7 @@ from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted
 from fedlit.engine.private_rounds import Budget
 from fedlit.engine.processes import ProcessLost, check_processes, largest
+from fedlit.engine.quorum import TooFewClients, whole_round
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
@@ -29,7 +30,7 @@ from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import RoundRecord
 from fedlit.records.rows import Row
-from fedlit.records.run_folder import stop_signals
+from fedlit.records.stop_signals import stop_signals
 from fedlit.records.unwritable import is_full
 
 
@@ -73,6 +74,7 @@ class Fit:
         self.options = state.options
         self.sampler = ClientSampler(state)
         self.budget = Budget(schedule, self.options)
+        self.waiting_for = "this round"  # whoever asks to stop is told
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
@@ -112,7 +114,7 @@ class Fit:
     def run(self) -> None:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
         try:
-            with stop_signals(self.stop.by_signal):
+            with stop_signals(self._stop_by_signal):
                 for number in range(self.state.round + 1, len(self.schedule) + 1):
                     if self._is_to_stop():
                         break
@@ -124,6 +126,9 @@ class Fit:
         except ProcessLost:
             self._save_what_is_whole()
             self.log.abandon()
+            raise
+        except TooFewClients as error:
+            self._give_up(str(error).partition("\n")[0])
             raise
         except Interrupted:
             pass  # the round that was begun is forgotten; its clients' states were not touched
@@ -156,6 +161,13 @@ class Fit:
             if not is_full(error):  # it was that which went wrong first
                 self.progress.say(f"Round {round} could not be saved: {type(error).__name__}: {error}")
 
+    def _give_up(self, reason: str) -> None:
+        """What is whole is saved before a run ends for want of clients."""
+        self.log.recorder.event("gave_up", round=self.state.round + 1, reason=reason)
+        if self.log.saved_round != self.state.round:
+            self._save(improved=False)
+        self.log.abandon()
+
     def close(self) -> None:
         """The last checkpoint, the curves and a table."""
         try:
@@ -178,11 +190,9 @@ class Fit:
     def _one_round(self, number: int) -> None:
         start = perf_counter()
         stage = self.schedule.stage(number)
-        clients = self.sampler.sample(stage, number)
-        self.call("on_round_start", number, clients)
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
-        record = self._trained(number, clients, is_evaluated)
+        record = self._trained(number, is_evaluated)
         try:
             rows = [*record.rows, *self.budget.rows(number), *(self._evaluated(number, record) if is_evaluated else ())]
         except BaseException:
@@ -207,17 +217,31 @@ class Fit:
         self.log.round(number, stage.name, record, record.rows, seconds)
         self.log.recorder.event("not_evaluated", round=number)
 
-    def _trained(self, number: int, clients: list[int], score: bool) -> RoundRecord:
+    def _trained(self, number: int, score: bool) -> RoundRecord:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
+        stage = self.schedule.stage(number)
         plan_for = partial(self.schedule.plan, number, self._should_stop_visit())
-        if self.schedule.stage(number).side == "server":
-            return serve(self.state, number, plan_for(SERVER), self.progress.client)
-        is_noised = self.options.privacy is not None and self.schedule.stage(number).upload == "aggregate"
-        if not clients and not is_noised:
-            return RoundRecord()
-        return ClientRound(self.state, number, clients, plan_for, score, self.progress.client).train()
+        is_noised = self.options.privacy is not None and stage.upload == "aggregate"
+
+        def train(clients: list[int]) -> RoundRecord:
+            self.call("on_round_start", number, clients)
+            tell = partial(self._tell, clients)
+            if stage.side == "server":
+                return serve(self.state, number, plan_for(SERVER), tell)
+            if not clients and not is_noised:
+                return RoundRecord()
+            return ClientRound(self.state, number, clients, plan_for, score, tell).train()
+
+        return whole_round(self.sampler, stage, number, train, self.log.repeated)
+
+    def _tell(self, clients: list[int], position: int, num_clients: int) -> None:
+        """Somebody is about to train."""
+        whose = f"client {clients[position - 1]}'s" if clients else "the server's"
+        self.waiting_for = f"{whose} batch"
+        self.progress.client(position, num_clients)
 
     def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
+        self.waiting_for = f"the evaluation of round {number}"
         scorer = Scorer(self.state, self.schedule.stage(number))
         rows = scorer.evaluate(number)
         if scorer.confused is not None:
@@ -236,6 +260,12 @@ class Fit:
             self.stop.asked = True
             self.stop.signal = signal or None
         return bool(asked)
+
+    def _stop_by_signal(self, number: int) -> None:
+        """Say at once what the run is waiting for."""
+        self.stop.by_signal(number)
+        what = self.waiting_for if self.state.fabric.world_size == 1 else f"round {self.state.round + 1}"
+        self.progress.say(f"stopping after {what}; again to end now")
 
     def _should_stop_visit(self) -> Callable[[], bool]:
         """Several processes agree to stop between rounds; one may stop in the middle of a visit."""

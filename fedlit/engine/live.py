@@ -31,7 +31,7 @@ class LiveModule:
         self.layout = layout
         # To mend the module after a client has broken it; stages may hold its parts, so these must stay the same.
         self.pristine = twin(module)
-        self._parts = dict(module.named_modules())
+        self.parts = dict(module.named_modules())
         self._builds_clients = is_overridden("configure_client", module, FederatedModule)
 
     def tensors(self) -> State:
@@ -47,6 +47,9 @@ class LiveModule:
     ) -> None:
         """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
         before = self.tensors()
+        if not self._builds_clients and not _fits(before, initial):  # whoever looked at it last has changed it
+            self.mend()
+            before = self.tensors()
         live = before
         self.module.client = client
         self.reset_modes()
@@ -73,14 +76,31 @@ class LiveModule:
         if module.fast:
             lay_out(module, self.layout)
 
-    def mend(self) -> None:
-        """Give the module its first structure back, part by part; values are loaded with the next state."""
-        trained = {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
+    def trained(self) -> dict[str, bool]:
+        """Which parameters train; a callback may have frozen some."""
+        return {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
+
+    def mend(self, trained: dict[str, bool] | None = None) -> None:
+        """Give the module its first structure back, part by part; values are loaded with the next state.
+
+        Args:
+            trained: Which parameters did before it was broken; by default as now.
+        """
+        if trained is None:
+            trained = self.trained()
         for path, fresh in twin(self.pristine).named_modules():
-            part = self._parts[path]
+            part = self.parts[path]
             part._parameters = fresh._parameters
             part._buffers = fresh._buffers
-            part._modules = {name: self._parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
-        for name, parameter in self.module.named_parameters():  # a callback may have frozen some since
+            part._modules = {name: self.parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
+        for name, parameter in self.module.named_parameters():
             parameter.requires_grad_(trained.get(name, parameter.requires_grad))
         self.module.to(self.module.device)
+
+
+def _fits(live: State, initial: State) -> bool:
+    """Whether a state has the dtypes and devices that the method was made with."""
+    return all(
+        name in live and live[name].dtype == tensor.dtype and live[name].device == tensor.device
+        for name, tensor in initial.items()
+    )

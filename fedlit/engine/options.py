@@ -19,6 +19,7 @@ from fedlit.privacy import ClientLevelDP
 
 MEASURED = ("acc", "loss")  # of every model
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
+RATIOS = ("max_weight_ratio", "max_norm_ratio")
 AT_LEAST_ONE = (
     "num_rounds",
     "local_epochs",
@@ -71,6 +72,10 @@ class Options:
     process_timeout: float
     aggregator: Rule | None
     privacy: ClientLevelDP | None
+    client_timeout: float | None
+    max_weight_ratio: float | None
+    max_norm_ratio: float | None
+    max_round_retries: int
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -89,17 +94,36 @@ class Options:
             raise ValueError(f"`trainer.personal_memory` must be a number of gigabytes, got {self.personal_memory!r}.")
         if not self.personal_memory >= 0:
             raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
-        if not self.process_timeout > 0:
-            raise ValueError(f"`trainer.process_timeout` must be more than 0 seconds, got {self.process_timeout}.")
         clip = self.gradient_clip_val
         if clip is not None:
             check_positive("trainer.gradient_clip_val", clip)
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
-        if self.privacy is not None and self.aggregator is not None:
-            raise ValueError("`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean.")
+        self._check_bad_clients()
+        self._check_privacy()
         self._check_metrics()
         self._check_monitor()
+
+    def _check_bad_clients(self) -> None:
+        """What is done about clients and processes that hang, outweigh the others or fail."""
+        if not self.process_timeout > 0:
+            raise ValueError(f"`trainer.process_timeout` must be more than 0 seconds, got {self.process_timeout}.")
+        if self.client_timeout is not None:
+            check_positive("trainer.client_timeout", self.client_timeout)
+        for name in RATIOS:
+            if getattr(self, name) is not None:
+                check_number(f"trainer.{name}", getattr(self, name), least=1)
+        check_count("trainer.max_round_retries", self.max_round_retries, least=0)
+
+    def _check_privacy(self) -> None:
+        """Noise is for a mean of clients of which none decides about another."""
+        if self.privacy is None:
+            return
+        if self.aggregator is not None:
+            raise ValueError("`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean.")
+        for name in RATIOS:
+            if getattr(self, name) is not None:
+                raise ValueError(f"`trainer.privacy` and `trainer.{name}` exclude each other: it compares clients.")
 
     def _check_kinds(self) -> None:
         """The command line has looked at them already; Python code has not."""

@@ -4,25 +4,36 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
 from fedlit.engine.agreement import combining_by, sealed
+from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import Memories
 from fedlit.engine.epoch_scores import EpochScores, is_followed
+from fedlit.engine.guard import left_out
+from fedlit.engine.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.log_sinks import noted
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
+from fedlit.engine.sampling import fewest_usable
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
-from fedlit.records.round_record import Failure, RoundRecord, all_failed, failure
+from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
+
+
+class Visited(NamedTuple):
+    """What came of a visit, and how the trained copy scores."""
+
+    outcome: Outcome | Failure
+    scores: Scores
 
 
 class ClientRound:
@@ -53,22 +64,35 @@ class ClientRound:
         self.stage = plan_for(clients[0] if clients else SERVER).stage
         self.score = score and self.stage.upload == "aggregate"
         self.tell = tell
-        self.record = RoundRecord()
+        self.record = RoundRecord(is_whole=False)
+        self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
         self.collected: dict[int, State] = {}
 
     def train(self) -> RoundRecord:
-        """Visit the clients and let the server agree on a new state; a client that fails is left out and named."""
+        """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
+
+        With too few that are usable the state stays as it was.
+        """
+        self.state.guard.begin_round()
         uploads = self._uploads()
-        agreed = self._aggregated(uploads) if self.stage.upload == "aggregate" else self.state.global_state
+        try:
+            agreed = self._aggregated(uploads) if self.stage.upload == "aggregate" else self.state.global_state
+        except (ValueError, RuntimeError):  # a rule may not know what to do with so few
+            if self._is_enough():
+                raise
+            return self.record
         for upload in uploads:  # where nothing is aggregated nobody asked for them; a rule may also stop early
             if self.stage.upload == "collect":
                 self.collected[upload.client] = upload.state
-        failures = self.record.failures
-        if failures and len(failures) == len(self.clients) and (len(self.clients) > 1 or self.state.round == 0):
-            raise all_failed(failures)
-        self.state.end_client_round(agreed, self.memories, self.collected)
+        self.record.is_whole = self._is_enough()
+        if self.record.is_whole:
+            self.state.end_client_round(agreed, self.memories, self.collected)
         return self.record
+
+    def _is_enough(self) -> bool:
+        """Whether as many clients as `trainer.min_clients` says have brought something usable, or still may."""
+        return len(self.clients) - len(self.record.failures) >= self.num_needed
 
     def _aggregated(self, uploads: Iterator[Upload]) -> State:
         """What the method makes of the uploads; what the server holds if there are none."""
@@ -92,27 +116,67 @@ class ClientRound:
 
     def _uploads(self) -> Iterator[Upload]:
         """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
+        options = self.state.options
+        is_compared = options.max_weight_ratio is not None or options.max_norm_ratio is not None
+        if is_compared and self.stage.upload == "aggregate":
+            yield from self._in_proportion()
+        else:
+            for k, outcome, scores in self._sound():
+                self._keep(k, outcome)
+                self._note_values(k, outcome, scores)
+                if outcome.upload is not None:
+                    yield outcome.upload
+        self.state.load_global()  # what `aggregate` may read of the module is the server's, on every process
+
+    def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
+        """Visit clients in order; record what they bring, pass on what is sound."""
         cohort = self._cohort()
 
-        def work(k: int) -> tuple[Outcome | Failure, Scores]:
+        def work(k: int) -> Visited:
             self.tell(self.clients.index(k) + 1, len(self.clients))
             return self._visit(k, cohort)
 
         for k, (outcome, scores) in in_order(self.state.fabric, self.clients, work, _pack, _unpack):
             self.record.clients.append(k)
             self._note_download(k)
-            if isinstance(outcome, Failure):
-                self.record.failures[k] = outcome
-                continue
-            if outcome.upload is not None:
+            if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self._note(k, "up", "model", num_bytes(outcome.upload.state))
-            if problem := self._problem(outcome):
-                self.record.failures[k] = Failure(f"unusable state: {problem}")
-                continue
-            self._keep(k, outcome, scores)
-            if outcome.upload is not None:
-                yield outcome.upload
-        self.state.load_global()  # what `aggregate` may read of the module is the server's, on every process
+            if isinstance(outcome, Outcome):
+                outcome = self._problem(outcome) or outcome
+            if isinstance(outcome, Failure):
+                self._leave_out(k, outcome)
+            else:
+                yield k, outcome, scores
+
+    def _leave_out(self, k: int, found: Failure) -> None:
+        """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
+        is_first = self.state.stage is not self.stage and len(self.record.failures) + 1 == len(self.record.clients)
+        if found.is_usage and is_first:
+            raise UsageError(found.reason.partition(": ")[2])
+        self.record.failures[k] = found
+
+    def _in_proportion(self) -> Iterator[Upload]:
+        """Hold the uploads until all have come, and pass on those that are not out of all proportion."""
+        options = self.state.options
+        held = HeldUploads(self.state.memories.store)
+        norms: dict[int, float] = {}
+        brought: dict[int, tuple[Outcome, Scores]] = {}
+        for k, outcome, scores in self._sound():
+            assert outcome.upload is not None  # the stage aggregates
+            held.add(outcome.upload)
+            norms[k] = update_norm(outcome.upload.state, self.state.shared_state)
+            self._keep(k, outcome)
+            brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
+        heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
+        far = out_of_proportion(norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        for k, reason in {**far, **heavy}.items():
+            held.drop(k)
+            self.memories.pop(k, None)
+            self.record.failures[k] = Failure(f"unusable state: {reason}")
+        for upload in held:
+            self._note_values(upload.client, *brought[upload.client])
+            yield upload
+            held.drop(upload.client)
 
     def _cohort(self) -> Cohort | None:
         """Visits that may be worked ahead side by side."""
@@ -127,21 +191,41 @@ class ClientRound:
         enter = partial(state.enter, prefer="server", round=self.number)
         return Cohort(state.fabric, state.module, self.clients, self.plan_for, client_of, enter, server, names)
 
-    def _visit(self, k: int, cohort: Cohort | None) -> tuple[Outcome | Failure, Scores]:
+    def _visit(self, k: int, cohort: Cohort | None) -> Visited:
+        """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
         state = self.state
         memory = state.memories.get(k) or Memory()
+        ahead = self._worked_ahead(k, cohort, memory)
+        if ahead is not None:
+            return ahead
+        should_stop = self.plan_for(k).should_stop
+
+        def visited() -> Visited:
+            result = state.guard.attempt(lambda: Visited(self._ordinary_visit(k, memory), self._scores(k)), should_stop)
+            return Visited(result, {}) if isinstance(result, Failure) else result
+
+        timeout = state.options.client_timeout
+        if timeout is None:
+            return visited()
+        result = in_child(visited, timeout, should_stop, _pack, _unpack)
+        return Visited(result, {}) if isinstance(result, Failure) else result
+
+    def _worked_ahead(self, k: int, cohort: Cohort | None, memory: Memory) -> Visited | None:
+        """What a client has in a stack, in which no code of its own runs; None if it must be visited by itself."""
+        if cohort is None:
+            return None
         try:
-            outcome = None if cohort is None else cohort.outcome(k, memory)
+            outcome = cohort.outcome(k, memory)
             if outcome is None:
-                outcome = self._ordinary_visit(k, memory)
-            elif self.score and outcome.upload is not None:
-                state.live.put(outcome.upload.state)
-            return outcome, self._scores(k)
-        except (Interrupted, UsageError):  # a method's mistake would be every client's
+                return None
+            if self.score and outcome.upload is not None:
+                self.state.live.put(outcome.upload.state)
+            return Visited(outcome, self._scores(k))
+        except Interrupted:
             raise
-        except Exception as error:  # whatever a client does, the round goes on without it
-            state.live.mend()
-            return failure(error), {}
+        except Exception:  # its own visit will tell
+            self.state.live.mend()
+            return None
 
     def _ordinary_visit(self, k: int, memory: Memory) -> Outcome:
         state = self.state
@@ -167,8 +251,18 @@ class ClientRound:
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
             return evaluate(state.fabric, network, client.val_batches(), state.options.metrics)
 
-    def _problem(self, outcome: Outcome) -> str | None:
-        """What is wrong with an upload, or with what a client would keep; what is collected differs in its shapes."""
+    def _problem(self, outcome: Outcome) -> Failure | None:
+        """What is wrong with what a client brings."""
+        try:
+            self._check_names(outcome.validation_logs)
+            if problem := self._unusable(outcome):
+                return Failure(f"unusable state: {problem}")
+        except Exception as error:  # tensors of strange kinds can hardly be looked at
+            return left_out(error)
+        return None
+
+    def _unusable(self, outcome: Outcome) -> str | None:
+        """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
         sent = outcome.upload
         if sent is not None:
             expected = sent.state if self.stage.upload == "collect" else self.state.shared_state
@@ -177,11 +271,12 @@ class ClientRound:
         kept = outcome.memory.state
         return defect(Upload(-1, kept), kept)
 
-    def _keep(self, k: int, outcome: Outcome, scores: Scores) -> None:
+    def _keep(self, k: int, outcome: Outcome) -> None:
         memory = outcome.memory
         if memory.state or memory.optimizer or k in self.state.memories:  # it may have given all away
             self.memories[k] = memory
-        self._check_names(outcome.validation_logs)
+
+    def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
             for name, value in values.items():
                 self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))
@@ -209,9 +304,9 @@ class ClientRound:
         self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
 
 
-def _pack(result: tuple[Outcome | Failure, Scores]) -> dict[str, Any]:
-    """A result as containers of tensors, numbers and strings, for other processes."""
-    outcome, scores = result
+def _pack(visited: Visited) -> dict[str, Any]:
+    """What came of a visit as containers of tensors, numbers and strings, for other processes."""
+    outcome, scores = visited
     if isinstance(outcome, Failure):
         return {"failed": True, "scores": scores, **vars(outcome)}
     upload = None if outcome.upload is None else vars(outcome.upload)
@@ -226,10 +321,10 @@ def _pack(result: tuple[Outcome | Failure, Scores]) -> dict[str, Any]:
     }
 
 
-def _unpack(packed: dict[str, Any]) -> tuple[Outcome | Failure, Scores]:
+def _unpack(packed: dict[str, Any]) -> Visited:
     scores = packed.pop("scores")
     if packed.pop("failed"):
-        return Failure(**packed), scores
+        return Visited(Failure(**packed), scores)
     upload = Upload(**packed["upload"]) if packed["upload"] else None
     memory = Memory(**packed["memory"])
-    return Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"]), scores
+    return Visited(Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"]), scores)

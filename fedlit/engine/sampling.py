@@ -1,6 +1,6 @@
 """Who takes part in a round."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -24,21 +24,29 @@ class ClientSampler:
         self.state = state
         self._eligible: dict[str, tuple[Assignment, list[int]]] = {}  # by what a stage trains on
 
-    def sample(self, stage: Stage, round: int) -> list[int]:
+    def sample(self, stage: Stage, round: int, attempt: int = 1, failed: Collection[int] = ()) -> list[int]:
         """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
 
-        Nobody uploads twice what the server collects, so who has done that has no more to do.
+        Args:
+            stage: That it belongs to.
+            round: Its number, from 1.
+            attempt: At this round: every one draws its own clients.
+            failed: Who has failed in earlier attempts; they are the last to be drawn again.
         """
         if stage.side == "server":
             return []
+        candidates = self.candidates(stage, round)
+        if stage.upload == "aggregate":
+            candidates = self._drawn(candidates, stage, round, attempt, failed)
+        return self._few(candidates) if self.state.options.fast_dev_run else candidates
+
+    def candidates(self, stage: Stage, round: int) -> list[int]:
+        """Who may be drawn. Nobody uploads twice what the server collects: who has done that has no more to do."""
         may = self.eligible(stage, round)
         if not may:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         collected = self.state.collected
-        candidates = [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
-        if stage.upload == "aggregate":
-            candidates = self._drawn(candidates, stage, round)
-        return self._few(candidates) if self.state.options.fast_dev_run else candidates
+        return [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
 
     def _few(self, candidates: list[int]) -> list[int]:
         """As many as tell whether it runs: two, or what the rule of the federation needs."""
@@ -46,15 +54,19 @@ class ClientSampler:
         needed = 1 if rule is None else fewest_uploads(rule)
         return candidates[: max(2, needed)]
 
-    def _drawn(self, candidates: Sequence[int], stage: Stage, round: int) -> list[int]:
+    def _drawn(
+        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+    ) -> list[int]:
         options = self.state.options
-        stream = generator(options.seed, "sample", stage.name, round)
+        again = () if attempt == 1 else (attempt,)
+        stream = generator(options.seed, "sample", stage.name, round, *again)
         if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
             draws = torch.rand(self.state.data.num_clients, generator=stream)
             return [k for k in candidates if draws[k] < options.fraction_fit]
         size = cohort_size(options, len(candidates))
-        drawn = torch.randperm(len(candidates), generator=stream)[:size]
-        return sorted(candidates[i] for i in drawn.tolist())
+        order = [candidates[i] for i in torch.randperm(len(candidates), generator=stream).tolist()]
+        order.sort(key=lambda k: k in failed)  # else as they were drawn
+        return sorted(order[:size])
 
     def eligible(self, stage: Stage, round: int) -> list[int]:
         """The clients that may take part: those with samples to train on, and none of the unseen ones."""
@@ -73,6 +85,19 @@ def cohort_size(options: Options, num_candidates: int) -> int:
     """Clients of a round that averages, of so many that may take part."""
     wanted = max(options.min_clients, int(options.fraction_fit * num_candidates + 0.5), 1)
     return min(wanted, num_candidates)
+
+
+def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
+    """How many clients of a round must bring something usable: `trainer.min_clients`, or what the rule needs.
+
+    Under `trainer.privacy` none: a round that depended on who came would tell who did.
+    """
+    if stage.upload != "aggregate":
+        return min(options.min_clients, num_clients)
+    if options.privacy is not None:
+        return 0
+    needed = 1 if options.aggregator is None else fewest_uploads(options.aggregator)
+    return min(max(options.min_clients, needed), num_clients)
 
 
 def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:

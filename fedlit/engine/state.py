@@ -15,6 +15,7 @@ from torch import nn
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
 from fedlit.engine.client_store import Memories, Store
+from fedlit.engine.guard import Guard
 from fedlit.engine.live import LiveModule
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory
@@ -40,6 +41,7 @@ class FederationState:
 
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
+        guard: Around clients' code.
         shared: Names of what travels.
         global_state: What the server holds: the shared state, and what it keeps for itself.
         collected: Uploads that the server keeps as they came, by client.
@@ -62,6 +64,7 @@ class FederationState:
         self.data = data
         self.options = options
         self.live = LiveModule(module, options.seed, layout)
+        self.guard = Guard(self.live)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
         self.server_names = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]

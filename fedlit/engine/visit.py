@@ -12,7 +12,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.optimizers import optimizer_state
-from fedlit.engine.plan import Memory, Outcome, Plan
+from fedlit.engine.plan import Memory, Outcome, Plan, is_plain
 from fedlit.engine.training import train
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
@@ -27,7 +27,7 @@ def visit(
     trained = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
     if _structure(live) != structure:
-        raise ValueError("the visit changed names, shapes or dtypes of the state.")
+        raise ValueError("the visit changed names, shapes, dtypes or devices of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items()}
     stays = _staying(module, live, stage, shared)
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
@@ -41,6 +41,8 @@ def visit(
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
     momenta = optimizer_state(module, trained.optimizers, kept)
+    if not is_plain(momenta):
+        raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
     for tensor in live.values():  # they end with the visit: a step in closed form has none, and nobody is to miss them
         tensor.grad = None
     kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
@@ -48,7 +50,7 @@ def visit(
 
 
 def _structure(state: State) -> dict[str, tuple]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in state.items()}
+    return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 
 def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:

@@ -74,12 +74,23 @@ class FitLog:
         self.recorder.ledger(record.ledger)
         self.recorder.metrics(number, rows)
         self.recorder.epochs(record.epochs)
-        for k, failure in record.failures.items():
-            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
-            self.recorder.event("left_out", round=number, client=k, reason=failure.reason, details=failure.details)
-        self.recorder.event("round", round=number, stage=stage, clients=record.clients, seconds=round(seconds, 3))
+        self._left_out(number, record)
+        clients = {"attempt": record.attempt, "clients": record.clients}
+        self.recorder.event("round", round=number, stage=stage, **clients, seconds=round(seconds, 3))
         self.noted_round = number
         self.progress.round(number, stage, rows, seconds)
+
+    def repeated(self, number: int, record: RoundRecord) -> None:
+        """An attempt at a round had too few usable clients."""
+        self._left_out(number, record)
+        usable = len(record.clients) - len(record.failures)
+        self.recorder.event("too_few", round=number, attempt=record.attempt, clients=record.clients, usable=usable)
+
+    def _left_out(self, number: int, record: RoundRecord) -> None:
+        for k, failure in record.failures.items():
+            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
+            told = {"reason": failure.reason, "details": failure.details}
+            self.recorder.event("left_out", round=number, attempt=record.attempt, client=k, **told)
 
     def confusion(self, counts: Tensor) -> None:
         """Samples of each class by what the global model takes them for, ``[C, C]``."""

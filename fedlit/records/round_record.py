@@ -1,42 +1,72 @@
 """What a round left to record: metrics, what crossed a border, and why a client brought nothing."""
 
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from fedlit.records.rows import EpochRow, LedgerRow, Row
 
+LONGEST_REASON, LONGEST_DETAILS = 500, 20_000  # characters
+
 
 @dataclass
 class Failure:
-    """Why a client brought nothing this round: in a line for whoever watches, in full for whoever looks into it."""
+    """Why a client brought nothing this round: in a line for whoever watches, in full for whoever looks into it.
+
+    `is_usage` tells a mistake in how its method uses Lightning.
+    """
 
     reason: str
     details: str = ""
+    is_usage: bool = False
 
 
 @dataclass
 class RoundRecord:
-    """What a round left to record."""
+    """What a round left to record: at which attempt, and whether enough clients brought something usable for it."""
 
     rows: list[Row] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
     clients: list[int] = field(default_factory=list)
+    is_whole: bool = True
+    attempt: int = 1
 
 
-def failure(error: Exception) -> Failure:
-    """What went wrong, in a line and in full."""
-    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+def failure(error: BaseException) -> Failure:
+    """What went wrong, in a line and in full; an error may be anything, also one that cannot be told."""
+    lines = f"{_name(error)}: {_text(error)}".splitlines()
+    reason = _printable(lines[0])[:LONGEST_REASON]
     if "more than 1 value per channel" in reason:
         reason += " (a batch of one sample; see `data.drop_last`)"
     if "view size is not compatible" in reason:
         reason += " (`trainer.fast` holds kernels channels last: `reshape` takes what `view` does not)"
-    return Failure(reason, traceback.format_exc())
+    try:
+        details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except BaseException:  # its text, its cause or its notes are not to be had
+        details = "".join(traceback.format_tb(error.__traceback__)) + reason
+    return Failure(reason, _encodable(details)[-LONGEST_DETAILS:])
 
 
-def all_failed(failures: Mapping[int, Failure]) -> RuntimeError:
-    """What a round without a single upload ends in."""
-    k, failure = next(iter(failures.items()))
-    return RuntimeError(f"Every client of the round failed; client {k}: {failure.reason}\n{failure.details}")
+def _name(error: BaseException) -> str:
+    try:
+        return str(type(error).__name__)
+    except BaseException:  # a class may have a metaclass
+        return "an error without a name"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:  # it runs a client's code, too
+        return "(its text cannot be had)"
+
+
+def _encodable(text: str) -> str:
+    """Half of a surrogate pair can be in a string, and in no file."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _printable(text: str) -> str:
+    """Without what a terminal would take for a command."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in _encodable(text))

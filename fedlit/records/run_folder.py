@@ -1,14 +1,10 @@
-"""The folder of a run, the checkpoint that a user means, and the signals that end a run in good order."""
+"""The folder of a run, and the checkpoint that a user means."""
 
 import fcntl
 import re
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 RUNS = "lightning_logs"
 
@@ -114,25 +110,3 @@ def _versions(runs: Path) -> list[int]:
         if name is not None:
             numbers.append(int(name[1]))
     return numbers
-
-
-@contextmanager
-def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Tell `stop` of SIGINT and SIGTERM instead of dying of them; a second one acts as ever."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield
-        return
-
-    def handle(number: int, frame: object) -> None:
-        stop(number)
-        signal.signal(number, before[number])
-
-    before: dict[int, Any] = {
-        signal.SIGINT: signal.signal(signal.SIGINT, handle),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, handle),
-    }
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

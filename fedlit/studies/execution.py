@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from fedlit.records.run_folder import lock_folder, stop_signals
+from fedlit.records.run_folder import lock_folder
+from fedlit.records.stop_signals import stop_signals
 from fedlit.studies.progress import StudyProgress
 from fedlit.studies.runs import LOG, Run
 
@@ -54,11 +55,13 @@ class Execution:
         self.active: list[Job] = []
         self.failures: dict[Run, str] = {}
         self.stopped_by: int | None = None
+        self.is_stopping = False
 
     def run(self) -> None:
         """All runs, or until a signal asks to stop: then those under way end after their batch and are saved."""
-        with stop_signals(self._stop):
+        with stop_signals(self._note_signal):
             while self.queue or self.active or (self.held and self.waits):
+                self._stop_if_asked()
                 self._begin_some()
                 time.sleep(PAUSE)
                 self._end_some()
@@ -67,8 +70,13 @@ class Execution:
                     self.queue.extend(self.held if self.waits else ())
                     self.held.clear()
 
-    def _stop(self, number: int) -> None:
+    def _note_signal(self, number: int) -> None:
         self.stopped_by = number
+
+    def _stop_if_asked(self) -> None:
+        if self.stopped_by is None or self.is_stopping:
+            return
+        self.is_stopping = True
         self.queue.clear()
         self.held.clear()
         for job in self.active:

@@ -1,0 +1,54 @@
+"""What an evaluation found, and of which client it could not."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedlit.engine.child_process import in_child
+from fedlit.engine.scores import Scores
+from fedlit.engine.state import FederationState
+from fedlit.engine.usage import UsageError
+from fedlit.records.round_record import Failure
+
+
+@dataclass
+class Found:
+    """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
+
+    `confused` tells of the global model on the test set, see `confusion`.
+    """
+
+    values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+    confused: Tensor | None = None
+
+    def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
+        self.values += [(client, model, data, name, value) for name, value in scores.items()]
+
+
+def found_of(state: FederationState, k: int, look: Callable[[], Found]) -> Found:
+    """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
+
+    def attempt() -> Found:
+        found = state.guard.attempt(look)
+        if not isinstance(found, Failure):
+            return found
+        if found.is_usage:
+            raise UsageError(found.reason.partition(": ")[2])
+        return Found(failed={k: found.reason})
+
+    timeout = state.options.client_timeout
+    if timeout is None:
+        return attempt()
+    found = in_child(attempt, timeout, bool, pack, unpack)
+    return Found(failed={k: found.reason}) if isinstance(found, Failure) else found
+
+
+def pack(found: Found) -> dict[str, Any]:
+    return vars(found)
+
+
+def unpack(packed: dict[str, Any]) -> Found:
+    return Found(**packed)

@@ -1,0 +1,60 @@
+"""The signals that end a run: the first in good order, a second at once."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any, NoReturn
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+SAME = 0.5  # seconds in which a second is taken for the first, which a wrapper has passed on once more
+END = os._exit  # as it is before anybody replaces it
+
+
+@contextmanager
+def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Tell `stop` of the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once.
+
+    Python's own handlers wait for the main thread, which may be busy in C for long, so a thread is told.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield
+        return
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    before: dict[int, Any] = {number: signal.signal(number, _do_nothing) for number in NUMBERS}
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    thread = threading.Thread(target=_listen, args=(reading, stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writing)
+        thread.join(timeout=SAME)
+
+
+def _do_nothing(number: int, frame: object) -> None:
+    """Where there is a handler, Python writes the signal to the thread's pipe."""
+
+
+def _listen(reading: int, stop: Callable[[int], None]) -> None:
+    first: float | None = None
+    while numbers := os.read(reading, 1):
+        if numbers[0] not in NUMBERS:  # whoever else has a handler of its own
+            continue
+        if first is None:
+            first = monotonic()
+            stop(numbers[0])
+        elif monotonic() - first > SAME:
+            _end(numbers[0])
+    os.close(reading)
+
+
+def _end(number: int) -> NoReturn:
+    """Without a word or a clean-up: checkpoints are whole at every moment."""
+    END(128 + number)

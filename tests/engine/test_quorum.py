@@ -1,0 +1,166 @@
+"""Rounds with too few usable clients are repeated with others, and at last given up with everything saved."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SGD, equal, fitted, linear, toy_data
+
+from fedlit import FedAvg, LocalOnly
+from fedlit.callbacks import FederationCallback
+from fedlit.engine.quorum import TooFewClients
+
+
+def failing(bad, rounds=(2,), method=FedAvg):
+    """A method whose clients fail in some rounds."""
+
+    class Fails(method):
+        def on_client_end(self, client):
+            if client.round in rounds and client.id in bad:
+                raise RuntimeError("a bad day")
+
+    torch.manual_seed(0)
+    return Fails(linear, SGD)
+
+
+def events(folder, what):
+    lines = Path(folder, "events.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == what]
+
+
+class Drawn(FederationCallback):
+    """Notes who was drawn, attempt by attempt."""
+
+    def __init__(self):
+        self.clients = []
+
+    def on_round_start(self, federation, module, round, clients):
+        self.clients.append((round, clients))
+
+
+def first_of_round_2():
+    ear = Drawn()
+    fitted(failing(()), toy_data(num_clients=6), fraction_fit=0.1, num_rounds=2, callbacks=ear)
+    return dict(ear.clients)[2][0]
+
+
+def test_a_client_that_fails_alone_in_its_round_is_replaced_by_another():
+    first = first_of_round_2()
+    ear = Drawn()
+    options = {"fraction_fit": 0.1, "num_rounds": 3, "callbacks": ear}
+    federation = fitted(failing({first}), toy_data(num_clients=6), **options)
+    assert federation.state.round == 3
+    second = [clients for round, clients in ear.clients if round == 2]
+    assert len(second) == 2
+    assert second[0] == [first]
+    assert first not in second[1]
+    [left_out] = events(federation.log_dir, "left_out")
+    assert (left_out["client"], left_out["round"], left_out["attempt"]) == (first, 2, 1)
+    assert [event["attempt"] for event in events(federation.log_dir, "round")] == [1, 2, 1]
+
+
+@pytest.mark.parametrize(("min_clients", "is_enough"), [(2, True), (3, False)])
+def test_as_many_clients_as_must_take_part_must_be_usable(min_clients, is_enough):
+    options = {"min_clients": min_clients, "num_rounds": 2}
+    if is_enough:
+        assert fitted(failing({0, 1}), toy_data(num_clients=4), **options).state.round == 2
+    else:
+        with pytest.raises(
+            TooFewClients, match=r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
+        ):
+            fitted(failing({0, 1}), toy_data(num_clients=4), **options)
+
+
+def test_a_round_is_repeated_as_often_as_is_said():
+    ear = Drawn()
+    options = {"fraction_fit": 0.1, "num_rounds": 2, "max_round_retries": 2, "callbacks": ear}
+    with pytest.raises(TooFewClients, match="Every client of round 2 failed, at attempt 3"):
+        fitted(failing(range(9)), toy_data(num_clients=9, size=90), **options)
+    drawn = [clients[0] for round, clients in ear.clients if round == 2]
+    assert len(set(drawn)) == 3  # who has failed comes last
+
+
+def test_without_anybody_else_a_round_is_not_repeated():
+    ear = Drawn()
+    with pytest.raises(TooFewClients):
+        fitted(failing(range(3), method=LocalOnly), callbacks=ear)
+    assert [round for round, _ in ear.clients] == [1, 2]
+
+
+def test_what_was_whole_is_saved_and_every_client_is_named_when_a_run_is_given_up(tmp_path):
+    options = {"num_rounds": 5, "save_every_n_rounds": 5, "default_root_dir": str(tmp_path)}
+    with pytest.raises(TooFewClients):
+        fitted(failing(range(3), rounds=(4,)), **options)
+    folder = tmp_path / "lightning_logs/version_0"
+    assert {event["client"] for event in events(folder, "left_out")} == {0, 1, 2}
+    assert [event["round"] for event in events(folder, "gave_up")] == [4]
+    saved = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    assert saved["round"] == 3
+    whole = fitted(failing(()), num_rounds=5)
+    assert equal(fitted(failing(()), ckpt_path="last", **options).global_state, whole.global_state)
+
+
+def test_a_repeated_round_is_the_same_after_a_resume(tmp_path):
+    first = first_of_round_2()
+    data = lambda: toy_data(num_clients=6)  # noqa: E731
+    straight = fitted(failing({first}), data(), fraction_fit=0.1, num_rounds=3)
+    cut = {"fraction_fit": 0.1, "default_root_dir": str(tmp_path)}
+    fitted(failing({first}), data(), num_rounds=1, **cut)
+    resumed = fitted(failing({first}), data(), num_rounds=3, ckpt_path="last", **cut)
+    assert equal(resumed.global_state, straight.global_state)
+    assert not equal(straight.global_state, fitted(failing(()), data(), fraction_fit=0.1, num_rounds=3).global_state)
+
+
+# --- who outweighs the others
+
+
+class Heavy(FedAvg):
+    def client_weight(self, client):
+        return 1000.0 if client.id == 1 else 20.0
+
+
+class Far(FedAvg):
+    def on_client_end(self, client):
+        if client.id == 1:
+            self.network[1].weight.data += 50
+
+
+@pytest.mark.parametrize(("method", "option"), [(Heavy, "max_weight_ratio"), (Far, "max_norm_ratio")])
+def test_who_is_out_of_all_proportion_is_left_out(method, option):
+    class Even(FedAvg):
+        def client_weight(self, client):
+            return 20.0 if method is Heavy else super().client_weight(client)
+
+    def run(kind, data, **options):
+        torch.manual_seed(0)
+        return fitted(kind(linear, SGD), data, personal_memory=0, **options)
+
+    federation = run(method, toy_data(), **{option: 10})
+    assert equal(federation.global_state, run(Even, toy_data(opt_out=[1])).global_state)
+    reasons = {event["reason"] for event in events(federation.log_dir, "left_out")}
+    assert all(f"`trainer.{option}` is 10" in reason for reason in reasons)
+    assert not equal(federation.global_state, run(method, toy_data()).global_state)
+
+
+def test_nothing_changes_where_all_are_in_proportion():
+    torch.manual_seed(0)
+    held = fitted(FedAvg(linear, SGD), max_weight_ratio=1000, max_norm_ratio=1000)
+    torch.manual_seed(0)
+    assert equal(held.global_state, fitted(FedAvg(linear, SGD)).global_state)
+    assert events(held.log_dir, "left_out") == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("max_weight_ratio", 0.5, "`trainer.max_weight_ratio` must be at least 1, got 0.5"),
+        ("max_norm_ratio", float("nan"), "`trainer.max_norm_ratio` must be at least 1, got nan"),
+        ("max_round_retries", -1, "`trainer.max_round_retries` must be at least 0, got -1"),
+        ("client_timeout", 0, "`trainer.client_timeout` must be above 0 seconds, got 0"),
+        ("client_timeout", float("inf"), "`trainer.client_timeout` must be above 0 seconds, got inf"),
+    ],
+)
+def test_impossible_limits_are_refused(option, value, told):
+    with pytest.raises(ValueError, match=told):
+        fitted(FedAvg(linear, SGD), **{option: value})

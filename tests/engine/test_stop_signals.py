@@ -1,0 +1,49 @@
+"""Signals: the first is told at once, a second ends the process."""
+
+import signal
+import subprocess
+import sys
+import time
+
+SCRIPT = """
+import sys, time
+from fedlit.records.stop_signals import stop_signals
+
+def stop(number):
+    print("stopping", number, flush=True)
+
+with stop_signals(stop):
+    print("ready", flush=True)
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        sum(range(10**6))
+"""
+
+
+def started():
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_the_first_is_told_at_once_and_a_second_ends_without_a_traceback():
+    process = started()
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "stopping 15\n"
+    time.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (128 + signal.SIGINT, "")
+
+
+def test_one_that_is_passed_on_twice_counts_once():
+    process = started()
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "stopping 2\n"
+    time.sleep(0.2)
+    assert process.poll() is None
+    process.kill()
+    process.communicate()
