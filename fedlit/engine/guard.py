@@ -39,19 +39,28 @@ class Guard:
         parts = {type(part) for part in self.live.parts.values()}
         self.rest = Rest(parts | {kind for kind in type(self.live.module).__mro__ if _is_own(kind)})
 
-    def attempt(self, work: Callable[[], Result], should_stop: Callable[[], bool] = bool) -> Result | Failure:
+    def attempt(
+        self,
+        work: Callable[[], Result],
+        should_stop: Callable[[], bool] = bool,
+        is_sound: Callable[[Result], bool] = lambda result: True,
+    ) -> Result | Failure:
         """What a client's code returns, or why it did not.
 
         Args:
             work: The client's code.
             should_stop: Whether the run was asked to end: only then `Interrupted` is not the client's own doing.
+            is_sound: Whether what it returned can be used; else all is put back as after an error.
         """
         modes = Modes()
         trained = self.live.trained()
         attributes = Attributes(self.live.parts.values())
+        found: Result | Failure
         try:
             with exits_caught():
-                return work()
+                found = work()
+            if is_sound(found):
+                return found
         except BaseException as error:  # SystemExit, GeneratorExit, what somebody has made up ...
             if _is_meant_for_us(error, should_stop):
                 raise

@@ -30,10 +30,11 @@ from fedlit.rng import derive, isolated
 
 
 class Visited(NamedTuple):
-    """What came of a visit, and how the trained copy scores."""
+    """What came of a visit, how the trained copy scores, and what is wrong with what was brought."""
 
     outcome: Outcome | Failure
     scores: Scores
+    problem: Failure | None = None
 
 
 class ClientRound:
@@ -136,17 +137,18 @@ class ClientRound:
             self.tell(self.clients.index(k) + 1, len(self.clients))
             return self._visit(k, cohort)
 
-        for k, (outcome, scores) in in_order(self.state.fabric, self.clients, work, _pack, _unpack):
+        for k, visited in in_order(self.state.fabric, self.clients, work, _pack, _unpack):
             self.record.clients.append(k)
             self._note_download(k)
+            outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self._note(k, "up", "model", num_bytes(outcome.upload.state))
-            if isinstance(outcome, Outcome):
-                outcome = self._problem(outcome) or outcome
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
+            elif visited.problem is not None:
+                self._leave_out(k, visited.problem)
             else:
-                yield k, outcome, scores
+                yield k, outcome, visited.scores
 
     def _leave_out(self, k: int, found: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -201,7 +203,9 @@ class ClientRound:
         should_stop = self.plan_for(k).should_stop
 
         def visited() -> Visited:
-            result = state.guard.attempt(lambda: Visited(self._ordinary_visit(k, memory), self._scores(k)), should_stop)
+            result = state.guard.attempt(
+                lambda: self._looked_at(k, self._ordinary_visit(k, memory)), should_stop, _is_sound
+            )
             return Visited(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout
@@ -220,12 +224,15 @@ class ClientRound:
                 return None
             if self.score and outcome.upload is not None:
                 self.state.live.put(outcome.upload.state)
-            return Visited(outcome, self._scores(k))
+            return self._looked_at(k, outcome)
         except Interrupted:
             raise
         except Exception:  # its own visit will tell
             self.state.live.mend()
             return None
+
+    def _looked_at(self, k: int, outcome: Outcome) -> Visited:
+        return Visited(outcome, self._scores(k), self._problem(outcome))
 
     def _ordinary_visit(self, k: int, memory: Memory) -> Outcome:
         state = self.state
@@ -304,15 +311,20 @@ class ClientRound:
         self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
 
 
+def _is_sound(visited: Visited) -> bool:
+    return visited.problem is None
+
+
 def _pack(visited: Visited) -> dict[str, Any]:
     """What came of a visit as containers of tensors, numbers and strings, for other processes."""
-    outcome, scores = visited
+    outcome = visited.outcome
     if isinstance(outcome, Failure):
-        return {"failed": True, "scores": scores, **vars(outcome)}
+        return {"failed": True, "scores": visited.scores, **vars(outcome)}
     upload = None if outcome.upload is None else vars(outcome.upload)
     return {
         "failed": False,
-        "scores": scores,
+        "scores": visited.scores,
+        "problem": None if visited.problem is None else vars(visited.problem),
         "upload": upload,
         "memory": vars(outcome.memory),
         "logs": outcome.logs,
@@ -327,4 +339,6 @@ def _unpack(packed: dict[str, Any]) -> Visited:
         return Visited(Failure(**packed), scores)
     upload = Upload(**packed["upload"]) if packed["upload"] else None
     memory = Memory(**packed["memory"])
-    return Visited(Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"]), scores)
+    outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
+    problem = Failure(**packed["problem"]) if packed["problem"] else None
+    return Visited(outcome, scores, problem)

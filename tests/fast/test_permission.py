@@ -45,6 +45,7 @@ BESIDE_STEPS = {
 OUTSIDE_VISITS = {
     "aggregate",
     "check",
+    "combine",
     "configure_stages",
     "earlier_uploads",
     "is_shared",

@@ -32,7 +32,7 @@ QUICK = [
     ("replaced functions, and dies", "FedAvg"),
     ("a device's context", "Own"),
     ("raises in probe", "Own"),
-    ("nan made in inference mode", "FedFusion"),
+    ("nan made in inference mode", "FedAvg"),
     ("segmentation fault", "FML"),
 ]
 
