@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
@@ -23,18 +22,11 @@ from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
+from fedlit.engine.visited import Visited, is_sound, pack, unpack
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
-
-
-class Visited(NamedTuple):
-    """What came of a visit, how the trained copy scores, and what is wrong with what was brought."""
-
-    outcome: Outcome | Failure
-    scores: Scores
-    problem: Failure | None = None
 
 
 class ClientRound:
@@ -137,7 +129,7 @@ class ClientRound:
             self.tell(self.clients.index(k) + 1, len(self.clients))
             return self._visit(k, cohort)
 
-        for k, visited in in_order(self.state.fabric, self.clients, work, _pack, _unpack):
+        for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
             self.record.clients.append(k)
             self._note_download(k)
             outcome = visited.outcome
@@ -204,14 +196,14 @@ class ClientRound:
 
         def visited() -> Visited:
             result = state.guard.attempt(
-                lambda: self._looked_at(k, self._ordinary_visit(k, memory)), should_stop, _is_sound
+                lambda: self._looked_at(k, self._ordinary_visit(k, memory)), should_stop, is_sound
             )
             return Visited(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout
         if timeout is None:
             return visited()
-        result = in_child(visited, timeout, should_stop, _pack, _unpack)
+        result = in_child(visited, timeout, should_stop, pack, unpack)
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _worked_ahead(self, k: int, cohort: Cohort | None, memory: Memory) -> Visited | None:
@@ -309,36 +301,3 @@ class ClientRound:
 
     def _note(self, k: int, direction: str, kind: str, size: int) -> None:
         self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
-
-
-def _is_sound(visited: Visited) -> bool:
-    return visited.problem is None
-
-
-def _pack(visited: Visited) -> dict[str, Any]:
-    """What came of a visit as containers of tensors, numbers and strings, for other processes."""
-    outcome = visited.outcome
-    if isinstance(outcome, Failure):
-        return {"failed": True, "scores": visited.scores, **vars(outcome)}
-    upload = None if outcome.upload is None else vars(outcome.upload)
-    return {
-        "failed": False,
-        "scores": visited.scores,
-        "problem": None if visited.problem is None else vars(visited.problem),
-        "upload": upload,
-        "memory": vars(outcome.memory),
-        "logs": outcome.logs,
-        "epochs": outcome.epochs,
-        "validation_logs": outcome.validation_logs,
-    }
-
-
-def _unpack(packed: dict[str, Any]) -> Visited:
-    scores = packed.pop("scores")
-    if packed.pop("failed"):
-        return Visited(Failure(**packed), scores)
-    upload = Upload(**packed["upload"]) if packed["upload"] else None
-    memory = Memory(**packed["memory"])
-    outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
-    problem = Failure(**packed["problem"]) if packed["problem"] else None
-    return Visited(outcome, scores, problem)
