@@ -239,7 +239,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: What to go on from: a file, `last` or `best` of the newest run; `auto` is its last, if any.
+            ckpt_path: A file, `last` or `best` of the config's own run or the newest; `auto` is its last, if any.
         """
         self._run_folder = RunFolder(self.fabric, self.options)
         try:
@@ -273,7 +273,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
+            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the config's own run or the newest.
         """
         self._set_up("validate", model, datamodule, ckpt_path)
         with told_of("validate", self._call):
@@ -286,7 +286,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the newest run.
+            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the config's own run or the newest.
         """
         self._set_up("test", model, datamodule, ckpt_path)
         with told_of("test", self._call):
@@ -306,7 +306,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint to use: a file, or `last` or `best` of the newest run.
+            ckpt_path: The checkpoint to use: a file, or `last` or `best` of the config's own run or the newest.
             client: Whose model; the global one by default.
             images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
                 or [N, H, W, C], or a folder of image files.
@@ -322,7 +322,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint: a file, or `last` or `best` of the newest run.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of the config's own run or the newest.
         """
         self._set_up("load", model, datamodule, ckpt_path)
 
@@ -348,7 +348,7 @@ class Federation:
         Args:
             model: The method.
             datamodule: The clients' data, some of which are unseen.
-            ckpt_path: Where the federation ended: a file, or `last` or `best` of the newest run.
+            ckpt_path: Where the federation ended: a file, or `last` or `best` of the config's own run or the newest.
             epochs: Passes over a new client's samples.
         """
         self._set_up("adapt", model, datamodule, ckpt_path)

@@ -46,14 +46,15 @@ class FederatedData(LightningDataModule):
         partition_seed: Seed of the partition, apart from the seed of the training.
         validation: Where a client's own validation samples come from: held back from its training
             samples (`train`), the test set dealt out in the same setting (`test`), or a reserve of
-            training samples dealt out (`reserve`).
+            training samples dealt out (`reserve`, which was called `pool`).
         val_size: With `train`, the fraction in (0, 1) or number of samples held back per client;
             with `reserve`, the fraction of the training set that goes into the reserve.
         batch_size: Samples per training batch.
         client_batch_sizes: Another batch size for some clients, by client id.
         drop_last: Leave out a last batch that is smaller than `batch_size`.
         augmentation: Steps applied to each batch in turn; random ones only in training.
-        mean: Per-channel mean on the [0, 1] scale to subtract; the data set's own by default.
+        mean: Per-channel mean on the [0, 1] scale to subtract; the data set's own by default. Inputs that are
+            floats are taken as they are.
         std: Per-channel standard deviation to divide by; the data set's own by default.
         opt_out: Clients that share nothing: their fraction in [0, 1], or their ids.
         opt_out_samples: Fraction in [0, 1] of every other client's training samples that it does

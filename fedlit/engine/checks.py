@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
+from inspect import signature
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ def check_experiment(
     check_hooks(model, stages, command)
     if command == "fit":
         _tell_modes(model)
+        _tell_what_is_not_measured(model, stages, data)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(stages, data)
@@ -68,6 +70,18 @@ def check_experiment(
     _check_metrics(options.metrics, data.images.num_classes)
     _check_clients(model, data, fabric)
     return stages
+
+
+def _tell_what_is_not_measured(model: FederatedModule, stages: list[Stage], data: FederatedData) -> None:
+    """Rows that somebody may look for in vain."""
+    without = sum(1 for own in data.assignment.val if not len(own))
+    if without:
+        told = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
+        warnings.warn(f"{told}: nothing is measured on their own.", Notice, stacklevel=2)
+    is_shared = any(stage.upload != "none" or stage.side == "server" for stage in stages)
+    if data.unseen_clients and not is_shared:
+        told = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
+        warnings.warn(f"{told}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
 
 
 def _check_state(model: FederatedModule) -> None:
@@ -248,9 +262,12 @@ def _check_outputs(network: nn.Module, whose: str, client: Client, x: Tensor) ->
         raise ValueError(f"`model`: the {whose} must give one tensor of logits, got a {type(z).__name__}.")
     shape = list(z.shape)
     if shape != [len(x), client.num_classes]:
+        remedy = "change its last layer"
+        if any("num_classes" in signature(type(part)).parameters for part in network.modules()):
+            remedy = "set its `num_classes`"
         raise ValueError(
             f"`model`: the {whose} must give {client.num_classes} outputs, one per class of the data, "
-            f"got shape {shape[1:]}; set its `num_classes`."
+            f"got shape {shape[1:]}; {remedy}."
         )
 
 

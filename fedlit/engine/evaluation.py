@@ -113,8 +113,7 @@ class Scorer:
             if is_overridden("probe", self.personal, FederatedModule):
                 jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
-        num_seen = data.num_clients - data.unseen_clients
-        seen = [k for k in own if k < num_seen and self.has_model(k)]
+        seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
             jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
         if self.stage.reported_on_pooled:
@@ -128,8 +127,16 @@ class Scorer:
                 jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
             return jobs
         if any(self._held(self.network)):  # a part of it is the clients' own
+            if not is_overridden("forward", self.personal, FederatedModule):
+                # With a client's own part it is that client's personal model, and told as such.
+                clients = [k for k in clients if k >= self._num_seen]
             return [Job("global", k, partial(self._client_on_own, k, "global", round)) for k in clients]
         return []
+
+    @property
+    def _num_seen(self) -> int:
+        """Clients that may train; the others come after them."""
+        return self.state.data.num_clients - self.state.data.unseen_clients
 
     def _groups(self, clients: list[int], round: int) -> list[list[int]]:
         """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
@@ -174,7 +181,8 @@ class Scorer:
         if client is None:
             if not self.has_complete_global_model:
                 method = type(self.state.module).__name__
-                raise ValueError(f"{method} has no global model; name one of its clients with `--client`.")
+                told = f"{method} has no global model; name one of its clients with `--client`"
+                raise ValueError(f"{told}, in Python with `client=`.")
             self.state.load_global()
             return self.network
         self._check_has_model(client)

@@ -255,7 +255,8 @@ class ClientRound:
         try:
             self._check_names(outcome.validation_logs)
             if problem := self._unusable(outcome):
-                return Failure(f"unusable state: {problem}")
+                hint = " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
+                return Failure(f"unusable state: {problem}{hint}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
             return left_out(error)
         return None

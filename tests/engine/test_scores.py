@@ -1,18 +1,21 @@
 """Scores of many clients in one pass are those of each by itself."""
 
 import math
+import warnings
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, fitted, linear, toy_data
+from conftest import SGD, SmallCNN, TrunkAndHead, fitted, linear, rows, toy_data
 from lightning.fabric import Fabric
 from torch import nn
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.scores import evaluate, scores_by_group
+from fedlit.notices import Notice
+from fedlit.partition import Dirichlet
 
 
 def clients(*sizes):
@@ -129,3 +132,41 @@ def test_a_client_that_cannot_be_evaluated_is_named(command, capsys, monkeypatch
     rows = getattr(federation, command)(method, data)
     assert "without client 1: could not be evaluated: OSError: no model" in capsys.readouterr().out
     assert {row.client for row in rows} == {0, 2}
+
+
+class Split(FedAvg):
+    """A trunk that travels, and a head that stays."""
+
+    shared = ("network.extractor.",)
+
+
+class SplitWithAPeer(Split):
+    """What a client uses itself is another network."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.own = network()
+
+    def forward(self, x):
+        return self.own(x)
+
+
+def models_on_own(method, **options):
+    federation = fitted(method, toy_data(unseen_clients=1), num_rounds=1, **options)
+    return {(row["model"], row["data"]) for row in rows(federation) if row["model"] != "trained"}
+
+
+def test_a_model_that_is_partly_a_clients_own_is_personal_and_not_global():
+    assert models_on_own(Split(TrunkAndHead, SGD)) == {("personal", "own"), ("global", "unseen")}
+    assert ("global", "own") in models_on_own(SplitWithAPeer(TrunkAndHead, SGD))
+    assert ("global", "own") in models_on_own(FedAvg(TrunkAndHead, SGD))
+
+
+def test_it_is_told_who_has_no_validation_samples_and_what_unseen_clients_lack():
+    with pytest.warns(Notice, match=r"^\d+ of 20 clients have no validation samples \(see `data.val_size`\)"):
+        fitted(FedAvg(linear, SGD), toy_data(num_clients=20, partition=Dirichlet(alpha=0.5)), num_rounds=1)
+    with pytest.warns(Notice, match=r"^`data.unseen_clients`: LocalOnly has no global model"):
+        fitted(LocalOnly(linear, SGD), toy_data(unseen_clients=1), num_rounds=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        fitted(FedAvg(linear, SGD), toy_data(unseen_clients=1), num_rounds=1)
