@@ -353,7 +353,7 @@ class Federation:
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
         with told_of("adapt", self._call):
-            rows = self._report("adapt.csv", adapt(self.state, epochs), {})
+            rows = self._report("adapt.csv", *adapt(self.state, epochs))
             if self.is_global_zero and self._folder is not None:
                 draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
         return rows

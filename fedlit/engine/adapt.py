@@ -8,6 +8,7 @@ How soon each is there is told as `epochs_to_converge`: the first epoch whose ac
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
@@ -16,9 +17,11 @@ from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
+from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.methods.base import FederatedModule, twin
 from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.rng import derive, isolated
 
@@ -34,8 +37,8 @@ class Alone(FederatedModule):
         self.network = network
 
 
-def adapt(state: FederationState, epochs: int) -> list[Row]:
-    """Let every unseen client join, on its own; neither the server nor another client notices.
+def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Failure]]:
+    """Let every unseen client join, on its own; neither the server nor another client notices. And who could not.
 
     Args:
         state: Restored from where the federation ended.
@@ -44,16 +47,34 @@ def adapt(state: FederationState, epochs: int) -> list[Row]:
     unseen = state.data.unseen_clients
     if epochs < 1 or not unseen:
         raise ValueError(f"`--epochs` and `data.unseen_clients` must be at least 1, got {epochs} and {unseen}.")
-    rows = []
+    rows: list[Row] = []
+    failures: dict[int, Failure] = {}
+    state.guard.begin_round()
     for k in range(state.data.num_clients - unseen, state.data.num_clients):
-        for name, learner in _learners(state, k):
-            followed = _followed(state, learner, k, epochs)
-            for epoch, scores in enumerate(followed):
-                rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
-            accuracies = [scores["acc"] for scores in followed if scores]
-            if accuracies:  # a client may have no validation samples
-                needed = epochs_to_converge(accuracies)
-                rows.append(Row(epochs, STAGE.name, k, name, "unseen", "epochs_to_converge", needed))
+        found = state.guard.attempt(partial(_rows, state, k, epochs))
+        if not isinstance(found, Failure):
+            rows += found
+        elif found.is_usage:
+            raise UsageError(found.reason.partition(": ")[2])
+        else:
+            failures[k] = found
+    if not rows and failures:
+        k, failure = next(iter(failures.items()))
+        raise RuntimeError(f"No unseen client could join; client {k}: {failure.reason}\n{failure.details}")
+    return rows, failures
+
+
+def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
+    """What became of a new client, by epoch."""
+    rows = []
+    for name, learner in _learners(state, k):
+        followed = _followed(state, learner, k, epochs)
+        for epoch, scores in enumerate(followed):
+            rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
+        accuracies = [scores["acc"] for scores in followed if scores]
+        if accuracies:  # a client may have no validation samples
+            needed = epochs_to_converge(accuracies)
+            rows.append(Row(epochs, STAGE.name, k, name, "unseen", "epochs_to_converge", needed))
     return rows
 
 

@@ -1,5 +1,7 @@
 """A new client joins and nobody else notices."""
 
+import sys
+
 import pytest
 import torch
 from conftest import SGD, equal, fitted, linear, toy_data
@@ -142,3 +144,25 @@ def test_from_scratch_is_from_the_initialisation_that_was_asked_for():
 def test_a_new_client_of_a_mixture_starts_with_the_global_expert():
     rows = adapted(MixtureOfExperts(linear, SGD, epochs=2))
     assert curve(rows, "personal")[-1] < curve(rows, "personal")[0]
+
+
+class ShyNewcomer(FedAvg):
+    """Client 3 ends the process when it joins."""
+
+    shy = (3,)
+
+    def on_client_start(self, client):
+        if client is not None and client.id in self.shy:
+            sys.exit(0)
+
+
+def test_a_new_client_that_fails_keeps_no_other_from_joining(capsys):
+    method = ShyNewcomer(linear, SGD)
+    two_unseen = {"num_clients": 5, "unseen_clients": 2}
+    federation = fitted(method, toy_data(**two_unseen), num_rounds=1)
+    rows = federation.adapt(method, toy_data(**two_unseen), epochs=1)
+    assert {row.client for row in rows} == {4}
+    assert "without client 3: SystemExit" in capsys.readouterr().out
+    method.shy = (3, 4)
+    with pytest.raises(RuntimeError, match="No unseen client could join; client 3: SystemExit"):
+        federation.adapt(method, toy_data(**two_unseen), epochs=1)
