@@ -145,6 +145,8 @@ def in_full(message: str, args: list[str]) -> str:
         '`data.partition.alpha` must be above 0.'
         >>> in_full("`val_size` must be above 0.", [])
         '`data.val_size` must be above 0.'
+        >>> in_full("`alpha` must be above 0.", ["fit", "--data.partition.alpha=1", "--model.optimizer.alpha=-1"])
+        '`data.partition.alpha` or `model.optimizer.alpha` must be above 0.'
     """
     return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
 
@@ -156,6 +158,8 @@ def _full_name(name: str, args: list[str]) -> str:
     written = {path for recipe in recipe_files(args) for path in _paths(_content(recipe))}
     for paths in (typed, written):  # what was typed comes before what stands in a recipe
         found = {path for path in paths if path.rpartition(".")[2] == name}
+        if found and not found & {f"data.{name}", f"model.{name}"}:
+            return "` or `".join(sorted(found))
         if len(found) == 1:
             return found.pop()
     if name in signature(FederatedData).parameters:

@@ -244,7 +244,7 @@ def drawn_cases(number: int, seed: int, folder: Path) -> list[Case]:
         draw.shuffle(order)
         for family, option, kind in order[: number - len(cases)]:
             value = draw.choice(draw.choice([NUMBERS, NUMBERS, VALUES]))
-            if option in ("trainer.devices", "trainer.num_nodes") and value in ("-1", "0x10", "1_0"):
+            if option in ("trainer.devices", "trainer.num_nodes") and value in ("-1", "0x10", "1_0", "1:30"):
                 continue  # legal: other processes, or machines that are waited for
             if draw.random() < 0.7:
                 cases.append(typed(family, option, kind, value))
