@@ -27,6 +27,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.aggregation.flat import unflattened, vector
 from fedlit.aggregation.rules import clip_factors
 
+LEAST_NOISE = 0.1
 INTERVAL = 1e-3  # of the privacy loss; rounded up, so that epsilon is never told too low
 
 
@@ -53,6 +54,10 @@ class ClientLevelDP:
             raise ValueError(f"`trainer.privacy.clip` is a norm and must be above 0, got {clip}.")
         if not (isfinite(noise_multiplier) and noise_multiplier >= 0):
             raise ValueError(f"`trainer.privacy.noise_multiplier` must be at least 0, got {noise_multiplier}.")
+        if 0 < noise_multiplier < LEAST_NOISE:  # it would hide nothing, and its accounting never end
+            raise ValueError(
+                f"`trainer.privacy.noise_multiplier` must be 0 or at least {LEAST_NOISE}, got {noise_multiplier}."
+            )
         if noise_multiplier and not isfinite(clip):
             raise ValueError("`trainer.privacy.clip` must be finite where there is noise, which is in units of it.")
         if not 0 < delta < 1:

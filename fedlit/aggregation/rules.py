@@ -14,7 +14,9 @@ from torch import Tensor
 
 from fedlit.aggregation.flat import largest_counters, rows, unflattened, vector
 from fedlit.aggregation.uploads import NOTHING, State, Upload, weighted_mean, wide
+from fedlit.bounds import check_count
 
+MOST_STEPS = 10_000  # more move nothing, and never end
 Rule = Callable[[Iterable[Upload], Mapping[str, Tensor]], State]
 
 
@@ -92,7 +94,7 @@ class Krum(Aggregator):
     """
 
     def __init__(self, num_bad: int = 1) -> None:
-        self.num_bad = _at_least_one("num_bad", num_bad)
+        self.num_bad = check_count("trainer.aggregator.num_bad", num_bad)
         self.fewest = 2 * num_bad + 3
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
@@ -113,9 +115,9 @@ class MultiKrum(Aggregator):
     """
 
     def __init__(self, num_bad: int = 1, num_kept: int | None = None) -> None:
-        self.num_bad = _at_least_one("num_bad", num_bad)
+        self.num_bad = check_count("trainer.aggregator.num_bad", num_bad)
         if num_kept is not None:
-            _at_least_one("num_kept", num_kept)
+            check_count("trainer.aggregator.num_kept", num_kept)
         self.num_kept = num_kept
         self.fewest = max(2 * num_bad + 3, num_kept or 0)
 
@@ -181,7 +183,7 @@ class GeometricMedian(Aggregator):
     """
 
     def __init__(self, steps: int = 20, smoothing: float = 1e-6) -> None:
-        self.steps = _at_least_one("steps", steps)
+        self.steps = check_count("trainer.aggregator.steps", steps, most=MOST_STEPS)
         if not (isfinite(smoothing) and smoothing > 0):
             raise ValueError(f"`trainer.aggregator.smoothing` is a distance and must be above 0, got {smoothing}.")
         self.smoothing = smoothing
@@ -285,9 +287,3 @@ def _weights(uploads: list[Upload], values: Tensor) -> Tensor:
 def _check_trim(trim: float, name: str) -> None:
     if not 0 <= trim < 0.5:
         raise ValueError(f"`{name}` is the fraction cut off at each end and must lie in [0, 0.5), got {trim}.")
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if value < 1:
-        raise ValueError(f"`trainer.aggregator.{name}` must be at least 1, got {value}.")
-    return value

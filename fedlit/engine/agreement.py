@@ -83,7 +83,7 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
     try:
         with isolated(0), noted(trial), combining_by(trial, watched):
             trial.aggregate(sealed(iter(uploads), options), current)
-    except Exception as error:  # a rule raises what it likes
+    except (Exception, SystemExit) as error:  # a rule raises what it likes
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
     for answer in answers:
         problem = problem or defect(Upload(-1, answer), shared)

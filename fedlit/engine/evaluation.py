@@ -306,8 +306,9 @@ class Scorer:
         modes = modes_of(self.personal)
         self.personal.eval()
         with noted(self.personal) as logs:
-            scores = self.personal.probe(self.state.data.client(k, round))
+            probed = self.personal.probe(self.state.data.client(k, round))
         restore(modes)
+        scores = {str(name): float(value) for name, value in probed.items()}
         return check_own_names(logs.result() | scores, self.state.options.metrics, self.personal)
 
     def _whose(self, k: int) -> str:

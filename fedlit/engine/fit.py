@@ -135,9 +135,11 @@ class Fit:
         except KeyboardInterrupt:  # a second one: whoever sends it will not wait
             self.log.abandon()
             raise
-        except BaseException:
+        except BaseException as error:
             self._save_what_is_whole()
             self.log.abandon()
+            if isinstance(error, SystemExit):  # of a rule, an `aggregate`, a callback: a client's is caught
+                raise RuntimeError(f"Round {self.state.round + 1} was ended by sys.exit({error.code}).") from error
             raise
         self.state.load_global()
 

@@ -32,7 +32,7 @@ def found_of(state: FederationState, k: int, look: Callable[[], Found]) -> Found
     """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
 
     def attempt() -> Found:
-        found = state.guard.attempt(look)
+        found = state.guard.attempt(look, is_sound=lambda _: state.live.has_its_dtypes())
         if not isinstance(found, Failure):
             return found
         if found.is_usage:

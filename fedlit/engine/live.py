@@ -33,6 +33,11 @@ class LiveModule:
         self.pristine = twin(module)
         self.parts = dict(module.named_modules())
         self._builds_clients = is_overridden("configure_client", module, FederatedModule)
+        self._dtypes = {tensor.dtype for tensor in self.tensors().values()}
+
+    def has_its_dtypes(self) -> bool:
+        """Whether nobody has moved the module to others."""
+        return {tensor.dtype for tensor in self.tensors().values()} <= self._dtypes
 
     def tensors(self) -> State:
         """The live tensors, by name."""

@@ -1,5 +1,7 @@
 """Whatever a client or a rule does, the others and the next round are as if it had not been."""
 
+import sys
+
 import pytest
 import torch
 from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
@@ -235,3 +237,50 @@ def test_every_client_is_tried_where_a_method_of_ones_own_builds_its_network(own
     method.client_something = own
     with pytest.raises(ValueError, match="network of client 2 must give 3 outputs"):
         fitted(method)
+
+
+class OddProbe(FedAvg):
+    """Client 1 looks at itself in a way that would reach the others."""
+
+    how = "double"
+
+    def probe(self, client):
+        if (client.id, client.round) == (1, 2):
+            return getattr(self, self.how)()
+        return {"looked": 1.0}
+
+    def widened(self):
+        self.double()
+        return {"looked": 1.0}
+
+    def told(self):
+        return {"looked": "well"}
+
+
+@pytest.mark.parametrize("how", ["widened", "told"])
+def test_a_look_that_changes_dtypes_or_finds_no_number_is_its_own_affair(how):
+    states = []
+    for method in (OddProbe(linear, SGD), FedAvg(linear, SGD)):
+        torch.manual_seed(0)
+        method.network.load_state_dict(linear().state_dict())
+        method.how = how
+        states.append(fitted(method).global_state)
+    assert equal(*states)
+
+
+def leaves(uploads, current):
+    raise SystemExit(0)
+
+
+class LeavesLater(FedAvg):
+    def aggregate(self, uploads, current):
+        if self.client is not None and self.client.round == 2:
+            sys.exit(0)
+        return super().aggregate(uploads, current)
+
+
+def test_a_server_that_exits_does_not_end_a_run_in_silence():
+    with pytest.raises(RuntimeError, match=r"^Round 2 was ended by sys\.exit\(0\)"):
+        fitted(LeavesLater(linear, SGD))
+    with pytest.raises(ValueError, match=r"`trainer\.aggregator` leaves, tried on .*: SystemExit"):
+        fitted(FedAvg(linear, SGD), aggregator=leaves)
