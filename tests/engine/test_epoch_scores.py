@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.engine.plan import Memory, Outcome
-from fedlit.engine.round import _pack, _unpack
+from fedlit.engine.visited import Visited, pack, unpack
 from fedlit.methods import DLAD
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -105,7 +105,7 @@ def test_a_resumed_run_tells_each_epoch_once():
 
 def test_they_go_from_process_to_process():
     outcome = Outcome(None, Memory(), {}, [(1, "own", "acc", 0.5)])
-    unpacked, _ = _unpack(_pack((outcome, {})))
+    unpacked = unpack(pack(Visited(outcome, {}))).outcome
     assert unpacked == outcome
 
 

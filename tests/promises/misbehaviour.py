@@ -147,8 +147,8 @@ def hooked(kind: type[FederatedModule], where: str) -> type[FederatedModule]:
             Stage.module = None
 
     if where == "forward":
-        return type(kind.__name__, (kind,), {"training_step": training_step})
-    return type(kind.__name__, (kind,), {where: hook})
+        return type(f"Hooked{kind.__name__}", (kind,), {"training_step": training_step})
+    return type(f"Hooked{kind.__name__}", (kind,), {where: hook})
 
 
 def hooked_method(name: str, where: str) -> FederatedModule:
