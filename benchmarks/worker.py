@@ -9,6 +9,7 @@ import resource
 import sys
 import tempfile
 import time
+from contextlib import suppress
 
 import torch
 
@@ -24,6 +25,10 @@ def answer(cpu: float = 0.0, wall: float = 0.0) -> None:
 def wait() -> bool:
     """Whether another turn is wanted."""
     return bool(sys.stdin.readline())
+
+
+class NoMoreTurns(Exception):
+    """Nobody waits for another one."""
 
 
 def work_by_hand(work: Workload, loop: bare.FedAvg | tight.FedAvg) -> None:
@@ -45,7 +50,7 @@ def work_fedlit(work: Workload, mode: Mode, root: str | None) -> None:
 
         def on_round_start(self, federation, module, round, clients) -> None:
             if round > 1 and self.is_new and not wait():
-                raise SystemExit
+                raise NoMoreTurns
             if round == 1 or self.is_new:
                 self.start = time.process_time(), time.perf_counter()
 
@@ -63,7 +68,8 @@ def work_fedlit(work: Workload, mode: Mode, root: str | None) -> None:
         else:
             federation = quiet_federation(10**4, folder, **options)
             data = work.data(root)
-        federation.fit(work.method(mode.own), data)
+        with suppress(NoMoreTurns):
+            federation.fit(work.method(mode.own), data)
 
 
 def main(name: str, side: str, root: str | None = None) -> None:
