@@ -33,7 +33,7 @@ units: $(VENV)/ready
 # Among themselves, old versions of others call what is deprecated; with the newest ones these warnings are errors.
 test-oldest: export PYTEST_ADDOPTS = -W default::DeprecationWarning -W default::PendingDeprecationWarning -W default::FutureWarning
 test-oldest:  ## the same tests with the oldest versions that fedlit supports, in a venv of their own
-	$(MAKE) units VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt PYTHON=python3.10
+	$(MAKE) units VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt PYTHON=python3.11
 
 test-slow: $(VENV)/ready  ## the slow tests; FEDLIT_DATA=folder adds those on full data sets
 	$(BIN)/python -m pytest -q -n 2 -m slow

@@ -53,8 +53,7 @@ HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"validation_loss"}) | {
 OF_A_METHOD = frozenset(dir(FederatedModule))
 # The classes above a method as they were at import: who replaces a hook of theirs later wants it to be called.
 AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in FederatedModule.__mro__ if cls not in nn.Module.__mro__)
-# Those that are in force; before PyTorch 2.8 nobody could ask.
-saved_tensors_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # those that are in force
 OF_SGD = frozenset(vars(SGD([torch.zeros(1)], lr=0.1)))
 OF_A_GROUP = frozenset(SGD([torch.zeros(1)], lr=0.1).param_groups[0])
 optimizer_hooks_of = itemgetter(*sorted(name for name in OF_SGD if name.endswith("_hooks")))

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class Recorder:
     def event(self, what: str, **details: Any) -> None:
         """Append something that happened, with its time."""
         if self.folder is not None:
-            time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            time = datetime.now(UTC).isoformat(timespec="milliseconds")
             self._events.write(json.dumps({"time": time, "event": what, **details}) + "\n")
             self._events.flush()
 
