@@ -23,6 +23,7 @@ from fedlit.engine.optimizers import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.private_rounds import check_privacy
+from fedlit.engine.travels import check_travels
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
@@ -55,6 +56,7 @@ def check_experiment(
     check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
     _check_state(model)
+    check_travels(model)
     stages = model.configure_stages()
     _check_stages(stages, model, options)
     check_hooks(model, stages, command)

@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Iterable
 
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
 from fedlit.aggregation import Rule
 from fedlit.data import FederatedData
 from fedlit.engine.agreement import try_out
@@ -91,6 +93,12 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     for stage in stages:
         if stage.upload == "collect":
             raise ValueError(f"`trainer.privacy`: {name} collects clients' states as they are in stage {stage.name!r}.")
+    for beside in model.upload_only:
+        raise ValueError(f"`trainer.privacy`: noise is for what is shared, and {name} also uploads {beside!r}.")
+    if is_overridden("select_clients", model, FederatedModule):
+        raise ValueError(
+            f"`trainer.privacy`: every client is drawn by itself, and `select_clients` of {name} chooses them."
+        )
     if all(stage.upload == "none" for stage in stages):
         raise ValueError(f"`trainer.privacy`: {name} uploads nothing, so there is nothing to protect.")
     _check_counts(privacy, data, options)

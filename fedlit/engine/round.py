@@ -28,6 +28,8 @@ from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
 
+ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
+
 
 class ClientRound:
     """One round of clients.
@@ -134,7 +136,7 @@ class ClientRound:
             self._note_download(k)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
-                self._note(k, "up", "model", num_bytes(outcome.upload.state))
+                self._note_upload(k, outcome.upload)
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
             elif visited.problem is not None:
@@ -158,7 +160,8 @@ class ClientRound:
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
             held.add(outcome.upload)
-            norms[k] = update_norm(outcome.upload.state, self.state.shared_state)
+            shared = self.state.shared_state
+            norms[k] = update_norm({name: outcome.upload.state[name] for name in shared}, shared)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
@@ -265,7 +268,7 @@ class ClientRound:
         """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
         sent = outcome.upload
         if sent is not None:
-            expected = sent.state if self.stage.upload == "collect" else self.state.shared_state
+            expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
             if problem := defect(sent, expected):
                 return problem
         kept = outcome.memory.state
@@ -292,11 +295,24 @@ class ClientRound:
                 "log under another name."
             )
 
+    def _note_upload(self, k: int, upload: Upload) -> None:
+        """What goes up only stands apart from the model."""
+        names = self.state.upload_only if self.stage.upload == "aggregate" else []
+        one_way = num_bytes({name: upload.state[name] for name in names if name in upload.state})
+        both_ways = num_bytes(upload.state) - one_way
+        if both_ways or not one_way:
+            self._note(k, "up", "model", both_ways)
+        if one_way:
+            self._note(k, "up", ONE_WAY, one_way)
+
     def _note_download(self, k: int) -> None:
         state = self.state
         is_new = state.stage is None or state.stage.upload == "aggregate"  # later a client has the last one
-        if state.shared and (self.stage.upload == "aggregate" or is_new):
-            self._note(k, "down", "model", num_bytes(state.shared_state))
+        if self.stage.upload == "aggregate" or is_new:
+            if state.shared:
+                self._note(k, "down", "model", num_bytes(state.shared_state))
+            if state.download_only:
+                self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
         if self.stage.public != "no":
             self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
 

@@ -42,8 +42,10 @@ class FederationState:
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
         guard: Around clients' code.
-        shared: Names of what travels.
-        global_state: What the server holds: the shared state, and what it keeps for itself.
+        shared: Names of what travels both ways.
+        download_only: Names of what only the server sends.
+        upload_only: Names of what only clients send.
+        global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
         collected: Uploads that the server keeps as they came, by client.
         memories: What stays with each client.
         server_memory: Of the server's own optimiser.
@@ -67,7 +69,10 @@ class FederationState:
         self.guard = Guard(self.live)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
-        self.server_names = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]
+        self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
+        self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
+        server_only = [name for name in self.initial if name.startswith(module.server_only)]
+        self.server_names = [*self.shared, *self.download_only, *server_only]
         self.global_state: State = {name: self.initial[name].clone() for name in self.server_names}
         self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
@@ -76,6 +81,7 @@ class FederationState:
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
         self.scores = Scoreboard(options.metrics, options.monitor or module.monitor)
+        module.num_clients = num_sharing(data)
 
     @property
     def module(self) -> FederatedModule:
@@ -84,8 +90,18 @@ class FederationState:
 
     @property
     def shared_state(self) -> State:
-        """What travels of what the server holds."""
+        """What travels both ways of what the server holds."""
         return {name: self.global_state[name] for name in self.shared}
+
+    @property
+    def sent_state(self) -> State:
+        """What a client receives beside the shared state."""
+        return {name: self.global_state[name] for name in self.download_only}
+
+    @property
+    def expected_upload(self) -> State:
+        """Of the names, shapes and dtypes that an upload must have."""
+        return {**self.shared_state, **{name: self.initial[name] for name in self.upload_only}}
 
     def synchronise(self) -> None:
         """Every process starts from the first one's states."""
@@ -103,6 +119,7 @@ class FederationState:
         if data is not self.data:
             self.data = data
             self._partition_hash = None
+            self.module.num_clients = num_sharing(data)
 
     @property
     def partition_hash(self) -> str:
@@ -175,6 +192,12 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
             if isinstance(part, BATCH_NORMS):
                 stay |= {f"{prefix}.{name}" for name in part.state_dict()}
     return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
+
+
+def num_sharing(data: FederatedData) -> int:
+    """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    return sum(1 for mask in masks if mask.any())
 
 
 def partition_hash(data: FederatedData) -> str:
