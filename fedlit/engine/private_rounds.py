@@ -79,6 +79,13 @@ def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
     return NoisedMean(options.privacy, expected_clients(state.data, options), state.shared, noise)
 
 
+def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
+    """A rule under `trainer.privacy`, to be tried before the first round."""
+    if options.privacy is None:
+        return None
+    return NoisedMean(options.privacy, 1.0, shared_names(model, options.batch_norm), generator(0, "trial"))
+
+
 def expected_clients(data: FederatedData, options: Options) -> float:
     """Clients of a round on average; how many have samples, or have not failed, does not enter."""
     return options.fraction_fit * (data.num_clients - data.unseen_clients)
@@ -109,7 +116,8 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
             f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
             f"{Accountant(privacy, options.fraction_fit).epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
         )
-    rule = NoisedMean(privacy, 1.0, names, generator(0, "trial"))
+    rule = trial_rule(model, options)
+    assert rule is not None  # there is privacy
     try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
     if model.weighting != "uniform":
         told = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."

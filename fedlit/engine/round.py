@@ -14,11 +14,12 @@ from fedlit.engine.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guard import left_out
 from fedlit.engine.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.log_sinks import noted
-from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
+from fedlit.engine.plan import Interrupted, Memory, OptimizerState, Outcome, Plan
 from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
 from fedlit.engine.sampling import fewest_usable
 from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.server_step import server_step
 from fedlit.engine.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
@@ -63,6 +64,7 @@ class ClientRound:
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
         self.collected: dict[int, State] = {}
+        self.server_momenta: dict[str, OptimizerState] | None = None
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -82,7 +84,7 @@ class ClientRound:
                 self.collected[upload.client] = upload.state
         self.record.is_whole = self._is_enough()
         if self.record.is_whole:
-            self.state.end_client_round(agreed, self.memories, self.collected)
+            self.state.end_client_round(agreed, self.memories, self.collected, self.server_momenta)
         return self.record
 
     def _is_enough(self) -> bool:
@@ -98,11 +100,14 @@ class ClientRound:
             return current
         found = uploads if first is None else chain([first], uploads)
         rule = options.aggregator or noised(self.state, self.stage, self.number)
+        step = server_step(self.state, self.stage, rule)
         copy = {name: tensor.clone() for name, tensor in current.items()}
         module = self.state.module
         seed = derive(options.seed, "aggregate", self.stage.name, self.number)
-        with isolated(seed), noted(module) as logs, combining_by(module, rule):
+        with isolated(seed), noted(module) as logs, combining_by(module, step or rule):
             agreed = {**current, **module.aggregate(sealed(found, options), copy)}
+        if step is not None and step.momenta is not None:
+            self.server_momenta = {self.stage.name: step.momenta}
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):

@@ -18,7 +18,7 @@ from fedlit.engine.client_store import Memories, Store
 from fedlit.engine.guard import Guard
 from fedlit.engine.live import LiveModule
 from fedlit.engine.options import Options
-from fedlit.engine.plan import Memory
+from fedlit.engine.plan import Memory, OptimizerState
 from fedlit.engine.processes import broadcast
 from fedlit.engine.scoreboard import Scoreboard
 from fedlit.methods.base import FederatedModule
@@ -48,7 +48,8 @@ class FederationState:
         global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
         collected: Uploads that the server keeps as they came, by client.
         memories: What stays with each client.
-        server_memory: Of the server's own optimiser.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
         round: Rounds done so far.
         stage: Of the last round; None before the first.
         scores: The last and the best of every metric.
@@ -77,6 +78,7 @@ class FederationState:
         self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
         self.server_memory = Memory()
+        self.server_momenta: dict[str, OptimizerState] = {}
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
@@ -150,9 +152,17 @@ class FederationState:
         self.live.reset_modes()
         self.live.put(self.global_state)
 
-    def end_client_round(self, agreed: State, memories: Memories, collected: Mapping[int, State]) -> None:
+    def end_client_round(
+        self,
+        agreed: State,
+        memories: Memories,
+        collected: Mapping[int, State],
+        server_momenta: dict[str, OptimizerState] | None = None,
+    ) -> None:
         """The clients of a round are done; a round that is cut short before this has left no trace."""
         self.global_state = agreed
+        if server_momenta is not None:
+            self.server_momenta = server_momenta
         self.memories.adopt(memories)
         self.collected |= collected
 
@@ -175,9 +185,14 @@ class FederationState:
         self.initial = {**self.initial, **initial}
 
     def resume_clients(
-        self, memories: Iterable[tuple[int, Memory]], collected: dict[int, State], server_memory: Memory
+        self,
+        memories: Iterable[tuple[int, Memory]],
+        collected: dict[int, State],
+        server_memory: Memory,
+        server_momenta: dict[str, OptimizerState],
     ) -> None:
         """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
+        self.server_momenta = server_momenta
         for k, memory in memories:
             self.memories[k] = memory
         self.collected = collected
