@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
@@ -69,6 +69,8 @@ class Federation:
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
         aggregator: How uploads become one state: a rule of fedlit.aggregation, or a function of uploads and of what
             the server holds; their mean by default (docs/robustness.md).
+        server_optimizer: A step on what is shared, with what uploads come to for a gradient, in place of that itself:
+            fedlit.server_optimizers.FedAdam, torch.optim.SGD with momentum (FedAvgM) ...; none by default.
         privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
         metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
@@ -127,6 +129,7 @@ class Federation:
         max_weight_ratio: float | None = None,
         max_norm_ratio: float | None = None,
         max_round_retries: int = 3,
+        server_optimizer: OptimizerCallable | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -160,6 +163,7 @@ class Federation:
             seed=seed,
             process_timeout=process_timeout,
             aggregator=aggregator,
+            server_optimizer=server_optimizer,
             privacy=privacy,
             client_timeout=client_timeout,
             max_weight_ratio=max_weight_ratio,

@@ -17,6 +17,7 @@ NOUNS = {
     "notices",
     "bounds",
     "privacy",
+    "server_optimizers",
 }
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself

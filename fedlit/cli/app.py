@@ -15,6 +15,7 @@ from lightning.fabric import seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optimizer FedAdam` is known by its name
 from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.messages import in_full, plain, refuse

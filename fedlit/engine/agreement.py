@@ -70,15 +70,17 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
     names = shared_names(trial, options.batch_norm)
     state = trial.state_dict()
     shared = {name: state[name].clone() for name in names}
-    kept = {name: tensor.clone() for name, tensor in state.items() if name.startswith(trial.server_only)}
+    elsewhere = trial.server_only + trial.download_only
+    kept = {name: tensor.clone() for name, tensor in state.items() if name.startswith(elsewhere)}
     current = {**shared, **kept}
+    sent = {**shared, **{name: tensor for name, tensor in state.items() if name.startswith(trial.upload_only)}}
     answers: list[State] = []
 
     def watched(uploads: Iterable[Upload], held: Mapping[str, Tensor]) -> State:
         answers.append(rule(uploads, held))
         return answers[-1]
 
-    uploads = [Upload(k, dict(shared)) for k in range(num_uploads)]
+    uploads = [Upload(k, dict(sent)) for k in range(num_uploads)]
     problem = None
     try:
         with isolated(0), noted(trial), combining_by(trial, watched):

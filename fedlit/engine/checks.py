@@ -22,7 +22,9 @@ from fedlit.engine.modes import left_in_evaluation
 from fedlit.engine.optimizers import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
-from fedlit.engine.private_rounds import check_privacy
+from fedlit.engine.private_rounds import check_privacy, trial_rule
+from fedlit.engine.server_step import check_server_optimizer
+from fedlit.engine.travels import check_travels
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
@@ -55,6 +57,7 @@ def check_experiment(
     check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
     _check_state(model)
+    check_travels(model)
     stages = model.configure_stages()
     _check_stages(stages, model, options)
     check_hooks(model, stages, command)
@@ -67,6 +70,7 @@ def check_experiment(
     check_aggregator(model, stages, data, options)
     if command == "fit":
         check_privacy(model, stages, data, options)
+        check_server_optimizer(model, stages, options, options.aggregator or trial_rule(model, options))
     _check_metrics(options.metrics, data.images.num_classes)
     _check_clients(model, data, fabric)
     return stages

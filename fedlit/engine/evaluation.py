@@ -65,6 +65,14 @@ class Scorer:
         held = self._held(self.network)
         return bool(held) and all(held)
 
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether what a client uses differs from the global model; what it merely trains with is no model."""
+        if self.stage.upload != "aggregate":
+            return True
+        is_own = is_overridden("forward", self.learner, FederatedModule)
+        return not all(self._held(self.learner if is_own else self.network))
+
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
         if self.stage.upload == "aggregate" or self.stage.side == "server" or self.stage.module is None:
@@ -75,9 +83,9 @@ class Scorer:
         return True
 
     def _held(self, network: nn.Module) -> list[bool]:
-        """Of each value of a network, whether the server holds it."""
+        """Of each value of a network, whether the server holds it; what goes up only is nobody's."""
         live = self.state.live.tensors()
-        ours = {id(live[name]) for name in self.state.global_state if name in live}
+        ours = {id(live[name]) for name in (*self.state.global_state, *self.state.upload_only) if name in live}
         return [id(tensor) in ours for tensor in network.state_dict(keep_vars=True).values()]
 
     def evaluate(self, round: int) -> list[Row]:
@@ -108,8 +116,7 @@ class Scorer:
         if self.state.options.fast_dev_run:
             own = own[:2]
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
-        is_personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
-        if not is_personal:  # a client's model is the global one
+        if not self.has_personal_models:
             if is_overridden("probe", self.personal, FederatedModule):
                 jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
@@ -161,6 +168,8 @@ class Scorer:
         rows: list[Row] = []
         if self.has_complete_global_model:
             rows += self._rows(self._global_on_pooled(), self.state.round)
+        if not self.has_personal_models:
+            return rows
         memories = self.state.memories
         owners = {*self.state.collected, *(k for k in memories if memories.names(k))}
         for k in sorted(owners):

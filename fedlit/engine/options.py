@@ -8,13 +8,14 @@ from types import MappingProxyType, NoneType
 from typing import Literal
 
 from lightning.pytorch import Callback
-from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
 from torchmetrics import Metric
 
 from fedlit.aggregation import Rule
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.engine.plan import KeepOptimizer
+from fedlit.methods.factories import check_builder
 from fedlit.privacy import ClientLevelDP
 
 MEASURED = ("acc", "loss")  # of every model
@@ -71,6 +72,7 @@ class Options:
     seed: int
     process_timeout: float
     aggregator: Rule | None
+    server_optimizer: OptimizerCallable | None
     privacy: ClientLevelDP | None
     client_timeout: float | None
     max_weight_ratio: float | None
@@ -133,6 +135,8 @@ class Options:
         check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
         check_choice("trainer.optimizer_state", self.optimizer_state, KeepOptimizer)
         check_choice("trainer.batch_norm", self.batch_norm, BatchNorm)
+        if self.server_optimizer is not None:
+            check_builder("trainer.server_optimizer", self.server_optimizer)
 
     def _fix(self) -> None:
         """Copies that cannot be changed: what a user goes on to do with a list or a mapping is not meant for a run."""

@@ -3,6 +3,8 @@
 import warnings
 from collections.abc import Iterable
 
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
 from fedlit.aggregation import Rule
 from fedlit.data import FederatedData
 from fedlit.engine.agreement import try_out
@@ -77,6 +79,13 @@ def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
     return NoisedMean(options.privacy, expected_clients(state.data, options), state.shared, noise)
 
 
+def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
+    """A rule under `trainer.privacy`, to be tried before the first round."""
+    if options.privacy is None:
+        return None
+    return NoisedMean(options.privacy, 1.0, shared_names(model, options.batch_norm), generator(0, "trial"))
+
+
 def expected_clients(data: FederatedData, options: Options) -> float:
     """Clients of a round on average; how many have samples, or have not failed, does not enter."""
     return options.fraction_fit * (data.num_clients - data.unseen_clients)
@@ -91,6 +100,12 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     for stage in stages:
         if stage.upload == "collect":
             raise ValueError(f"`trainer.privacy`: {name} collects clients' states as they are in stage {stage.name!r}.")
+    for beside in model.upload_only:
+        raise ValueError(f"`trainer.privacy`: noise is for what is shared, and {name} also uploads {beside!r}.")
+    if is_overridden("select_clients", model, FederatedModule):
+        raise ValueError(
+            f"`trainer.privacy`: every client is drawn by itself, and `select_clients` of {name} chooses them."
+        )
     if all(stage.upload == "none" for stage in stages):
         raise ValueError(f"`trainer.privacy`: {name} uploads nothing, so there is nothing to protect.")
     _check_counts(privacy, data, options)
@@ -101,7 +116,8 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
             f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
             f"{Accountant(privacy, options.fraction_fit).epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
         )
-    rule = NoisedMean(privacy, 1.0, names, generator(0, "trial"))
+    rule = trial_rule(model, options)
+    assert rule is not None  # there is privacy
     try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
     if model.weighting != "uniform":
         told = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."

@@ -14,11 +14,12 @@ from fedlit.engine.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guard import left_out
 from fedlit.engine.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.log_sinks import noted
-from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
+from fedlit.engine.plan import Interrupted, Memory, OptimizerState, Outcome, Plan
 from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
 from fedlit.engine.sampling import fewest_usable
 from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.server_step import server_step
 from fedlit.engine.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
@@ -27,6 +28,8 @@ from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
+
+ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 
 
 class ClientRound:
@@ -61,6 +64,7 @@ class ClientRound:
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
         self.collected: dict[int, State] = {}
+        self.server_momenta: dict[str, OptimizerState] | None = None
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -80,7 +84,7 @@ class ClientRound:
                 self.collected[upload.client] = upload.state
         self.record.is_whole = self._is_enough()
         if self.record.is_whole:
-            self.state.end_client_round(agreed, self.memories, self.collected)
+            self.state.end_client_round(agreed, self.memories, self.collected, self.server_momenta)
         return self.record
 
     def _is_enough(self) -> bool:
@@ -96,11 +100,14 @@ class ClientRound:
             return current
         found = uploads if first is None else chain([first], uploads)
         rule = options.aggregator or noised(self.state, self.stage, self.number)
+        step = server_step(self.state, self.stage, rule)
         copy = {name: tensor.clone() for name, tensor in current.items()}
         module = self.state.module
         seed = derive(options.seed, "aggregate", self.stage.name, self.number)
-        with isolated(seed), noted(module) as logs, combining_by(module, rule):
+        with isolated(seed), noted(module) as logs, combining_by(module, step or rule):
             agreed = {**current, **module.aggregate(sealed(found, options), copy)}
+        if step is not None and step.momenta is not None:
+            self.server_momenta = {self.stage.name: step.momenta}
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
@@ -134,7 +141,7 @@ class ClientRound:
             self._note_download(k)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
-                self._note(k, "up", "model", num_bytes(outcome.upload.state))
+                self._note_upload(k, outcome.upload)
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
             elif visited.problem is not None:
@@ -158,7 +165,8 @@ class ClientRound:
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
             held.add(outcome.upload)
-            norms[k] = update_norm(outcome.upload.state, self.state.shared_state)
+            shared = self.state.shared_state
+            norms[k] = update_norm({name: outcome.upload.state[name] for name in shared}, shared)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
@@ -265,7 +273,7 @@ class ClientRound:
         """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
         sent = outcome.upload
         if sent is not None:
-            expected = sent.state if self.stage.upload == "collect" else self.state.shared_state
+            expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
             if problem := defect(sent, expected):
                 return problem
         kept = outcome.memory.state
@@ -292,11 +300,24 @@ class ClientRound:
                 "log under another name."
             )
 
+    def _note_upload(self, k: int, upload: Upload) -> None:
+        """What goes up only stands apart from the model."""
+        names = self.state.upload_only if self.stage.upload == "aggregate" else []
+        one_way = num_bytes({name: upload.state[name] for name in names if name in upload.state})
+        both_ways = num_bytes(upload.state) - one_way
+        if both_ways or not one_way:
+            self._note(k, "up", "model", both_ways)
+        if one_way:
+            self._note(k, "up", ONE_WAY, one_way)
+
     def _note_download(self, k: int) -> None:
         state = self.state
         is_new = state.stage is None or state.stage.upload == "aggregate"  # later a client has the last one
-        if state.shared and (self.stage.upload == "aggregate" or is_new):
-            self._note(k, "down", "model", num_bytes(state.shared_state))
+        if self.stage.upload == "aggregate" or is_new:
+            if state.shared:
+                self._note(k, "down", "model", num_bytes(state.shared_state))
+            if state.download_only:
+                self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
         if self.stage.public != "no":
             self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
 

@@ -4,13 +4,17 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import fewest_uploads
 from fedlit.data.assignment import Assignment
+from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
+from fedlit.engine.processes import broadcast
 from fedlit.engine.state import FederationState
+from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
-from fedlit.rng import generator
+from fedlit.rng import derive, generator, isolated
 
 
 class ClientSampler:
@@ -37,7 +41,8 @@ class ClientSampler:
             return []
         candidates = self.candidates(stage, round)
         if stage.upload == "aggregate":
-            candidates = self._drawn(candidates, stage, round, attempt, failed)
+            chosen = self._selected(candidates, stage, round, attempt, failed)
+            candidates = self._drawn(candidates, stage, round, attempt, failed) if chosen is None else chosen
         return self._few(candidates) if self.state.options.fast_dev_run else candidates
 
     def candidates(self, stage: Stage, round: int) -> list[int]:
@@ -53,6 +58,25 @@ class ClientSampler:
         rule = self.state.options.aggregator
         needed = 1 if rule is None else fewest_uploads(rule)
         return candidates[: max(2, needed)]
+
+    def _selected(
+        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+    ) -> list[int] | None:
+        """Whom the method chooses, on the first process for all; None if it does not."""
+        module = self.state.module
+        if not is_overridden("select_clients", module, FederatedModule):
+            return None
+        may = [k for k in candidates if k not in failed]
+        self.state.load_global()
+        module.stage = stage
+        seed = derive(self.state.options.seed, "select", stage.name, round, attempt)
+        with isolated(seed), refused(module, "select_clients"):
+            chosen = module.select_clients(round, may)
+        chosen = broadcast(self.state.fabric, None if chosen is None else [int(k) for k in chosen])
+        if chosen is not None:
+            _check_selected(chosen, may, type(module).__name__, round)
+            chosen = sorted(chosen)
+        return chosen
 
     def _drawn(
         self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
@@ -79,6 +103,14 @@ class ClientSampler:
             known = (assignment, found)
             self._eligible[stage.samples] = known
         return known[1]
+
+
+def _check_selected(chosen: Sequence[int], may: Sequence[int], method: str, round: int) -> None:
+    told = f"`select_clients` of {method} in round {round} must choose clients that may take part, each once"
+    if not chosen:
+        raise ValueError(f"{told}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
+    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
+        raise ValueError(f"{told}, got {list(chosen)} of {list(may)}.")
 
 
 def cohort_size(options: Options, num_candidates: int) -> int:

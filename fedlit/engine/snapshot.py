@@ -12,6 +12,7 @@ from fedlit.engine.choices import changes, choices
 from fedlit.engine.kept_optimizers import check_optimizers
 from fedlit.engine.plan import Memory
 from fedlit.engine.schedule import Schedule
+from fedlit.engine.server_step import check_kept
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
 from fedlit.notices import Notice
@@ -59,6 +60,7 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
         "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in memories.items()},
         "collected": {k: _on_cpu(uploaded) for k, uploaded in state.collected.items()},
         "server_optimizer": _on_cpu(state.server_memory.optimizer),
+        "server_momenta": _on_cpu(state.server_momenta),
         "initial_state": _on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
         "last": state.scores.last,
         "best": state.scores.best,
@@ -99,12 +101,16 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
         momenta = {k: {} for k in momenta}
     elif training and state.round < len(schedule):
         check_optimizers(state, schedule.stage(state.round + 1), momenta, content["server_optimizer"], path)
+    server_momenta = content.get("server_momenta", {})  # older files have none
+    if training:
+        check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
     memories = (
         (k, Memory(_on_device(personal, device), _copied(momenta[k])))
         for k, personal in content["personal_states"].items()
     )
     collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
-    state.resume_clients(memories, collected, Memory(optimizer=_copied(content["server_optimizer"])))
+    server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
+    state.resume_clients(memories, collected, server_memory, _copied(server_momenta))
 
 
 def _check_fingerprint(theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool) -> None:

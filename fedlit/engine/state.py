@@ -18,7 +18,7 @@ from fedlit.engine.client_store import Memories, Store
 from fedlit.engine.guard import Guard
 from fedlit.engine.live import LiveModule
 from fedlit.engine.options import Options
-from fedlit.engine.plan import Memory
+from fedlit.engine.plan import Memory, OptimizerState
 from fedlit.engine.processes import broadcast
 from fedlit.engine.scoreboard import Scoreboard
 from fedlit.methods.base import FederatedModule
@@ -42,11 +42,14 @@ class FederationState:
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
         guard: Around clients' code.
-        shared: Names of what travels.
-        global_state: What the server holds: the shared state, and what it keeps for itself.
+        shared: Names of what travels both ways.
+        download_only: Names of what only the server sends.
+        upload_only: Names of what only clients send.
+        global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
         collected: Uploads that the server keeps as they came, by client.
         memories: What stays with each client.
-        server_memory: Of the server's own optimiser.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
         round: Rounds done so far.
         stage: Of the last round; None before the first.
         scores: The last and the best of every metric.
@@ -67,15 +70,20 @@ class FederationState:
         self.guard = Guard(self.live)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
-        self.server_names = [*self.shared, *(name for name in self.initial if name.startswith(module.server_only))]
+        self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
+        self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
+        server_only = [name for name in self.initial if name.startswith(module.server_only)]
+        self.server_names = [*self.shared, *self.download_only, *server_only]
         self.global_state: State = {name: self.initial[name].clone() for name in self.server_names}
         self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
         self.server_memory = Memory()
+        self.server_momenta: dict[str, OptimizerState] = {}
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
         self.scores = Scoreboard(options.metrics, options.monitor or module.monitor)
+        module.num_clients = num_sharing(data)
 
     @property
     def module(self) -> FederatedModule:
@@ -84,8 +92,18 @@ class FederationState:
 
     @property
     def shared_state(self) -> State:
-        """What travels of what the server holds."""
+        """What travels both ways of what the server holds."""
         return {name: self.global_state[name] for name in self.shared}
+
+    @property
+    def sent_state(self) -> State:
+        """What a client receives beside the shared state."""
+        return {name: self.global_state[name] for name in self.download_only}
+
+    @property
+    def expected_upload(self) -> State:
+        """Of the names, shapes and dtypes that an upload must have."""
+        return {**self.shared_state, **{name: self.initial[name] for name in self.upload_only}}
 
     def synchronise(self) -> None:
         """Every process starts from the first one's states."""
@@ -103,6 +121,7 @@ class FederationState:
         if data is not self.data:
             self.data = data
             self._partition_hash = None
+            self.module.num_clients = num_sharing(data)
 
     @property
     def partition_hash(self) -> str:
@@ -133,9 +152,17 @@ class FederationState:
         self.live.reset_modes()
         self.live.put(self.global_state)
 
-    def end_client_round(self, agreed: State, memories: Memories, collected: Mapping[int, State]) -> None:
+    def end_client_round(
+        self,
+        agreed: State,
+        memories: Memories,
+        collected: Mapping[int, State],
+        server_momenta: dict[str, OptimizerState] | None = None,
+    ) -> None:
         """The clients of a round are done; a round that is cut short before this has left no trace."""
         self.global_state = agreed
+        if server_momenta is not None:
+            self.server_momenta = server_momenta
         self.memories.adopt(memories)
         self.collected |= collected
 
@@ -158,9 +185,14 @@ class FederationState:
         self.initial = {**self.initial, **initial}
 
     def resume_clients(
-        self, memories: Iterable[tuple[int, Memory]], collected: dict[int, State], server_memory: Memory
+        self,
+        memories: Iterable[tuple[int, Memory]],
+        collected: dict[int, State],
+        server_memory: Memory,
+        server_momenta: dict[str, OptimizerState],
     ) -> None:
         """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
+        self.server_momenta = server_momenta
         for k, memory in memories:
             self.memories[k] = memory
         self.collected = collected
@@ -175,6 +207,12 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
             if isinstance(part, BATCH_NORMS):
                 stay |= {f"{prefix}.{name}" for name in part.state_dict()}
     return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
+
+
+def num_sharing(data: FederatedData) -> int:
+    """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    return sum(1 for mask in masks if mask.any())
 
 
 def partition_hash(data: FederatedData) -> str:

@@ -21,7 +21,7 @@ from fedlit.methods.stage import Stage
 def visit(
     fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, shared: Collection[str], memory: Memory
 ) -> Outcome:
-    """Train the client whose state is loaded; its upload holds the shared (or collected) names and nothing else."""
+    """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else."""
     stage = plan.stage
     structure = _structure(module.state_dict(keep_vars=True))
     trained = train(fabric, module, client, plan, memory)
@@ -35,7 +35,10 @@ def visit(
     if stage.upload == "aggregate":
         with refused(module, "client_weight"):
             weight = float(module.client_weight(client))
-        upload = Upload(client.id, {name: state[name] for name in shared}, weight)
+        sent = {name: state[name] for name in shared}
+        if module.upload_only:
+            sent |= {name: tensor for name, tensor in state.items() if name.startswith(module.upload_only)}
+        upload = Upload(client.id, sent, weight)
     elif stage.upload == "collect":
         upload = Upload(client.id, _collected(module, state, memory))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
@@ -54,12 +57,13 @@ def _structure(state: State) -> dict[str, tuple]:
 
 
 def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:
-    """Names of what this stage trains that neither travels nor is the server's own."""
+    """Names of what this stage trains that neither travels, one way or both, nor is the server's own."""
     part = live if stage.module is None else stage.module.state_dict(keep_vars=True)
     trained = {id(tensor) for tensor in part.values()}
     travels = set(shared) if stage.upload == "aggregate" else set()
     names = {name for name, tensor in live.items() if id(tensor) in trained and name not in travels}
-    return {name for name in names if not name.startswith(module.server_only)}
+    elsewhere = module.server_only + module.download_only + module.upload_only
+    return {name for name in names if not name.startswith(elsewhere)}
 
 
 def _collected(module: FederatedModule, state: State, memory: Memory) -> State:

@@ -29,7 +29,19 @@ if TYPE_CHECKING:
     from fedlit.engine.plan import Plan
 
 # Plain data of a method; who computes it instead is asked as often as ever.
-DATA = {"shared", "server_only", "collected", "wants_index", "weighting", "fast", "monitor", "card"}
+DATA = {
+    "card",
+    "collected",
+    "download_only",
+    "fast",
+    "monitor",
+    "num_clients",
+    "server_only",
+    "shared",
+    "upload_only",
+    "wants_index",
+    "weighting",
+}
 # What a method may define without a part in any visit of a stack: it is asked before, after, or in other stages.
 HARMLESS_TO_A_VISIT = DATA | {
     "aggregate",
@@ -40,6 +52,7 @@ HARMLESS_TO_A_VISIT = DATA | {
     "is_shared",
     "on_server_start",
     "probe",
+    "select_clients",
     "validation_loss",
 }
 # What it may define for single steps: what is called before the first step of a visit, or outside visits. What is

@@ -4,7 +4,8 @@ The same module trains under a plain ``lightning.Trainer``, as one client that o
 a `Federation`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch.nn.functional as F
@@ -56,6 +57,15 @@ class FederatedModule(LightningModule):
     server_only: tuple[str, ...] = ()
     """Name prefixes of what the server keeps for itself beside the shared state; it never travels."""
 
+    download_only: tuple[str, ...] = ()
+    """Name prefixes of what the server holds and clients receive, but do not send back; `aggregate` renews it."""
+
+    upload_only: tuple[str, ...] = ()
+    """Name prefixes of what clients send and the server does not hold, such as a buffer that `on_client_end` fills.
+
+    A visit begins with its initial value; in `aggregate` it stands in the uploads, beside what is shared.
+    """
+
     collected: tuple[str, ...] = ()
     """Name prefixes of what a client uploads once, in a stage that collects; the server keeps every client's apart."""
 
@@ -71,6 +81,9 @@ class FederatedModule(LightningModule):
     card: Card | None = None
     """What `fedlit methods` says of it."""
 
+    num_clients: int = 1
+    """Clients that may take part in what is averaged; the federation sets it, under a plain Trainer there is one."""
+
     monitor: str | None = None
     """What best.ckpt is the best of, unless `trainer.monitor` says; None is the clients' own accuracy."""
 
@@ -85,8 +98,9 @@ class FederatedModule(LightningModule):
         self._rule: Rule = Mean()
 
     def is_shared(self, name: str) -> bool:
-        """Whether this entry of the state dict travels."""
-        return name.startswith(self.shared) and not name.startswith(self.server_only)
+        """Whether this entry of the state dict travels both ways."""
+        others = self.server_only + self.download_only + self.upload_only
+        return name.startswith(self.shared) and not name.startswith(others)
 
     def check(self, data: FederatedData) -> None:
         """Refuse data that this method cannot use, before the first round, in the user's words."""
@@ -97,6 +111,13 @@ class FederatedModule(LightningModule):
     def configure_stages(self) -> list[Stage]:
         """The programme of the method: one federated stage, unless it is overridden."""
         return [Stage("federate")]
+
+    def select_clients(self, round: int, candidates: Sequence[int]) -> Sequence[int] | None:
+        """Who takes part in a round that averages, of those who may; None leaves it to `trainer.fraction_fit`.
+
+        The module holds the server's state, so that what the choice depends on can be a `server_only` buffer.
+        """
+        return None
 
     def configure_client(self, client: Client) -> None:
         """Build this client's own submodules; runs under the client's own seed at the start of every visit."""
@@ -128,8 +149,17 @@ class FederatedModule(LightningModule):
         return self.combine(uploads, current)
 
     def combine(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        """The uploads by the rule of the federation, for your own `aggregate`: `trainer.aggregator`, or their mean."""
+        """The uploads by the rule of the federation, for your own `aggregate`: `trainer.aggregator`, or their mean.
+
+        Rules see what is shared, and nothing that is `upload_only`.
+        """
+        if self.upload_only:
+            uploads = (self._only_shared(upload) for upload in uploads)
         return self._rule(uploads, current)
+
+    def _only_shared(self, upload: Upload) -> Upload:
+        shared = {name: tensor for name, tensor in upload.state.items() if not name.startswith(self.upload_only)}
+        return replace(upload, state=shared)
 
     def global_model(self) -> nn.Module:
         """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit."""
@@ -160,6 +190,7 @@ class FederatedModule(LightningModule):
     def on_fit_start(self) -> None:
         """Under a plain Trainer, training is one long visit; a visit itself has begun already."""
         if self._log_sink is None:
+            self.num_clients = 1
             self.on_client_start(self.client)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:

@@ -40,21 +40,22 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
 
 def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
     """Refuse an optimiser that is built already: every visit has its own."""
-    _check_builder("model.optimizer", optimizer)
+    check_builder("model.optimizer", optimizer)
     per_client = client_optimizers or []
     if not isinstance(per_client, list | dict):
         raise TypeError(f"`model.client_optimizers` must be a list or a mapping from client id, got {per_client!r}.")
     if isinstance(per_client, dict):
         per_client = list(per_client.values())
     for chosen in per_client:
-        _check_builder("model.client_optimizers", chosen)
+        check_builder("model.client_optimizers", chosen)
 
 
-def _check_builder(option: str, optimizer: OptimizerCallable) -> None:
+def check_builder(option: str, optimizer: OptimizerCallable) -> None:
+    """Refuse an optimiser that is built already."""
     if isinstance(optimizer, Optimizer) or not callable(optimizer):
         raise TypeError(
             f"`{option}` must be a class or function that builds an optimiser from parameters, such as "
-            f"partial(torch.optim.SGD, lr=0.1), so that each visit has its own; got a ready {type(optimizer).__name__}."
+            f"partial(torch.optim.SGD, lr=0.1), since each use has its own; got a ready {type(optimizer).__name__}."
         )
 
 

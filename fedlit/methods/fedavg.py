@@ -4,6 +4,8 @@ A client trains a copy of the global model on its own data; the server averages 
 
     w_{t+1} = sum_k a_k w_k,    a_k = n_k / n  (examples)  or  1 / K  (uniform)
 
+FedAvgM, FedAdam and FedYogi are FedAvg with a `trainer.server_optimizer`.
+
 Laws: one client that holds all data is a plain training loop; with clients of equal size both
 weightings agree.
 """
@@ -30,7 +32,15 @@ class FedAvg(FederatedModule):
         paper="McMahan et al., 2017",
         link="https://arxiv.org/abs/1602.05629",
         travels="the network",
-        recipes=("fedavg_fashion.yaml", "fedavg_cifar10.yaml", "fedavg_mnist_shards.yaml"),
+        recipes=(
+            "fedavg_fashion.yaml",
+            "fedavg_cifar10.yaml",
+            "fedavg_mnist_shards.yaml",
+            "fedavgm_fashion.yaml",
+            "fedadam_fashion.yaml",
+            "fedyogi_fashion.yaml",
+            "fedadam_cifar10.yaml",
+        ),
         law="one client with all data is a plain loop",
     )
 

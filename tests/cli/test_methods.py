@@ -68,7 +68,7 @@ def test_a_card_tells_the_stages_and_whether_anything_travels_or_stays(method):
     assert card.stages == tuple(stage.name for stage in stages)
     travels = any(stage.upload != "none" for stage in stages if stage.side == "clients")
     assert (card.travels != "nothing") == travels
-    elsewhere = (*module.server_only, *module.collected)
+    elsewhere = (*module.server_only, *module.collected, *module.download_only, *module.upload_only)
     kept = [name for name in module.state_dict() if not module.is_shared(name) and not name.startswith(elsewhere)]
     at_home = [stage for stage in stages if stage.upload == "none" and stage.side == "clients"]
     assert (card.stays != "nothing") == bool(kept or (at_home and not module.collected))

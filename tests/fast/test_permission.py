@@ -51,6 +51,7 @@ OUTSIDE_VISITS = {
     "is_shared",
     "on_server_start",
     "probe",
+    "select_clients",
 }
 # Early stopping calls it between steps; there is none in a stack.
 BETWEEN_STEPS_ALONE = {"validation_loss"}
@@ -164,6 +165,7 @@ def test_a_number_of_its_own_does_not_matter():
     assert not may_step(defining(on_train_batch_end=None))
     with_data = plain()
     with_data.monitor, with_data.fast, with_data.history = "loss/global_on_own", True, [1]
+    with_data.num_clients = 3
     assert may_step(with_data)
     assert may_stack(with_data)
 

@@ -93,6 +93,20 @@ def test_a_stack_trains_as_visits_do(options, stacks, monkeypatch, tmp_path):
         assert float(a["value"]) == pytest.approx(float(b["value"]), abs=2e-5)
 
 
+@pytest.mark.parametrize("declared", ["download_only", "upload_only"])
+def test_who_sends_a_part_one_way_only_is_visited_alone(declared, stacks):
+    """A stack would upload all of the perceptron, and nothing else."""
+    own = type("Own", (FedAvg,), {declared: ("network.head.bias",)})
+    run(lambda: own(SMALL, SGD), num_rounds=1)
+    assert stacks == []
+
+
+def test_who_chooses_clients_is_stacked_as_ever(stacks):
+    own = type("Own", (FedAvg,), {"select_clients": lambda self, round, candidates: candidates[:4]})
+    run(lambda: own(SMALL, SGD), num_rounds=1)
+    assert stacks == [[0, 1, 2, 3]]
+
+
 @pytest.mark.parametrize(("name", "value", "largest"), [("AT_ONCE", 1, 1), ("AT_ONCE", 2, 2), ("ROOM", 9_000, 2)])
 def test_nor_on_how_many_are_stacked_at_once(name, value, largest, stacks, monkeypatch):
     many = {"data": lambda: toy_data(size=100, num_clients=7)}

@@ -1,0 +1,253 @@
+"""`trainer.server_optimizer`: it steps along what uploads come to, for every method that combines."""
+
+import os
+import signal
+from functools import partial
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
+from forked import exit_codes, forked
+from test_agreement import AVERAGING, Ignores
+from torch import nn
+from torch.testing import assert_close
+
+from fedlit import FedAvg, LocalOnly
+from fedlit.aggregation import Median, weighted_mean
+from fedlit.callbacks import FederationCallback
+from fedlit.engine.server_step import server_step
+from fedlit.methods import DLAD
+from fedlit.privacy import ClientLevelDP
+from fedlit.server_optimizers import FedAdagrad, FedAdam, FedYogi
+
+RATE_1 = partial(torch.optim.SGD, lr=1.0)
+ADAM = partial(FedAdam, lr=0.05)
+
+
+def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
+    torch.manual_seed(7)
+    return fitted(method(), **options)
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_sgd_of_rate_1_is_no_server_optimizer_at_all(method):
+    plain = run(AVERAGING[method], num_rounds=2).global_state
+    assert_close(run(AVERAGING[method], num_rounds=2, server_optimizer=RATE_1).global_state, plain)
+
+
+@pytest.mark.parametrize("method", AVERAGING)
+def test_sgd_of_half_the_rate_goes_half_of_the_way(method):
+    """Of one round: later ones begin elsewhere. Buffers and counters are the mean as ever."""
+    full = run(AVERAGING[method], num_rounds=1).state
+    half = run(AVERAGING[method], num_rounds=1, server_optimizer=partial(torch.optim.SGD, lr=0.5)).state
+    trained = {name for name, p in full.module.named_parameters() if p.requires_grad} & set(full.shared)
+    assert trained
+    for name in full.shared:
+        before = full.initial[name]
+        expected = full.global_state[name]
+        if name in trained:
+            expected = before + 0.5 * (expected - before)
+        assert_close(half.global_state[name], expected)
+
+
+class Told(FedAvg):
+    """Notes what the server holds and what uploads come to."""
+
+    def aggregate(self, uploads, current):
+        held = list(uploads)
+        self.rounds = [*getattr(self, "rounds", []), (current, weighted_mean(held))]
+        return self.combine(held, current)
+
+
+def by_hand(kind, rounds, name, lr=0.05, b1=0.9, b2=0.99, tau=1e-3):
+    """Algorithm 2 of the paper, written out for one tensor."""
+    x = rounds[0][0][name]
+    m = torch.zeros_like(x)
+    v = torch.full_like(x, tau * tau)
+    for _, combined in rounds:
+        delta = combined[name] - x
+        m = b1 * m + (1 - b1) * delta
+        if kind is FedAdam:
+            v = b2 * v + (1 - b2) * delta**2
+        elif kind is FedYogi:
+            v = v - (1 - b2) * delta**2 * torch.sign(v - delta**2)
+        else:
+            v = v + delta**2
+        x = x + lr * m / (v**0.5 + tau)
+    return x
+
+
+@pytest.mark.parametrize(("kind", "b1"), [(FedAdam, 0.9), (FedYogi, 0.9), (FedAdagrad, 0.0)])
+def test_two_rounds_are_algorithm_2_by_hand(kind, b1):
+    method = Told(linear, SGD)
+    state = fitted(method, num_rounds=2, server_optimizer=partial(kind, lr=0.05)).global_state
+    for name in state:
+        assert_close(state[name], by_hand(kind, method.rounds[-2:], name, b1=b1))
+
+
+def test_a_number_of_fedyogi_and_one_of_fedadagrad_by_hand():
+    """Delta is 0.2, b2 0.75, tau 0.1: v is 0.01 + 0.25 * 0.04 = 0.02, or 0.01 + 0.04 = 0.05."""
+    for kind, options, v in [(FedYogi, {"betas": (0.5, 0.75)}, 0.02), (FedAdagrad, {"beta1": 0.5}, 0.05)]:
+        x = nn.Parameter(torch.tensor([1.0]))
+        x.grad = torch.tensor([-0.2])
+        kind([x], lr=1.0, tau=0.1, **options).step()
+        assert x.item() == pytest.approx(1 + 0.1 / (v**0.5 + 0.1))
+
+
+def test_momentum_is_fedavgm_by_hand():
+    method = Told(linear, SGD)
+    state = fitted(method, num_rounds=2, server_optimizer=partial(torch.optim.SGD, lr=1.0, momentum=0.9)).global_state
+    (first, mean_1), (second, mean_2) = method.rounds[-2:]
+    for name in state:
+        moved = (first[name] - mean_1[name]) * 0.9 + (second[name] - mean_2[name])
+        assert_close(state[name], second[name] - moved)
+        assert not torch.allclose(state[name], mean_2[name], rtol=1e-3)
+
+
+def test_it_steps_after_the_rule_and_after_the_noise():
+    method = Told(linear, SGD)
+    fitted(method, num_rounds=1, aggregator=Median(), server_optimizer=RATE_1)
+    assert_close(run(aggregator=Median(), server_optimizer=RATE_1).global_state, run(aggregator=Median()).global_state)
+    private = {"privacy": ClientLevelDP(noise_multiplier=0.0, delta=0.1), "batch_norm": "local"}
+    assert_close(run(**private, server_optimizer=RATE_1).global_state, run(**private).global_state)
+
+
+class Tied(nn.Module):
+    """One parameter under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.b = self.a
+        self.out = nn.Linear(64, 3)
+
+    def forward(self, x):
+        return self.out(self.b(self.a(x.flatten(1))))
+
+
+def test_a_parameter_with_two_names_moves_under_both_and_a_frozen_one_not_at_all():
+    method = FedAvg(Tied, partial(torch.optim.SGD, lr=0.1))
+    method.network.out.bias.requires_grad_(False)
+    before = method.network.out.bias.detach().clone()
+    decaying = partial(torch.optim.SGD, lr=0.5, weight_decay=0.1)
+    state = fitted(method, num_rounds=1, server_optimizer=decaying).global_state
+    assert torch.equal(state["network.a.weight"], state["network.b.weight"])
+    assert torch.equal(state["network.out.bias"], before)
+
+
+# --- its state
+
+
+class KillAt(FederationCallback):
+    def __init__(self, round):
+        self.round = round
+
+    def on_round_start(self, federation, module, round, clients):
+        if round == self.round:
+            signal.raise_signal(signal.SIGKILL)
+
+
+def test_a_killed_run_goes_on_with_its_state_to_the_same_bits(tmp_path):
+    whole = run(server_optimizer=ADAM)
+    options = {"server_optimizer": ADAM, "default_root_dir": str(tmp_path)}
+    child = os.fork()
+    if child == 0:
+        run(**options, callbacks=KillAt(3))
+        os._exit(0)
+    assert exit_codes([child]) == [-signal.SIGKILL]
+    resumed = run(**options, ckpt_path="last")
+    assert equal(resumed.global_state, whole.global_state)
+    assert resumed.state.server_momenta["federate"].keys() == whole.state.server_momenta["federate"].keys()
+
+
+def test_one_that_forgot_it_would_come_to_others():
+    def forgetful(state, stage, rule):
+        state.server_momenta = {}
+        return server_step(state, stage, rule)
+
+    whole = run(server_optimizer=ADAM).global_state
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedlit.engine.round.server_step", forgetful)
+        assert not equal(run(server_optimizer=ADAM).global_state, whole)
+
+
+def test_two_processes_agree_with_one(tmp_path):
+    def work(rank):
+        torch.save(run(devices=2, server_optimizer=ADAM).global_state, tmp_path / f"state_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path, True)) == [0, 0]
+    assert equal(torch.load(tmp_path / "state_1.pt"), run(server_optimizer=ADAM).global_state)
+
+
+class Fails(FedAvg):
+    """Once, in its second round, all clients do."""
+
+    def on_client_end(self, client):
+        if client.round == 2 and client.id < 2:
+            raise ValueError("no")
+
+
+def test_a_round_that_is_repeated_has_stepped_once():
+    data = toy_data(num_clients=4)
+    options = {"num_rounds": 2, "fraction_fit": 0.5, "min_clients": 2}
+    adam = partial(torch.optim.Adam, lr=0.1)
+    federation = run(lambda: Fails(linear, SGD), data=data, server_optimizer=adam, **options)
+    assert {int(values["step"]) for values in federation.state.server_momenta["federate"].values()} == {2}
+
+
+# --- refusals
+
+
+class Twice(FedAvg):
+    def aggregate(self, uploads, current):
+        held = list(uploads)
+        self.combine(held, current)
+        return self.combine(held, current)
+
+
+def no_optimizer(parameters):
+    return nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer", "told"),
+    [
+        (LocalOnly, RATE_1, r"`trainer.server_optimizer` would never be asked: LocalOnly averages nothing that trains"),
+        (Ignores, RATE_1, r"`trainer.server_optimizer` would be ignored: `aggregate` of Ignores .*`self.combine"),
+        (Twice, RATE_1, r"`trainer.server_optimizer`, tried .*: `aggregate` may combine uploads only once"),
+        (FedAvg, partial(torch.optim.SGD, lr=-1.0), r"`trainer.server_optimizer`: Invalid learning rate: -1.0"),
+        (FedAvg, partial(torch.optim.SGD, lr=1e11), r"`trainer.server_optimizer`: `lr` must be at most 1e\+10"),
+        (FedAvg, partial(FedAdam, lr=float("nan")), r"^`trainer.server_optimizer.lr` must be a finite number, got nan"),
+        (FedAvg, partial(FedAdam, tau=0.0), r"^`trainer.server_optimizer.tau` must be above 0, got 0.0"),
+        (
+            FedAvg,
+            partial(FedYogi, betas=(0.9, 1.0)),
+            r"^`trainer.server_optimizer`: beta2 must lie in .*, got 1.0",
+        ),
+        (FedAvg, torch.optim.LBFGS, r"`trainer.server_optimizer`: .*closure"),
+        (FedAvg, no_optimizer, r"`trainer.server_optimizer`: it must build an optimiser, got a Linear"),
+    ],
+)
+def test_what_cannot_step_or_would_be_ignored_is_refused_before_the_first_round(method, optimizer, told):
+    with pytest.raises(ValueError, match=told):
+        fitted(method(linear, SGD), server_optimizer=optimizer)
+
+
+def test_dlad_which_collects_is_refused_by_name():
+    with pytest.raises(ValueError, match="would never be asked: DLAD averages nothing"):
+        fitted(DLAD(linear, SGD), toy_data(public=0.5), server_optimizer=RATE_1)
+
+
+def test_a_ready_optimizer_is_refused():
+    ready = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    with pytest.raises(TypeError, match=r"`trainer.server_optimizer` must be a class or function that builds"):
+        fitted(FedAvg(linear, SGD), server_optimizer=ready)
+
+
+def test_a_run_does_not_go_on_with_another_kind_of_state(tmp_path):
+    options = {"default_root_dir": str(tmp_path)}
+    run(num_rounds=1, server_optimizer=ADAM, **options)
+    told = r"`trainer.server_optimizer` cannot go on from .*: what was kept is m, v; it keeps exp_avg, exp_avg_sq"
+    with pytest.raises(ValueError, match=told):
+        run(server_optimizer=torch.optim.Adam, ckpt_path="last", **options)
+    run(num_rounds=2, ckpt_path="last", **options)  # without one it may, and is told so

@@ -1,0 +1,269 @@
+"""What goes down only, up only or both ways: where it is before, during and after a visit, and what the ledger says."""
+
+import pytest
+import torch
+from conftest import SGD, equal, fitted, linear, rows, toy_data
+from forked import exit_codes, forked
+from torch import nn
+
+from fedlit import FedAvg, FederatedModule
+from fedlit.aggregation import Median, Upload
+from fedlit.methods.factories import build
+from fedlit.privacy import ClientLevelDP
+
+
+class Counted(FederatedModule):
+    """Shares its network; the server tells how often it has agreed, clients how many steps they took."""
+
+    shared = ("network.",)
+    download_only = ("agreed",)
+    upload_only = ("steps",)
+    server_only = ("sum_of_steps",)
+
+    def __init__(self, network=linear, optimizer=SGD):
+        super().__init__(optimizer)
+        self.network = build(network, "model.network")
+        self.register_buffer("agreed", torch.zeros(1))
+        self.register_buffer("steps", torch.full((2,), 5, dtype=torch.int64))
+        self.register_buffer("own_steps", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("sum_of_steps", torch.zeros(1, dtype=torch.int64))
+        self.seen = []
+
+    def training_step(self, batch, batch_idx):
+        self.steps[0] += 1
+        self.own_steps += 1
+        return super().training_step(batch, batch_idx)
+
+    def on_client_start(self, client):
+        self.seen.append((client.round, client.id, float(self.agreed), self.steps.tolist()))
+        self.agreed += 100  # of no consequence: it does not go back
+
+    def aggregate(self, uploads, current):
+        steps = []
+
+        def noted():
+            for upload in uploads:
+                steps.append(upload.state["steps"])
+                yield upload
+
+        agreed = self.combine(noted(), current)
+        total = current["sum_of_steps"] + sum(int(given[0]) - 5 for given in steps)
+        return {**agreed, "agreed": current["agreed"] + 1, "sum_of_steps": total}
+
+
+@pytest.fixture
+def counted():
+    torch.manual_seed(7)
+    return Counted()
+
+
+def test_every_entry_is_where_its_method_says_it_is(counted):
+    federation = fitted(counted, num_rounds=2)
+    # 18 samples a client in batches of 8: three steps a visit. What goes up begins as it was made, every time.
+    assert counted.seen[0] == (1, 0, 0.0, [5, 5])
+    assert counted.seen[-1] == (2, 2, 1.0, [5, 5])
+    held = federation.global_state
+    assert held.keys() == {"network.1.weight", "network.1.bias", "agreed", "sum_of_steps"}
+    assert held["agreed"].tolist() == [2.0]
+    assert held["sum_of_steps"].tolist() == [18]
+    assert sorted(federation.personal_states) == [0, 1, 2]
+    for state in federation.personal_states.values():
+        assert equal(state, {"own_steps": torch.tensor([6])})
+
+
+def test_what_is_shared_does_not_notice_what_travels_beside_it(counted):
+    torch.manual_seed(7)
+    plain = fitted(FedAvg(linear, SGD)).global_state
+    held = fitted(counted).global_state
+    assert equal({name: held[name] for name in plain}, plain)
+
+
+def test_the_ledger_counts_what_goes_each_way(counted, tmp_path):
+    federation = fitted(counted, num_rounds=1, default_root_dir=str(tmp_path))
+    network = 4 * (64 * 3 + 3)
+    ledger = rows(federation, "ledger.csv")
+    found = {(row["client"], row["direction"], row["kind"]): int(row["bytes"]) for row in ledger}
+    for k in "012":
+        assert found.pop((k, "down", "model")) == found.pop((k, "up", "model")) == network
+        assert found.pop((k, "down", "one-way")) == 4
+        assert found.pop((k, "up", "one-way")) == 16
+    assert found == {}
+
+
+def test_a_method_that_declares_nothing_has_no_such_lines(tmp_path):
+    federation = fitted(FedAvg(linear, SGD), num_rounds=1, default_root_dir=str(tmp_path))
+    assert {row["kind"] for row in rows(federation, "ledger.csv")} == {"model"}
+
+
+def test_rules_and_proportions_see_only_what_is_shared(counted):
+    federation = fitted(counted, num_rounds=1, aggregator=Median(), max_norm_ratio=1000.0)
+    assert federation.global_state["sum_of_steps"].tolist() == [9]
+    given = {"network.1.bias": torch.ones(3), "steps": torch.ones(2)}
+    assert counted.combine([Upload(0, given)], {}).keys() == {"network.1.bias"}
+
+
+def test_a_run_goes_on_to_the_same_bits(tmp_path):
+    def run(**options):
+        torch.manual_seed(7)
+        federation = fitted(Counted(), **options)
+        return {**federation.global_state, **{str(k): v["own_steps"] for k, v in federation.personal_states.items()}}
+
+    whole = run()
+    run(num_rounds=2, default_root_dir=str(tmp_path))
+    assert equal(run(ckpt_path="last", default_root_dir=str(tmp_path)), whole)
+
+
+def test_visits_in_processes_of_their_own_bring_the_same(counted):
+    timed = fitted(counted, client_timeout=60.0)
+    torch.manual_seed(7)
+    assert equal(timed.global_state, fitted(Counted()).global_state)
+
+
+def test_two_processes_agree_with_one(tmp_path):
+    def work(rank):
+        torch.manual_seed(7)
+        torch.save(fitted(Counted(), devices=2).global_state, tmp_path / f"state_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path, True)) == [0, 0]
+    torch.manual_seed(7)
+    assert equal(torch.load(tmp_path / "state_1.pt"), fitted(Counted()).global_state)
+
+
+class Strange(Counted):
+    """Its second client sends what nobody can use."""
+
+    def on_client_end(self, client):
+        if client.id == 1:
+            self.extra.fill_(float("nan"))
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("extra", torch.zeros(2))
+        self.upload_only = ("steps", "extra")
+
+
+def test_what_goes_up_is_checked_as_what_is_shared():
+    federation = fitted(Strange(), num_rounds=1)
+    assert federation.global_state["sum_of_steps"].tolist() == [6]
+
+
+def test_clients_are_not_told_to_have_models_of_their_own_for_what_they_train_with(counted, tmp_path):
+    federation = fitted(counted, num_rounds=1, default_root_dir=str(tmp_path))
+    assert {row["model"] for row in rows(federation)} == {"global", "trained"}
+    assert {row.model for row in federation.test(counted, toy_data())} == {"global"}
+
+
+class Personal(Counted):
+    def forward(self, x):
+        return self.network(x) + self.own_steps
+
+
+def test_they_are_told_to_have_them_where_forward_uses_it(tmp_path):
+    federation = fitted(Personal(), num_rounds=1, default_root_dir=str(tmp_path))
+    assert {row["model"] for row in rows(federation)} == {"global", "personal", "trained"}
+
+
+def declaring(**members):
+    return type("Own", (Counted,), members)()
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({"upload_only": ("step_s",)}, r"`upload_only` of Own names 'step_s', but nothing in its state does"),
+        ({"download_only": ("agreed", "x.")}, r"`download_only` of Own names 'x.', but nothing in its state does"),
+        ({"server_only": ("agreed",)}, r"'agreed' of Own is said to be both `download_only` and `server_only`"),
+        ({"is_shared": lambda self, name: True}, r"'agreed' of Own is said to be both `download_only` and `shared`"),
+    ],
+)
+def test_two_words_for_one_entry_are_refused(members, told):
+    with pytest.raises(ValueError, match=told):
+        fitted(declaring(**members))
+
+
+def test_everything_but_what_is_declared_is_shared_by_default(counted):
+    counted.shared = ("",)
+    assert [name for name in counted.state_dict() if counted.is_shared(name)] == [
+        "own_steps",
+        "network.1.weight",
+        "network.1.bias",
+    ]
+
+
+# --- who takes part
+
+
+class Choosy(FedAvg):
+    """Takes whom it is told to."""
+
+    chosen = None
+
+    def __init__(self, chosen):
+        super().__init__(linear, SGD)
+        self.chosen = chosen
+        self.told = []
+
+    def select_clients(self, round, candidates):
+        self.told.append((round, list(candidates), self.num_clients))
+        return self.chosen(round) if callable(self.chosen) else self.chosen
+
+
+def visited(federation):
+    up = [row for row in rows(federation, "ledger.csv") if row["direction"] == "up"]
+    return [(int(row["round"]), int(row["client"])) for row in up]
+
+
+def test_a_method_chooses_who_takes_part(tmp_path):
+    method = Choosy(lambda round: [2, 0] if round == 1 else [1])
+    federation = fitted(method, num_rounds=2, default_root_dir=str(tmp_path))
+    assert visited(federation) == [(1, 0), (1, 2), (2, 1)]
+    assert method.told == [(1, [0, 1, 2], 3), (2, [0, 1, 2], 3)]
+
+
+def test_who_chooses_nobody_leaves_it_to_the_fraction():
+    states = []
+    for method in (Choosy(None), FedAvg(linear, SGD)):
+        torch.manual_seed(7)
+        nn.init.zeros_(method.network[1].weight)
+        nn.init.zeros_(method.network[1].bias)
+        states.append(fitted(method, fraction_fit=0.5).global_state)
+    assert equal(*states)
+
+
+@pytest.mark.parametrize("chosen", [[], [0, 0], [3]])
+def test_a_choice_that_is_none_is_refused(chosen):
+    with pytest.raises(ValueError, match=r"`select_clients` of Choosy in round 1 must choose clients that may take"):
+        fitted(Choosy(chosen))
+
+
+def test_a_choice_may_go_by_what_the_server_holds():
+    class ByState(Counted):
+        def select_clients(self, round, candidates):
+            return [int(self.agreed)]
+
+    method = ByState()
+    fitted(method)
+    assert [(round, k) for round, k, *_ in method.seen] == [(1, 0), (2, 1), (3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [({}, 3), ({"num_clients": 4, "unseen_clients": 1}, 3), ({"opt_out": [1]}, 2)],
+)
+def test_a_method_knows_how_many_may_take_part(data, number):
+    method = FedAvg(linear, SGD)
+    assert method.num_clients == 1
+    fitted(method, toy_data(**data), num_rounds=1)
+    assert method.num_clients == number
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (Counted, r"`trainer.privacy`: noise is for what is shared, and Counted also uploads 'steps'"),
+        (lambda: Choosy(None), r"`trainer.privacy`: every client is drawn by itself, and `select_clients` of Choosy"),
+    ],
+)
+def test_what_noise_would_not_cover_is_refused(method, told):
+    with pytest.raises(ValueError, match=told):
+        fitted(method(), privacy=ClientLevelDP(noise_multiplier=0.0, delta=0.1))
