@@ -14,6 +14,7 @@ from fedlit.data.batches import Batches
 from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
+from fedlit.engine.personalising import make_its_own, personalises
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
@@ -65,6 +66,13 @@ class Scorer:
         held = self._held(self.network)
         return bool(held) and all(held)
 
+    @property
+    def has_personal_models(self) -> bool:
+        """Whether what a client uses differs from the global model."""
+        if self.stage.upload != "aggregate" or personalises(self.personal):
+            return True
+        return not all(self._held(self.learner))
+
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
         if self.stage.upload == "aggregate" or self.stage.side == "server" or self.stage.module is None:
@@ -108,8 +116,7 @@ class Scorer:
         if self.state.options.fast_dev_run:
             own = own[:2]
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
-        is_personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
-        if not is_personal:  # a client's model is the global one
+        if not self.has_personal_models:
             if is_overridden("probe", self.personal, FederatedModule):
                 jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
@@ -117,7 +124,7 @@ class Scorer:
         if self.stage.side == "clients":
             jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
         if self.stage.reported_on_pooled:
-            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k)) for k in seen]
+            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
         return jobs
 
     def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
@@ -163,9 +170,11 @@ class Scorer:
             rows += self._rows(self._global_on_pooled(), self.state.round)
         memories = self.state.memories
         owners = {*self.state.collected, *(k for k in memories if memories.names(k))}
+        if personalises(self.personal):
+            owners = set(range(self._num_seen))
         for k in sorted(owners):
             if self.has_model(k):
-                rows += self._rows(self._client_on_pooled(k), self.state.round)
+                rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
         return rows
 
     def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
@@ -187,6 +196,7 @@ class Scorer:
             return self.network
         self._check_has_model(client)
         self.state.enter(client, "personal")
+        make_its_own(self.state, self.stage, self.personal, client, self.state.round)
         return self.personal
 
     def _check_has_model(self, client: int) -> None:
@@ -245,6 +255,7 @@ class Scorer:
                 self._add_own(found, k, "global", self.network, round)
             else:
                 self.state.enter(k, "personal", round)
+                make_its_own(self.state, self.stage, self.personal, k, round)
                 self._add_own(found, k, self._reported_as, self.personal, round)
                 found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
             return found
@@ -253,7 +264,8 @@ class Scorer:
 
     def _add_own(self, found: Found, k: int, model: str, network: nn.Module, round: int) -> None:
         """On the client's validation samples, and on its share of the test set if it has one."""
-        found.add(k, model, self._whose(k), self._scores(network, self._val_batches(k, round)))
+        batches, _ = self.state.data.val_batches([k], round)
+        found.add(k, model, self._whose(k), self._scores(network, batches))
         if self._has_own_test(k, round):
             batches, _ = self.state.data.own_test_batches([k], round)
             found.add(k, model, "own_test", self._scores(network, batches))
@@ -273,10 +285,11 @@ class Scorer:
 
         return found_of(self.state, k, look)
 
-    def _client_on_pooled(self, k: int) -> Found:
+    def _client_on_pooled(self, k: int, round: int) -> Found:
         def look() -> Found:
             found = Found()
             self.state.enter(k, "personal")
+            make_its_own(self.state, self.stage, self.personal, k, round)
             scores = self._scores(self.personal, self.state.data.test_batches(k))
             found.add(k, self._reported_as, "pooled", scores)
             return found
@@ -296,9 +309,6 @@ class Scorer:
             batches.x = batches.x[:DEV_SAMPLES]
             batches.y = batches.y[:DEV_SAMPLES]
         return batches
-
-    def _val_batches(self, k: int, round: int) -> Batches:
-        return self.state.data.val_batches([k], round)[0]
 
     @torch.no_grad()
     def _probe(self, k: int, round: int) -> Scores:

@@ -39,6 +39,7 @@ HARMLESS_TO_A_VISIT = DATA | {
     "earlier_uploads",
     "is_shared",
     "on_server_start",
+    "personalise",
     "probe",
     "validation_loss",
 }

@@ -24,6 +24,7 @@ from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
+from fedlit.methods.perfedavg import PerFedAvg
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.states import copy_into, frozen, record
@@ -44,6 +45,7 @@ __all__ = [
     "LocalOnly",
     "MixtureOfExperts",
     "NetworkFactory",
+    "PerFedAvg",
     "Ramp",
     "Stage",
     "Weighting",

@@ -115,7 +115,7 @@ class FederatedModule(LightningModule):
         return {}
 
     def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
-        """The server is about to train, in every round of a stage on its side; what clients uploaded, by client id."""
+        """The server is about to train; what clients uploaded, by client id: all that is collected, or this round's."""
 
     def client_weight(self, client: Client) -> float:
         """How much this client counts: by its opted-in samples, or as much as any other."""
@@ -152,6 +152,12 @@ class FederatedModule(LightningModule):
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
         """What early stopping watches, of outputs ``[N, C]`` and targets ``[N]``."""
         return F.cross_entropy(z, y)
+
+    def personalise(self, client: Client) -> None:
+        """Adapt a client's model before it is evaluated, exported or predicts: its state is loaded, gradients are on.
+
+        What it changes is forgotten afterwards. A method that overrides this has a `personal` model for every client.
+        """
 
     def probe(self, client: Client) -> dict[str, float]:
         """More numbers of a client's model, such as the mean of a gate; recorded beside its accuracy."""

@@ -50,6 +50,7 @@ OUTSIDE_VISITS = {
     "earlier_uploads",
     "is_shared",
     "on_server_start",
+    "personalise",
     "probe",
 }
 # Early stopping calls it between steps; there is none in a stack.
