@@ -230,7 +230,7 @@ class Federation:
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
         """What stays with each client."""
-        clients = sorted({*self.state.memories, *self.state.collected})
+        clients = sorted({*self.state.memories, *self.state.owners()})
         return {k: self.state.personal(k) for k in clients}
 
     def fit(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:

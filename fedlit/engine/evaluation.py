@@ -69,9 +69,9 @@ class Scorer:
     @property
     def has_personal_models(self) -> bool:
         """Whether what a client uses differs from the global model."""
-        if self.stage.upload != "aggregate" or personalises(self.personal):
+        if self.stage.upload != "aggregate" or personalises(self.personal) or self.stage.own_models:
             return True
-        return not all(self._held(self.learner))
+        return bool(self.state.has_own_uploads) or not all(self._held(self.learner))
 
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
@@ -168,11 +168,8 @@ class Scorer:
         rows: list[Row] = []
         if self.has_complete_global_model:
             rows += self._rows(self._global_on_pooled(), self.state.round)
-        memories = self.state.memories
-        owners = {*self.state.collected, *(k for k in memories if memories.names(k))}
-        if personalises(self.personal):
-            owners = set(range(self._num_seen))
-        for k in sorted(owners):
+        is_everybody = personalises(self.personal) or self.stage.own_models
+        for k in range(self._num_seen) if is_everybody else self.state.owners():
             if self.has_model(k):
                 rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
         return rows

@@ -1,6 +1,6 @@
 """The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlit.aggregation import State
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.begin import Beginning
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
-from fedlit.engine.plan import Interrupted
+from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.private_rounds import Budget
 from fedlit.engine.processes import ProcessLost, check_processes, largest
 from fedlit.engine.quorum import TooFewClients, whole_round
@@ -22,7 +23,7 @@ from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.scores import unmeasured
-from fedlit.engine.server import serve
+from fedlit.engine.server import Served, serve, trained_by_server
 from fedlit.engine.snapshot import run_with, take
 from fedlit.engine.state import FederationState
 from fedlit.records.checkpoint import Checkpoints
@@ -222,7 +223,9 @@ class Fit:
     def _trained(self, number: int, score: bool) -> RoundRecord:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
         stage = self.schedule.stage(number)
-        plan_for = partial(self.schedule.plan, number, self._should_stop_visit())
+        should_stop = self._should_stop_visit()
+        plan_for = partial(self.schedule.plan, number, should_stop)
+        follow_up = self.schedule.follow_up(number, should_stop)
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
 
         def train(clients: list[int]) -> RoundRecord:
@@ -232,9 +235,14 @@ class Fit:
                 return serve(self.state, number, plan_for(SERVER), tell)
             if not clients and not is_noised:
                 return RoundRecord()
-            return ClientRound(self.state, number, clients, plan_for, score, tell).train()
+            follow = None if follow_up is None else partial(self._follow, number, follow_up)
+            return ClientRound(self.state, number, clients, plan_for, score, tell, follow).train()
 
         return whole_round(self.sampler, stage, number, train, self.log.repeated)
+
+    def _follow(self, number: int, plan: Plan, agreed: State, uploads: Mapping[int, State]) -> Served:
+        """Let the server train at the end of a round of clients."""
+        return trained_by_server(self.state, number, plan, agreed, uploads, partial(self._tell, []))
 
     def _tell(self, clients: list[int], position: int, num_clients: int) -> None:
         """Somebody is about to train."""

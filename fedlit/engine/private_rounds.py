@@ -91,6 +91,10 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     for stage in stages:
         if stage.upload == "collect":
             raise ValueError(f"`trainer.privacy`: {name} collects clients' states as they are in stage {stage.name!r}.")
+        if stage.followed_by is not None:
+            raise ValueError(f"`trainer.privacy`: {name} learns from clients' states as they are after {stage.name!r}.")
+        if stage.keep_uploads:
+            raise ValueError(f"`trainer.privacy`: {name} keeps clients' states as they are in stage {stage.name!r}.")
     if all(stage.upload == "none" for stage in stages):
         raise ValueError(f"`trainer.privacy`: {name} uploads nothing, so there is nothing to protect.")
     _check_counts(privacy, data, options)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedlit.engine.plan import Plan
 
 # Plain data of a method; who computes it instead is asked as often as ever.
-DATA = {"shared", "server_only", "collected", "wants_index", "weighting", "fast", "monitor", "card"}
+DATA = {"shared", "server_only", "collected", "labelled_pool", "wants_index", "weighting", "fast", "monitor", "card"}
 # What a method may define without a part in any visit of a stack: it is asked before, after, or in other stages.
 HARMLESS_TO_A_VISIT = DATA | {
     "aggregate",
@@ -48,6 +48,7 @@ HARMLESS_TO_A_VISIT = DATA | {
 HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"validation_loss"}) | {
     "configure_client",
     "configure_optimizers",
+    "download",
     "on_client_start",
     "parameters_of",
 }

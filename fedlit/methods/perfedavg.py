@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from fedlit.bounds import check_choice, check_number, check_positive
@@ -31,6 +31,7 @@ from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 
 Variant = Literal["fo", "hf"]
 Batch = tuple[Tensor, Tensor]
+Weights = dict[str, Tensor]
 NUM_BATCHES = {"fo": 2, "hf": 3}  # of an update
 
 
@@ -79,7 +80,7 @@ class PerFedAvg(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         self.batches = []
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:  # type: ignore[override]
         if not self.batches:
             self.num_batches = min(NUM_BATCHES[self.variant], int(self.trainer.estimated_stepping_batches))
         self.batches.append(batch)  # an epoch may have an odd number: the next goes on with it
@@ -104,25 +105,25 @@ class PerFedAvg(FederatedModule):
                 mean[name] += len(y) / len(batches.y) * gradient
         with torch.no_grad():
             for name, tensor in w.items():
-                tensor -= self.alpha * mean[name]
+                tensor.sub_(self.alpha * mean[name])
 
-    def _trained(self) -> dict[str, nn.Parameter]:
+    def _trained(self) -> Weights:
         """w: what requires a gradient."""
         return {name: tensor for name, tensor in self.network.named_parameters() if tensor.requires_grad}
 
-    def _loss(self, w: dict[str, Tensor], batch: Batch) -> Tensor:
+    def _loss(self, w: Weights, batch: Batch) -> Tensor:
         """f(w; D)."""
         x, y = batch
         return F.cross_entropy(functional_call(self.network, w, (x,)), y)
 
-    def _gradients(self, w: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+    def _gradients(self, w: Weights, batch: Batch) -> Weights:
         return _gradients(self._loss(w, batch), w)
 
-    def _moved(self, w: dict[str, Tensor], direction: dict[str, Tensor], rate: float) -> dict[str, Tensor]:
+    def _moved(self, w: Weights, direction: Weights, rate: float) -> Weights:
         """w + rate * direction, which is a constant: gradients of it are gradients of w."""
         return {name: tensor + rate * direction[name] for name, tensor in w.items()}
 
-    def _curvature(self, w: dict[str, Tensor], loss: Tensor, batch: Batch) -> Tensor:
+    def _curvature(self, w: Weights, loss: Tensor, batch: Batch) -> Tensor:
         """0, with d for its gradient."""
         v = _gradients(loss, w, retain_graph=True)
         ahead = self._gradients(self._moved(w, v, self.delta), batch)
@@ -131,6 +132,6 @@ class PerFedAvg(FederatedModule):
         return torch.stack([(d[name] * (tensor - tensor.detach())).sum() for name, tensor in w.items()]).sum()
 
 
-def _gradients(loss: Tensor, w: dict[str, Tensor], retain_graph: bool = False) -> dict[str, Tensor]:
+def _gradients(loss: Tensor, w: Weights, retain_graph: bool = False) -> Weights:
     found = torch.autograd.grad(loss, list(w.values()), retain_graph=retain_graph, materialize_grads=True)
     return dict(zip(w, found, strict=True))

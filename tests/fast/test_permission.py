@@ -39,6 +39,7 @@ FABRIC = Fabric(accelerator="cpu")
 BESIDE_STEPS = {
     "configure_client",
     "configure_optimizers",
+    "download",
     "on_client_start",
     "parameters_of",
 }
