@@ -17,6 +17,7 @@ from fedlit.methods.factories import (
     for_client,
 )
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.feddf import FedDF
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmmd import FedMMD
 from fedlit.methods.fedprox import FedProx
@@ -37,6 +38,7 @@ __all__ = [
     "ClientOptimizers",
     "EarlyStopping",
     "FedAvg",
+    "FedDF",
     "FedFusion",
     "FedMMD",
     "FedProx",
