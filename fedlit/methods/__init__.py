@@ -19,6 +19,7 @@ from fedlit.methods.factories import (
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.feddf import FedDF
 from fedlit.methods.fedfusion import FedFusion
+from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedmmd import FedMMD
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.finetuned import FineTuned
@@ -40,6 +41,7 @@ __all__ = [
     "FedAvg",
     "FedDF",
     "FedFusion",
+    "FedMD",
     "FedMMD",
     "FedProx",
     "FederatedModule",
