@@ -18,6 +18,7 @@ from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.private_rounds import Budget
 from fedlit.engine.processes import ProcessLost, check_processes, largest
+from fedlit.engine.profiling import tell_profile
 from fedlit.engine.quorum import TooFewClients, whole_round
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
@@ -76,6 +77,7 @@ class Fit:
         self.sampler = ClientSampler(state)
         self.budget = Budget(schedule, self.options)
         self.waiting_for = "this round"  # whoever asks to stop is told
+        self.rows: list[Row] = []  # of the last round
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
@@ -189,6 +191,8 @@ class Fit:
         monitor = self.options.monitor
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
+        if state.fabric.is_global_zero:
+            tell_profile(self.options.profiler, self.log.folder)
 
     def _one_round(self, number: int) -> None:
         start = perf_counter()
@@ -201,8 +205,10 @@ class Fit:
         except BaseException:
             self._count_unevaluated(number, record, perf_counter() - start)
             raise
+        self.rows = rows
         improved = self.state.count_round(number, stage, rows)
-        self.log.round(number, stage.name, record, rows, perf_counter() - start)
+        with self.options.profiler.profile("record"):
+            self.log.round(number, stage.name, record, rows, perf_counter() - start)
         for client, model, data, metric in unmeasured(rows, self.options.metrics):
             told = {"client": client, "model": model, "data": data, "metric": metric}
             self.log.recorder.event("metric_left_out", round=number, **told)
@@ -253,7 +259,8 @@ class Fit:
     def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
         self.waiting_for = f"the evaluation of round {number}"
         scorer = Scorer(self.state, self.schedule.stage(number))
-        rows = scorer.evaluate(number)
+        with self.options.profiler.profile("evaluate"):
+            rows = scorer.evaluate(number)
         if scorer.confused is not None:
             self.confused = scorer.confused
         record.failures = {**scorer.failures, **record.failures}
@@ -285,7 +292,8 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         if self.log.folder is not None:
-            self.log.save(self._content(), improved)
+            with self.options.profiler.profile("save"):
+                self.log.save(self._content(), improved)
 
     def _content(self) -> dict[str, Any]:
         content = take(self.state, self.schedule, self.run_with)

@@ -158,7 +158,8 @@ class ClientRound:
 
         def work(k: int) -> Visited:
             self.tell(self.clients.index(k) + 1, len(self.clients))
-            return visit(k)
+            with self.state.options.profiler.profile("visit"):
+                return visit(k)
 
         for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
             self.record.clients.append(k)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
@@ -95,6 +96,7 @@ class Schedule:
             optimizer_state="reset" if is_over else options.optimizer_state,
             gradient_clip_val=options.gradient_clip_val,
             should_stop=should_stop,
+            **self._batches(),
         )
 
     def follow_up(self, number: int, should_stop: Callable[[], bool]) -> Plan | None:
@@ -112,7 +114,14 @@ class Schedule:
             optimizer_state="keep" if self.options.optimizer_state == "keep" else "reset",
             gradient_clip_val=self.options.gradient_clip_val,
             should_stop=should_stop,
+            **self._batches(),
         )
+
+    def _batches(self) -> dict[str, Any]:
+        """How many batches an epoch has, and whether they are others in every epoch."""
+        options = self.options
+        limit = options.overfit_batches if options.limit_train_batches is None else options.limit_train_batches
+        return {"limit_batches": limit, "is_shuffled": options.overfit_batches is None}
 
     def _length(self, stage: Stage, client: int) -> tuple[int, int | None]:
         """Epochs of a visit, and its steps if these are counted."""

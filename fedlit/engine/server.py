@@ -63,7 +63,8 @@ def trained_by_server(
 
     def work(_: int) -> dict[str, Any]:
         tell(1, 1)
-        return _trained(state, round, plan, held, uploads)
+        with state.options.profiler.profile("server"):
+            return _trained(state, round, plan, held, uploads)
 
     [(_, done)] = in_order(state.fabric, [0], work, dict, dict)
     if problem := defect(Upload(SERVER, done["state"]), held):

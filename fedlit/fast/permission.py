@@ -222,6 +222,8 @@ def is_plain_plan(plan: "Plan") -> bool:
         and stage.public == "no"
         and plan.gradient_clip_val is None
         and plan.after_epoch is bool  # the default, which does nothing
+        and plan.limit_batches is None
+        and plan.is_shuffled
     )
 
 

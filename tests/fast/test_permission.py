@@ -449,6 +449,8 @@ STAGES = {
     "the public pool": {"stage": Stage("s", public="inputs")},
     "a clipped gradient": {"gradient_clip_val": 1.0},
     "something after an epoch": {"after_epoch": lambda: None},
+    "few batches": {"limit_batches": 2},
+    "batches in their own order": {"is_shuffled": False},
 }
 
 
