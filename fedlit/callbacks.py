@@ -5,14 +5,17 @@ in a fit `on_fit_start`, `on_train_start`, `on_train_end` and `on_fit_end`; with
 `load_state_dict`, `on_save_checkpoint` and `on_load_checkpoint`. A callback that waits for anything else is refused.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from fedlit.bounds import check_number
+from fedlit.bounds import check_count, check_number
 from fedlit.methods.base import FederatedModule
 from fedlit.records.rows import Row, summary
 
@@ -35,10 +38,10 @@ STATES = "callbacks"  # where a checkpoint holds them
 INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what they need
     "ModelCheckpoint": SAVED,
     "OnExceptionCheckpoint": "checkpoints/last.ckpt is of the last round that was saved; " + SAVED,
-    "EarlyStopping": "fedlit.callbacks.StopAt ends a fit, `Stage(early_stopping=...)` a visit",
+    "EarlyStopping": "fedlit.callbacks.Patience or StopAt ends a fit, `Stage(early_stopping=...)` a visit",
     "LearningRateMonitor": "`trainer.lr_schedule` sets the rate of a round; a method may log what it likes",
     "ProgressBar": "`trainer.enable_progress_bar` shows rounds",
-    "Timer": f"SIGTERM, as of `timeout 2h fedlit fit ...`, ends a fit in good order; {TIMED}",
+    "Timer": f"`trainer.max_time` ends a fit in good order; {TIMED}",
     "DeviceStatsMonitor": TIMED,
     "ThroughputMonitor": TIMED,
     "BatchSizeFinder": "set `data.batch_size`",
@@ -84,6 +87,99 @@ class StopAt(FederationCallback):
     def _look(self, federation: "Federation", last: Mapping[str, Mapping[str, float]]) -> None:
         if self.metric in last and last[self.metric]["mean"] >= self.value:
             federation.should_stop = True
+
+
+class Patience(FederationCallback):
+    """End the fit, whatever stages were still to come, when the mean of a metric has not improved for some rounds.
+
+    Whether it is to rise or to fall is known: losses fall, of `trainer.metrics` each says what is better.
+
+    Args:
+        rounds: Without a better value, counted from the best.
+        metric: Such as `loss/global_on_own` or `acc/personal_on_own`.
+    """
+
+    def __init__(self, rounds: int = 10, metric: str = "acc/global_on_own") -> None:
+        self.rounds = check_count("rounds", rounds)
+        self.metric = metric
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._look(trainer, trainer.state.round)  # a run that goes on may have been there before
+
+    def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
+        self._look(federation, round)
+
+    def _look(self, federation: "Federation", round: int) -> None:
+        best = federation.state.scores.best.get(self.metric)
+        if best is not None and round - best["round"] >= self.rounds:
+            federation.should_stop = True
+
+
+class MaxTime(FederationCallback):
+    """End the fit with the round in which the time is over; `trainer.max_time` makes it.
+
+    Args:
+        seconds: Of training, those before a run was resumed among them.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._before = 0.0
+        self._start: float | None = None
+
+    @property
+    def elapsed(self) -> float:
+        return self._before + (0.0 if self._start is None else monotonic() - self._start)
+
+    def state_dict(self) -> dict[str, float]:
+        return {"elapsed": self.elapsed}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        self._before = state_dict["elapsed"]
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        self._start = monotonic()
+        self._look(trainer)
+
+    def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
+        self._look(federation)
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        self._before, self._start = self.elapsed, None
+
+    def _look(self, federation: "Federation") -> None:
+        if self.elapsed >= self.seconds:
+            federation.should_stop = True
+
+
+def watching_time(max_time: str | timedelta | Mapping[str, int] | None) -> list[Callback]:
+    """What ends a fit when `trainer.max_time` is over.
+
+    Example:
+        >>> [callback.seconds for callback in watching_time("00:01:30:00")]
+        [5400.0]
+    """
+    if max_time is None:
+        return []
+    seconds = _duration(max_time).total_seconds()
+    if not seconds > 0:
+        raise ValueError(f"`trainer.max_time` must be more than no time at all, got {max_time}.")
+    return [MaxTime(seconds)]
+
+
+def _duration(given: str | timedelta | Mapping[str, int]) -> timedelta:
+    if isinstance(given, timedelta):
+        return given
+    if isinstance(given, Mapping):
+        try:
+            return timedelta(**given)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"`trainer.max_time` must be days, hours, minutes, seconds, got {given}.") from error
+    found = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", given) if isinstance(given, str) else None
+    if found is None:
+        raise ValueError(f'`trainer.max_time` must be "DD:HH:MM:SS", such as "00:12:00:00", in quotes, got {given!r}.')
+    days, hours, minutes, seconds = map(int, found.groups())
+    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
 
 
 def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:

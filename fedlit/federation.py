@@ -1,6 +1,7 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -8,10 +9,11 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
 from torchmetrics import Metric
 
 from fedlit.aggregation import Aggregator, Rule
-from fedlit.callbacks import as_callbacks, load_states, told_of
+from fedlit.callbacks import as_callbacks, load_states, told_of, watching_time
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
 from fedlit.engine.adapt import adapt
@@ -19,6 +21,7 @@ from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, fresh_s
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.fit_result import FitResult, Method, built
 from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.log_sinks import refused
 from fedlit.engine.options import Options
@@ -26,6 +29,7 @@ from fedlit.engine.own_network import own_network
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.predict import predict
 from fedlit.engine.processes import make_fabric, meet
+from fedlit.engine.profiling import make_profiler
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.snapshot import resume
 from fedlit.engine.state import FederationState
@@ -73,6 +77,12 @@ class Federation:
             fedlit.server_optimizers.FedAdam, torch.optim.SGD with momentum (FedAvgM) ...; none by default.
         privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
+        limit_train_batches: Batches of a local epoch at most, or a fraction of them in (0, 1]; all by default.
+        overfit_batches: The same first batches in every epoch, unshuffled: so many, or a fraction of them. Can a
+            method learn them by heart?
+        max_time: Days, hours, minutes and seconds, as in "00:12:00:00", or by name, after which a fit ends with its
+            round; the time before a run was resumed counts.
+        profiler: Where the time goes: simple, advanced, or a profiler of Lightning's; told at the end of a fit.
         metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
         devices: Processes (cpu) or devices that share the clients of a round.
@@ -130,46 +140,18 @@ class Federation:
         max_norm_ratio: float | None = None,
         max_round_retries: int = 3,
         server_optimizer: OptimizerCallable | None = None,
+        limit_train_batches: int | float | None = None,
+        overfit_batches: int | float | None = None,
+        max_time: str | timedelta | dict[str, int] | None = None,
+        profiler: Profiler | str | None = None,
     ) -> None:
-        self.options = Options(
-            num_rounds=num_rounds,
-            local_epochs=local_epochs,
-            local_steps=local_steps,
-            client_epochs=client_epochs or {},
-            fraction_fit=fraction_fit,
-            min_clients=min_clients,
-            eval_every_n_rounds=eval_every_n_rounds,
-            eval_every_n_epochs=eval_every_n_epochs,
-            save_every_n_rounds=save_every_n_rounds,
-            monitor=monitor,
-            lr_schedule=lr_schedule,
-            optimizer_state=optimizer_state,
-            batch_norm=batch_norm,
-            gradient_clip_val=gradient_clip_val,
-            metrics=metrics or {},
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            precision=precision,
-            personal_memory=personal_memory,
-            num_threads=num_threads,
-            fast=fast,
-            logger=logger,
-            callbacks=as_callbacks(callbacks),
-            default_root_dir=Path(default_root_dir).expanduser(),
-            fast_dev_run=fast_dev_run,
-            enable_progress_bar=enable_progress_bar,
-            report=report,
-            seed=seed,
-            process_timeout=process_timeout,
-            aggregator=aggregator,
-            server_optimizer=server_optimizer,
-            privacy=privacy,
-            client_timeout=client_timeout,
-            max_weight_ratio=max_weight_ratio,
-            max_norm_ratio=max_norm_ratio,
-            max_round_retries=max_round_retries,
-        )
+        given = {name: value for name, value in locals().items() if name in OPTIONS}
+        given["client_epochs"] = client_epochs or {}
+        given["metrics"] = metrics or {}
+        given["callbacks"] = [*as_callbacks(callbacks), *watching_time(max_time)]
+        given["default_root_dir"] = Path(default_root_dir).expanduser()
+        given["profiler"] = make_profiler(profiler)
+        self.options = Options(**given)
         self.fabric = make_fabric(
             accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar
         )
@@ -234,30 +216,32 @@ class Federation:
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
         """What stays with each client."""
-        clients = sorted({*self.state.memories, *self.state.collected})
+        clients = sorted({*self.state.memories, *self.state.owners()})
         return {k: self.state.personal(k) for k in clients}
 
-    def fit(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
-        """Train a method over its rounds.
+    def fit(self, model: Method, datamodule: Data = None, ckpt_path: str | None = None) -> FitResult:
+        """Train a method over its rounds; what it leaves.
 
         Args:
-            model: The method.
+            model: The method, or a function that builds it, which is called under `trainer.seed`.
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: A file, `last` or `best` of the config's own run or the newest; `auto` is its last, if any.
         """
         self._run_folder = RunFolder(self.fabric, self.options)
+        method = built(model, self.options.seed)
         try:
-            schedule = self._set_up("fit", model, datamodule, ckpt_path)
+            schedule = self._set_up("fit", method, datamodule, ckpt_path)
             with told_if_unwritable(self._folder):
                 with told_of("fit", self._call):
-                    self._fit(model, schedule)
+                    rows = self._fit(method, schedule)
                 page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
             meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
         finally:
             self._run_folder.release()
         self.running = False
+        return FitResult(method, self._folder, rows, self.stopped_by, self.network)
 
-    def _fit(self, model: FederatedModule, schedule: Schedule) -> None:
+    def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
         folder = self._folder if self.is_global_zero else None
         self._remind()
         fit = Fit(self.state, schedule, folder, self._stop, self._call, self._begun)
@@ -270,6 +254,7 @@ class Federation:
         self._call("on_train_end")
         self._call("on_fit_end")
         fit.close()
+        return fit.rows
 
     def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate every client on its own validation samples, and the global model on the test set too.

@@ -210,3 +210,20 @@ def soft_cross_entropy(z: Tensor, target: Tensor) -> Tensor:
         tensor(1.)
     """
     return F.cross_entropy(z, target.detach())
+
+
+def distillation_loss(z: Tensor, teacher: Tensor) -> Tensor:
+    r"""How far a student is from what its teacher says.
+
+    .. math:: \frac{1}{N} \sum_n D_{KL}(\mathrm{softmax}(t_n) \,\|\, \mathrm{softmax}(z_n))
+
+    Args:
+        z: The student's logits, ``[N, C]``.
+        teacher: ``t``, logits ``[N, C]``; receives no gradient.
+
+    Example:
+        >>> distillation_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
+        tensor(1.5232)
+    """
+    log_q = F.log_softmax(teacher.detach(), dim=1)
+    return F.kl_div(F.log_softmax(z, dim=1), log_q, reduction="batchmean", log_target=True)

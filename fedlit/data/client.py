@@ -10,7 +10,7 @@ from fedlit.data.batches import Batches
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
 
-Samples = Literal["opted_in", "all"]
+Samples = Literal["opted_in", "all", "public"]
 Public = Literal["no", "inputs", "labels"]
 SERVER = -1  # stands where a client's id would
 
@@ -22,7 +22,7 @@ class Client:
     Attributes:
         id: From 0 to the number of clients minus one.
         round: The round of this visit, counted from 1.
-        samples: What this visit trains on: `opted_in` samples, or `all`.
+        samples: What this visit trains on: `opted_in` samples, `all`, or those of the `public` pool.
         num_classes: Classes of its task.
         num_samples: Training samples, opted out or not.
         num_opted_in: Training samples that may influence what leaves the client.
@@ -42,10 +42,16 @@ class Client:
     ) -> Batches:
         """Training batches of this visit, or of the `samples` that are named; shuffled and augmented by `generator`.
 
-        With `public: inputs` the public pool is mixed in, with target -1.
+        With `public: inputs` the public pool is mixed in, with target -1; `samples: public` are the pool alone.
         """
         chosen = samples or self.samples
+        if chosen == "public":
+            return self.public_batches(generator, public)
         return self.data.train_batches(self.id, generator, chosen, self.round, public=public != "no")
+
+    def public_batches(self, generator: torch.Generator | None = None, public: Public = "inputs") -> Batches:
+        """Batches of the public pool; every target is -1, unless `public` is `labels`."""
+        return self.data.public_batches(generator, labels=public == "labels")
 
     @property
     def sees_the_same_inputs(self) -> bool:
@@ -84,7 +90,15 @@ class Server(Client):
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "inputs"
     ) -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
-        batches = self.data.public_batches(generator, labels=public == "labels")
+        batches = self.public_batches(generator, public)
+        batches.x = batches.x[: self.limit]
+        batches.y = batches.y[: self.limit]
+        return batches
+
+    def val_batches(self) -> Batches:
+        """The validation samples of all clients that may train, in a fixed order: what they could tell of a model."""
+        seen = range(self.data.num_clients - self.data.unseen_clients)
+        batches, _ = self.data.val_batches(seen, self.round)
         batches.x = batches.x[: self.limit]
         batches.y = batches.y[: self.limit]
         return batches

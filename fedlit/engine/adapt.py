@@ -14,6 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedlit.engine.evaluation import Scorer
+from fedlit.engine.personalising import personalised
 from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
@@ -104,15 +105,16 @@ def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedMo
 
 def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
     """Scores on the client's validation samples before training and after each epoch."""
-    client = state.data.client(k, 1)
+    client = replace(state.data.client(k, 1), samples=STAGE.samples)
     found: list[Scores] = []
 
     def score() -> None:
-        with isolated(derive(state.options.seed, "adapt", k)):
+        seed = derive(state.options.seed, "adapt", k)
+        with isolated(seed), personalised(state.fabric, learner, client, derive(seed, "personalise")):
             found.append(evaluate(state.fabric, learner, client.val_batches(), state.options.metrics))
 
     learner.stage = STAGE
-    learner.on_client_start(replace(client, samples=STAGE.samples))  # it may start from what the server holds
+    learner.on_client_start(client)  # it may start from what the server holds
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
     visit(state.fabric, learner, client, Plan(STAGE, state.options.seed, epochs, after_epoch=score), (), Memory())

@@ -28,7 +28,7 @@ from fedlit.engine.travels import check_travels
 from fedlit.engine.visit_trainer import at_the_door
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices, for_client, kind
-from fedlit.methods.stage import Stage
+from fedlit.methods.stage import Stage, with_followers
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
 from fedlit.rng import isolated
@@ -60,13 +60,13 @@ def check_experiment(
     check_travels(model)
     stages = model.configure_stages()
     _check_stages(stages, model, options)
-    check_hooks(model, stages, command)
+    check_hooks(model, with_followers(stages), command)
     if command == "fit":
         _tell_modes(model)
         _tell_what_is_not_measured(model, stages, data)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
-    _check_public(stages, data)
+    _check_public(with_followers(stages), model, data)
     check_aggregator(model, stages, data, options)
     if command == "fit":
         check_privacy(model, stages, data, options)
@@ -109,8 +109,9 @@ def _check_state(model: FederatedModule) -> None:
 
 def _check_stages(stages: list[Stage], model: FederatedModule, options: Options) -> None:
     """Stages can be told apart, and one of them measures what is monitored."""
-    names = {stage.name for stage in stages}
-    if not stages or len(names) < len(stages):
+    all_stages = with_followers(stages)
+    names = {stage.name for stage in all_stages}
+    if not stages or len(names) < len(all_stages):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
     if options.monitor is None:
         return
@@ -138,10 +139,14 @@ def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
     for stage in stages:
         if stage.side == "server":
             continue
-        sizes = [int(np.count_nonzero(mask)) if stage.samples == "opted_in" else len(mask) for mask in masks]
+        sizes = [len(mask) if stage.samples == "all" else int(np.count_nonzero(mask)) for mask in masks]
         if not any(sizes):
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
-        if data.drop_last and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes)):
+        if (
+            data.drop_last
+            and stage.samples != "public"
+            and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes))
+        ):
             raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
 
 
@@ -159,14 +164,20 @@ def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
         seen_all |= stage.samples == "all"
 
 
-def _check_public(stages: list[Stage], data: FederatedData) -> None:
-    """Who needs the public pool has one."""
+def _check_public(stages: list[Stage], model: FederatedModule, data: FederatedData) -> None:
+    """Who needs the public pool has one, and clients see its labels only where those are public, too."""
     for stage in stages:
         if stage.public == "no":
             continue
         if not data.public_pool:
             raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
-        if stage.side == "server" and data.drop_last and len(data.public_pool) < data.batch_size:
+        if stage.side == "clients" and stage.public == "labels" and not model.labelled_pool:
+            raise ValueError(
+                f"Stage {stage.name!r}: clients never see the labels of the public pool, unless the method says that "
+                "they are public (`labelled_pool = True`)."
+            )
+        is_alone = stage.side == "server" or stage.samples == "public"
+        if is_alone and data.drop_last and len(data.public_pool) < data.batch_size:
             raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
 
 

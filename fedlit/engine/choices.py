@@ -33,6 +33,8 @@ OF_NO_CONSEQUENCE = {
         "fast_dev_run",
         "enable_progress_bar",
         "report",
+        "max_time",
+        "profiler",
     },
     "data": {"root", "partition", "train_dataset", "test_dataset"},
     "model": {"optimizer"},

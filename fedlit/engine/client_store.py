@@ -14,6 +14,7 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
+from fedlit.aggregation import State
 from fedlit.engine.plan import Memory
 from fedlit.records.torch_file import dump
 
@@ -124,6 +125,32 @@ class Memories(MutableMapping[int, Memory]):
         if client in self._numbers:
             self.store.drop(self._numbers[client])
         self._numbers[client], self._names[client] = number, names
+
+
+class States(MutableMapping[int, State]):
+    """A state of each client, by client id, in the store of what stays with clients."""
+
+    def __init__(self, store: Store) -> None:
+        self.memories = Memories(store)
+
+    def __getitem__(self, client: int) -> State:
+        return self.memories[client].state
+
+    def __setitem__(self, client: int, state: State) -> None:
+        self.memories[client] = Memory(state)
+
+    def __delitem__(self, client: int) -> None:
+        del self.memories[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.memories)
+
+    def __len__(self) -> int:
+        return len(self.memories)
+
+    def adopt(self, others: "States") -> None:
+        """Take over what another mapping of the same store holds."""
+        self.memories.adopt(others.memories)
 
 
 def _locked(folder: Path) -> TextIO:

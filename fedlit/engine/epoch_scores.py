@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
+from fedlit.engine.personalising import personalised
 from fedlit.engine.scores import evaluate
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
@@ -42,7 +43,8 @@ class EpochScores:
         learner = self.stage.module or self.state.module
         modes = [(part, part.training) for part in learner.modules()]
         seed = derive(self.state.options.seed, "epochs", self.stage.name, self.client.round, self.client.id, self.epoch)
-        with isolated(seed):
+        personal = personalised(self.state.fabric, learner, self.client, derive(seed, "personalise"))
+        with isolated(seed), personal:
             for data, batches in self._samples():
                 scores = evaluate(self.state.fabric, learner, batches, self.state.options.metrics)
                 self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]

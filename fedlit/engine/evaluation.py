@@ -14,6 +14,7 @@ from fedlit.data.batches import Batches
 from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
+from fedlit.engine.personalising import make_its_own, personalises
 from fedlit.engine.processes import in_order
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
@@ -68,10 +69,10 @@ class Scorer:
     @property
     def has_personal_models(self) -> bool:
         """Whether what a client uses differs from the global model; what it merely trains with is no model."""
-        if self.stage.upload != "aggregate":
+        if self.stage.upload != "aggregate" or personalises(self.personal) or self.stage.own_models:
             return True
         is_own = is_overridden("forward", self.learner, FederatedModule)
-        return not all(self._held(self.learner if is_own else self.network))
+        return bool(self.state.has_own_uploads) or not all(self._held(self.learner if is_own else self.network))
 
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
@@ -124,7 +125,7 @@ class Scorer:
         if self.stage.side == "clients":
             jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
         if self.stage.reported_on_pooled:
-            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k)) for k in seen]
+            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
         return jobs
 
     def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
@@ -170,11 +171,10 @@ class Scorer:
             rows += self._rows(self._global_on_pooled(), self.state.round)
         if not self.has_personal_models:
             return rows
-        memories = self.state.memories
-        owners = {*self.state.collected, *(k for k in memories if memories.names(k))}
-        for k in sorted(owners):
+        is_everybody = personalises(self.personal) or self.stage.own_models
+        for k in range(self._num_seen) if is_everybody else self.state.owners():
             if self.has_model(k):
-                rows += self._rows(self._client_on_pooled(k), self.state.round)
+                rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
         return rows
 
     def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
@@ -196,6 +196,7 @@ class Scorer:
             return self.network
         self._check_has_model(client)
         self.state.enter(client, "personal")
+        make_its_own(self.state, self.stage, self.personal, client, self.state.round)
         return self.personal
 
     def _check_has_model(self, client: int) -> None:
@@ -254,6 +255,7 @@ class Scorer:
                 self._add_own(found, k, "global", self.network, round)
             else:
                 self.state.enter(k, "personal", round)
+                make_its_own(self.state, self.stage, self.personal, k, round)
                 self._add_own(found, k, self._reported_as, self.personal, round)
                 found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
             return found
@@ -262,7 +264,8 @@ class Scorer:
 
     def _add_own(self, found: Found, k: int, model: str, network: nn.Module, round: int) -> None:
         """On the client's validation samples, and on its share of the test set if it has one."""
-        found.add(k, model, self._whose(k), self._scores(network, self._val_batches(k, round)))
+        batches, _ = self.state.data.val_batches([k], round)
+        found.add(k, model, self._whose(k), self._scores(network, batches))
         if self._has_own_test(k, round):
             batches, _ = self.state.data.own_test_batches([k], round)
             found.add(k, model, "own_test", self._scores(network, batches))
@@ -282,10 +285,11 @@ class Scorer:
 
         return found_of(self.state, k, look)
 
-    def _client_on_pooled(self, k: int) -> Found:
+    def _client_on_pooled(self, k: int, round: int) -> Found:
         def look() -> Found:
             found = Found()
             self.state.enter(k, "personal")
+            make_its_own(self.state, self.stage, self.personal, k, round)
             scores = self._scores(self.personal, self.state.data.test_batches(k))
             found.add(k, self._reported_as, "pooled", scores)
             return found
@@ -305,9 +309,6 @@ class Scorer:
             batches.x = batches.x[:DEV_SAMPLES]
             batches.y = batches.y[:DEV_SAMPLES]
         return batches
-
-    def _val_batches(self, k: int, round: int) -> Batches:
-        return self.state.data.val_batches([k], round)[0]
 
     @torch.no_grad()
     def _probe(self, k: int, round: int) -> Scores:

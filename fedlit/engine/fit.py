@@ -1,6 +1,6 @@
 """The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,20 +9,22 @@ from typing import Any
 
 from torch import Tensor
 
+from fedlit.aggregation import State
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.begin import Beginning
 from fedlit.engine.chosen import chosen_values
 from fedlit.engine.evaluation import Scorer
-from fedlit.engine.plan import Interrupted
+from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.private_rounds import Budget
 from fedlit.engine.processes import ProcessLost, check_processes, largest
+from fedlit.engine.profiling import tell_profile
 from fedlit.engine.quorum import TooFewClients, whole_round
 from fedlit.engine.round import ClientRound
 from fedlit.engine.sampling import ClientSampler
 from fedlit.engine.schedule import Schedule
 from fedlit.engine.scores import unmeasured
-from fedlit.engine.server import serve
+from fedlit.engine.server import Served, serve, trained_by_server
 from fedlit.engine.snapshot import run_with, take
 from fedlit.engine.state import FederationState
 from fedlit.records.checkpoint import Checkpoints
@@ -75,6 +77,7 @@ class Fit:
         self.sampler = ClientSampler(state)
         self.budget = Budget(schedule, self.options)
         self.waiting_for = "this round"  # whoever asks to stop is told
+        self.rows: list[Row] = []  # of the last round
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown)
@@ -188,6 +191,8 @@ class Fit:
         monitor = self.options.monitor
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
+        if state.fabric.is_global_zero:
+            tell_profile(self.options.profiler, self.log.folder)
 
     def _one_round(self, number: int) -> None:
         start = perf_counter()
@@ -200,8 +205,10 @@ class Fit:
         except BaseException:
             self._count_unevaluated(number, record, perf_counter() - start)
             raise
+        self.rows = rows
         improved = self.state.count_round(number, stage, rows)
-        self.log.round(number, stage.name, record, rows, perf_counter() - start)
+        with self.options.profiler.profile("record"):
+            self.log.round(number, stage.name, record, rows, perf_counter() - start)
         for client, model, data, metric in unmeasured(rows, self.options.metrics):
             told = {"client": client, "model": model, "data": data, "metric": metric}
             self.log.recorder.event("metric_left_out", round=number, **told)
@@ -222,7 +229,9 @@ class Fit:
     def _trained(self, number: int, score: bool) -> RoundRecord:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
         stage = self.schedule.stage(number)
-        plan_for = partial(self.schedule.plan, number, self._should_stop_visit())
+        should_stop = self._should_stop_visit()
+        plan_for = partial(self.schedule.plan, number, should_stop)
+        follow_up = self.schedule.follow_up(number, should_stop)
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
 
         def train(clients: list[int]) -> RoundRecord:
@@ -232,9 +241,14 @@ class Fit:
                 return serve(self.state, number, plan_for(SERVER), tell)
             if not clients and not is_noised:
                 return RoundRecord()
-            return ClientRound(self.state, number, clients, plan_for, score, tell).train()
+            follow = None if follow_up is None else partial(self._follow, number, follow_up)
+            return ClientRound(self.state, number, clients, plan_for, score, tell, follow).train()
 
         return whole_round(self.sampler, stage, number, train, self.log.repeated)
+
+    def _follow(self, number: int, plan: Plan, agreed: State, uploads: Mapping[int, State]) -> Served:
+        """Let the server train at the end of a round of clients."""
+        return trained_by_server(self.state, number, plan, agreed, uploads, partial(self._tell, []))
 
     def _tell(self, clients: list[int], position: int, num_clients: int) -> None:
         """Somebody is about to train."""
@@ -245,7 +259,8 @@ class Fit:
     def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
         self.waiting_for = f"the evaluation of round {number}"
         scorer = Scorer(self.state, self.schedule.stage(number))
-        rows = scorer.evaluate(number)
+        with self.options.profiler.profile("evaluate"):
+            rows = scorer.evaluate(number)
         if scorer.confused is not None:
             self.confused = scorer.confused
         record.failures = {**scorer.failures, **record.failures}
@@ -277,7 +292,8 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         if self.log.folder is not None:
-            self.log.save(self._content(), improved)
+            with self.options.profiler.profile("save"):
+                self.log.save(self._content(), improved)
 
     def _content(self) -> dict[str, Any]:
         content = take(self.state, self.schedule, self.run_with)

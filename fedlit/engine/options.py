@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.profilers import Profiler
 from torchmetrics import Metric
 
 from fedlit.aggregation import Rule
@@ -78,6 +80,10 @@ class Options:
     max_weight_ratio: float | None
     max_norm_ratio: float | None
     max_round_retries: int
+    limit_train_batches: int | float | None
+    overfit_batches: int | float | None
+    max_time: str | timedelta | Mapping[str, int] | None
+    profiler: Profiler = field(repr=False)
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -101,10 +107,25 @@ class Options:
             check_positive("trainer.gradient_clip_val", clip)
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
+        self._check_batches()
         self._check_bad_clients()
         self._check_privacy()
         self._check_metrics()
         self._check_monitor()
+
+    def _check_batches(self) -> None:
+        """A number of batches, or a fraction of them."""
+        for name in ("limit_train_batches", "overfit_batches"):
+            value = getattr(self, name)
+            if isinstance(value, float):
+                if not 0 < check_number(f"trainer.{name}", value) <= 1:
+                    raise ValueError(f"`trainer.{name}` must be a number of batches, or lie in (0, 1], got {value}.")
+            elif value is not None:
+                check_count(f"trainer.{name}", value)
+        if self.limit_train_batches is not None and self.overfit_batches is not None:
+            raise ValueError(
+                "`trainer.limit_train_batches` and `trainer.overfit_batches` exclude each other; give one."
+            )
 
     def _check_bad_clients(self) -> None:
         """What is done about clients and processes that hang, outweigh the others or fail."""

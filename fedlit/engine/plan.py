@@ -33,6 +33,8 @@ class Plan:
         gradient_clip_val: Largest norm of the gradient; None does not clip.
         should_stop: Asked before every batch.
         after_epoch: Called after every epoch.
+        limit_batches: Batches of an epoch at most, or a fraction of them; None is all.
+        is_shuffled: Whether every epoch has an order of its own; else all begin with the same batches.
     """
 
     stage: Stage
@@ -44,6 +46,21 @@ class Plan:
     gradient_clip_val: float | None = None
     should_stop: Callable[[], bool] = bool
     after_epoch: Callable[[], object] = bool
+    limit_batches: int | float | None = None
+    is_shuffled: bool = True
+
+    def num_batches(self, available: int) -> int:
+        """Batches of an epoch, of so many that there are; at least one.
+
+        Example:
+            >>> [Plan(Stage("s"), 0, limit_batches=limit).num_batches(7) for limit in (None, 3, 10, 0.5, 0.01)]
+            [7, 3, 7, 3, 1]
+        """
+        limit = self.limit_batches
+        if limit is None:
+            return available
+        wanted = limit if isinstance(limit, int) else max(1, int(limit * available))
+        return min(wanted, available)
 
 
 @dataclass

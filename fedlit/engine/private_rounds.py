@@ -100,6 +100,10 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     for stage in stages:
         if stage.upload == "collect":
             raise ValueError(f"`trainer.privacy`: {name} collects clients' states as they are in stage {stage.name!r}.")
+        if stage.followed_by is not None:
+            raise ValueError(f"`trainer.privacy`: {name} learns from clients' states as they are after {stage.name!r}.")
+        if stage.keep_uploads:
+            raise ValueError(f"`trainer.privacy`: {name} keeps clients' states as they are in stage {stage.name!r}.")
     for beside in model.upload_only:
         raise ValueError(f"`trainer.privacy`: noise is for what is shared, and {name} also uploads {beside!r}.")
     if is_overridden("select_clients", model, FederatedModule):

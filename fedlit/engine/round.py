@@ -1,35 +1,34 @@
 """What a round of clients does: visit them, check and record what they bring, agree on a new state."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
 from fedlit.engine.agreement import combining_by, sealed
-from fedlit.engine.child_process import in_child
-from fedlit.engine.client_store import Memories
-from fedlit.engine.epoch_scores import EpochScores, is_followed
+from fedlit.engine.client_store import Memories, States
+from fedlit.engine.freezing import check_still_frozen, check_unchanged
 from fedlit.engine.guard import left_out
 from fedlit.engine.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.log_sinks import noted
-from fedlit.engine.plan import Interrupted, Memory, OptimizerState, Outcome, Plan
+from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
 from fedlit.engine.sampling import fewest_usable
 from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.server import Served
 from fedlit.engine.server_step import server_step
-from fedlit.engine.state import FederationState
+from fedlit.engine.state import Brought, FederationState
 from fedlit.engine.usage import UsageError
-from fedlit.engine.visit import visit
-from fedlit.engine.visited import Visited, is_sound, pack, unpack
-from fedlit.fast.stacked_visits import Cohort, perceptron_names
+from fedlit.engine.visited import Visited, pack, unpack
+from fedlit.engine.visiting import Visits, is_sent
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
 
 ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
+Follow = Callable[[State, Mapping[int, State]], Served]
 
 
 class ClientRound:
@@ -42,6 +41,7 @@ class ClientRound:
         plan_for: How a client trains; all belong to one stage.
         score: Evaluate every client's copy right after its training.
         tell: Called with position and number of clients before each visit.
+        follow: What the server does with what was agreed on and with the uploads, before the round is over.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class ClientRound:
         plan_for: Callable[[int], Plan],
         score: bool,
         tell: Callable[[int, int], None],
+        follow: Follow | None = None,
     ) -> None:
         self.state = state
         self.number = number
@@ -64,7 +65,9 @@ class ClientRound:
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
         self.collected: dict[int, State] = {}
-        self.server_momenta: dict[str, OptimizerState] | None = None
+        self.server_momenta = state.server_momenta
+        self.follow = follow
+        self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -72,7 +75,10 @@ class ClientRound:
         With too few that are usable the state stays as it was.
         """
         self.state.guard.begin_round()
+        check_still_frozen(self.state.module, self.state.constant)
         uploads = self._uploads()
+        if self.follow is not None or self.stage.keep_uploads:
+            uploads = self._held(uploads)
         try:
             agreed = self._aggregated(uploads) if self.stage.upload == "aggregate" else self.state.global_state
         except (ValueError, RuntimeError):  # a rule may not know what to do with so few
@@ -84,8 +90,38 @@ class ClientRound:
                 self.collected[upload.client] = upload.state
         self.record.is_whole = self._is_enough()
         if self.record.is_whole:
-            self.state.end_client_round(agreed, self.memories, self.collected, self.server_momenta)
+            self._end(agreed)
+        else:
+            self.uploads.clear()
         return self.record
+
+    def _end(self, agreed: State) -> None:
+        served = self._followed(agreed)
+        if not self.stage.keep_uploads:
+            self.uploads.clear()
+        brought = Brought(
+            agreed=served.state,
+            server_memory=served.memory,
+            server_momenta=self.server_momenta,
+            clients=self.record.clients,
+            memories=self.memories,
+            collected=self.collected,
+            uploads=self.uploads,
+        )
+        self.state.end_client_round(brought)
+
+    def _held(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+        for upload in uploads:
+            self.uploads[upload.client] = upload.state
+            yield upload
+
+    def _followed(self, agreed: State) -> Served:
+        """What the server makes of what was agreed on."""
+        if self.follow is None:
+            return Served(agreed, self.state.server_memory, [])
+        served = self.follow(agreed, self.uploads)
+        self.record.rows += served.rows
+        return served
 
     def _is_enough(self) -> bool:
         """Whether as many clients as `trainer.min_clients` says have brought something usable, or still may."""
@@ -101,7 +137,8 @@ class ClientRound:
         found = uploads if first is None else chain([first], uploads)
         rule = options.aggregator or noised(self.state, self.stage, self.number)
         step = server_step(self.state, self.stage, rule)
-        copy = {name: tensor.clone() for name, tensor in current.items()}
+        constant = set(self.state.constant)
+        copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
         module = self.state.module
         seed = derive(options.seed, "aggregate", self.stage.name, self.number)
         with isolated(seed), noted(module) as logs, combining_by(module, step or rule):
@@ -112,6 +149,7 @@ class ClientRound:
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
             raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+        check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
         return agreed
 
     def _uploads(self) -> Iterator[Upload]:
@@ -130,15 +168,16 @@ class ClientRound:
 
     def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
         """Visit clients in order; record what they bring, pass on what is sound."""
-        cohort = self._cohort()
+        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at)
 
         def work(k: int) -> Visited:
             self.tell(self.clients.index(k) + 1, len(self.clients))
-            return self._visit(k, cohort)
+            with self.state.options.profiler.profile("visit"):
+                return visit(k)
 
         for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
             self.record.clients.append(k)
-            self._note_download(k)
+            self._note_download(k, visited.sent)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self._note_upload(k, outcome.upload)
@@ -165,8 +204,8 @@ class ClientRound:
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
             held.add(outcome.upload)
-            shared = self.state.shared_state
-            norms[k] = update_norm({name: outcome.upload.state[name] for name in shared}, shared)
+            shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
+            norms[k] = update_norm(shared, self.state.shared_state)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
@@ -180,80 +219,16 @@ class ClientRound:
             yield upload
             held.drop(upload.client)
 
-    def _cohort(self) -> Cohort | None:
-        """Visits that may be worked ahead side by side."""
-        if not self.clients:
-            return None
-        state = self.state
-        server = state.shared_state
-        names = perceptron_names(state.fabric, state.module, self.plan_for(self.clients[0]), server)
-        if not names:
-            return None
-        client_of = partial(state.data.client, round=self.number)
-        enter = partial(state.enter, prefer="server", round=self.number)
-        return Cohort(state.fabric, state.module, self.clients, self.plan_for, client_of, enter, server, names)
-
-    def _visit(self, k: int, cohort: Cohort | None) -> Visited:
-        """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
-        state = self.state
-        memory = state.memories.get(k) or Memory()
-        ahead = self._worked_ahead(k, cohort, memory)
-        if ahead is not None:
-            return ahead
-        should_stop = self.plan_for(k).should_stop
-
-        def visited() -> Visited:
-            result = state.guard.attempt(
-                lambda: self._looked_at(k, self._ordinary_visit(k, memory)), should_stop, is_sound
-            )
-            return Visited(result, {}) if isinstance(result, Failure) else result
-
-        timeout = state.options.client_timeout
-        if timeout is None:
-            return visited()
-        result = in_child(visited, timeout, should_stop, pack, unpack)
-        return Visited(result, {}) if isinstance(result, Failure) else result
-
-    def _worked_ahead(self, k: int, cohort: Cohort | None, memory: Memory) -> Visited | None:
-        """What a client has in a stack, in which no code of its own runs; None if it must be visited by itself."""
-        if cohort is None:
-            return None
-        try:
-            outcome = cohort.outcome(k, memory)
-            if outcome is None:
-                return None
-            if self.score and outcome.upload is not None:
-                self.state.live.put(outcome.upload.state)
-            return self._looked_at(k, outcome)
-        except Interrupted:
-            raise
-        except Exception:  # its own visit will tell
-            self.state.live.mend()
-            return None
-
     def _looked_at(self, k: int, outcome: Outcome) -> Visited:
         return Visited(outcome, self._scores(k), self._problem(outcome))
-
-    def _ordinary_visit(self, k: int, memory: Memory) -> Outcome:
-        state = self.state
-        state.enter(k, "server" if self.stage.upload == "aggregate" else "personal", self.number)
-        client = state.data.client(k, self.number)
-        plan = self.plan_for(k)
-        every = state.options.eval_every_n_epochs
-        if every is None or not is_followed(self.stage):
-            return visit(state.fabric, state.module, client, plan, state.shared, memory)
-        followed = EpochScores(state, self.stage, client, every)
-        plan = replace(plan, after_epoch=followed)
-        outcome = visit(state.fabric, state.module, client, plan, state.shared, memory)
-        outcome.epochs = followed.values
-        return outcome
 
     def _scores(self, k: int) -> Scores:
         """Of the copy that a client has just trained."""
         if not self.score:
             return {}
         state = self.state
-        network = (self.stage.module or state.module).global_model()
+        learner = self.stage.module or state.module
+        network = learner if self.stage.own_models else learner.global_model()
         client = state.data.client(k, self.number)
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
             return evaluate(state.fabric, network, client.val_batches(), state.options.metrics)
@@ -274,6 +249,8 @@ class ClientRound:
         sent = outcome.upload
         if sent is not None:
             expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
+            if self.state.sends_apart:  # a client that was not sent all of it does not upload all of it
+                expected = {name: expected[name] for name in sent.state}
             if problem := defect(sent, expected):
                 return problem
         kept = outcome.memory.state
@@ -310,14 +287,17 @@ class ClientRound:
         if one_way:
             self._note(k, "up", ONE_WAY, one_way)
 
-    def _note_download(self, k: int) -> None:
+    def _note_download(self, k: int, sent: int | None) -> None:
         state = self.state
-        is_new = state.stage is None or state.stage.upload == "aggregate"  # later a client has the last one
-        if self.stage.upload == "aggregate" or is_new:
+        if sent is not None:
+            self._note(k, "down", "model", sent)
+        elif is_sent(state, self.stage):
             if state.shared:
                 self._note(k, "down", "model", num_bytes(state.shared_state))
             if state.download_only:
                 self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
+        if state.constant and k not in state.equipped:
+            self._note(k, "down", "constant", num_bytes(state.constant_state))
         if self.stage.public != "no":
             self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
 

@@ -133,7 +133,7 @@ def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
 
 
 def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
-    """How many samples a client may train on in a stage."""
-    if stage.samples == "opted_in":
-        return int(np.count_nonzero(assignment.opted_in[k]))
-    return len(assignment.train[k])
+    """How many samples of its own a client may train on in a stage; who shares none has nothing to do with the pool."""
+    if stage.samples == "all":
+        return len(assignment.train[k])
+    return int(np.count_nonzero(assignment.opted_in[k]))

@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from fedlit.data.client import SERVER
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Plan
 from fedlit.methods.stage import Stage
@@ -83,11 +85,7 @@ class Schedule:
         options = self.options
         part = self._part(number)
         stage = part.stage
-        epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
-        steps = options.local_steps if stage.epochs is None else None
-        if options.fast_dev_run:
-            steps = 1 if epochs else steps
-            epochs = 1
+        epochs, steps = self._length(stage, client)
         is_over = number == part.last and stage is not self.stages[-1]  # the last stage may be made longer some day
         return Plan(
             stage=stage,
@@ -98,7 +96,41 @@ class Schedule:
             optimizer_state="reset" if is_over else options.optimizer_state,
             gradient_clip_val=options.gradient_clip_val,
             should_stop=should_stop,
+            **self._batches(),
         )
+
+    def follow_up(self, number: int, should_stop: Callable[[], bool]) -> Plan | None:
+        """How the server trains at the end of a round of clients, if it does."""
+        follower = self._part(number).stage.followed_by
+        if follower is None:
+            return None
+        epochs, steps = self._length(follower, SERVER)
+        return Plan(
+            stage=follower,
+            seed=self.options.seed,
+            epochs=epochs,
+            steps=steps,
+            # What it trains was overwritten by the clients' since.
+            optimizer_state="keep" if self.options.optimizer_state == "keep" else "reset",
+            gradient_clip_val=self.options.gradient_clip_val,
+            should_stop=should_stop,
+            **self._batches(),
+        )
+
+    def _batches(self) -> dict[str, Any]:
+        """How many batches an epoch has, and whether they are others in every epoch."""
+        options = self.options
+        limit = options.overfit_batches if options.limit_train_batches is None else options.limit_train_batches
+        return {"limit_batches": limit, "is_shuffled": options.overfit_batches is None}
+
+    def _length(self, stage: Stage, client: int) -> tuple[int, int | None]:
+        """Epochs of a visit, and its steps if these are counted."""
+        options = self.options
+        epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
+        steps = options.local_steps if stage.epochs is None else None
+        if not options.fast_dev_run:
+            return epochs, steps
+        return min(epochs, 1), 1 if epochs else steps
 
 
 def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]:

@@ -21,6 +21,8 @@ from fedlit.records.environment import environment
 from fedlit.rng import isolated
 
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
+UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
+EQUIPPED = "equipped"  # clients that have what is constant; only where something is
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
 
@@ -51,6 +53,12 @@ def run_with(state: FederationState) -> dict[str, Any]:
 def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]) -> dict[str, Any]:
     """The content of a checkpoint after a round."""
     memories = {k: state.memories.peek(k) for k in state.memories}
+    kept = state.uploads.memories
+    rare: dict[str, Any] = {}
+    if kept:
+        rare[UPLOADS] = {k: _on_cpu(kept.peek(k).state) for k in kept}
+    if state.equipped:
+        rare[EQUIPPED] = sorted(state.equipped)
     return {
         "format": FORMAT,
         "round": state.round,
@@ -65,6 +73,7 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
+        **rare,
         **run_with,
     }
 
@@ -87,6 +96,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
     _check_personal(state, content["personal_states"], path)
     _check_personal(state, content["collected"], path)
+    _check_personal(state, content.get(UPLOADS, {}), path)
     device = state.fabric.device
     stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
     state.resume(
@@ -109,8 +119,10 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
         for k, personal in content["personal_states"].items()
     )
     collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
+    uploads = ((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items())
     server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
-    state.resume_clients(memories, collected, server_memory, _copied(server_momenta))
+    state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
+    state.resume_server(server_memory, _copied(server_momenta))
 
 
 def _check_fingerprint(theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool) -> None:

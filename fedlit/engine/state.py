@@ -4,7 +4,8 @@ Others ask; what changes, changes here: at the end of a round of clients (`end_c
 (`end_server_round`), and when a checkpoint is resumed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
@@ -14,19 +15,45 @@ from torch import nn
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
-from fedlit.engine.client_store import Memories, Store
+from fedlit.engine.client_store import Memories, States, Store
+from fedlit.engine.freezing import constant_names, frozen_names
 from fedlit.engine.guard import Guard
 from fedlit.engine.live import LiveModule
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory, OptimizerState
 from fedlit.engine.processes import broadcast
 from fedlit.engine.scoreboard import Scoreboard
+from fedlit.engine.sending import Sent, sends_apart, sent_by
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.rows import Row
+from fedlit.rng import derive
 
 GIGABYTE = 1e9
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a round of clients comes to.
+
+    Attributes:
+        agreed: What the server holds from now on.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds.
+        clients: Who was visited.
+        memories: What stays with them.
+        collected: What the server keeps as it came.
+        uploads: Their last uploads, if the stage keeps them.
+    """
+
+    agreed: State
+    server_memory: Memory
+    server_momenta: dict[str, OptimizerState]
+    clients: Sequence[int]
+    memories: Memories
+    collected: Mapping[int, State]
+    uploads: States
 
 
 class FederationState:
@@ -45,9 +72,13 @@ class FederationState:
         shared: Names of what travels both ways.
         download_only: Names of what only the server sends.
         upload_only: Names of what only clients send.
+        constant: Names of what would travel, but was frozen when the run began: clients are sent it once.
+        frozen: Names of other parameters that required no gradients when the run began.
+        equipped: Clients that have been sent what is constant.
         global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
         collected: Uploads that the server keeps as they came, by client.
         memories: What stays with each client.
+        uploads: The last upload of every client, where a stage keeps them.
         server_memory: Of the optimiser of a stage that the server trains in.
         server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
         round: Rounds done so far.
@@ -72,11 +103,16 @@ class FederationState:
         self.shared = shared_names(module, options.batch_norm)
         self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
         self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
+        self.constant = constant_names(module)
+        self.frozen = frozenset(frozen_names(module)) - set(self.constant)
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
-        self.server_names = [*self.shared, *self.download_only, *server_only]
+        self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
         self.global_state: State = {name: self.initial[name].clone() for name in self.server_names}
         self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
+        self.uploads = States(self.memories.store)
+        self.sends_apart = sends_apart(module)
+        self.equipped: set[int] = set()
         self.server_memory = Memory()
         self.server_momenta: dict[str, OptimizerState] = {}
         self.round = 0
@@ -104,6 +140,11 @@ class FederationState:
     def expected_upload(self) -> State:
         """Of the names, shapes and dtypes that an upload must have."""
         return {**self.shared_state, **{name: self.initial[name] for name in self.upload_only}}
+
+    @property
+    def constant_state(self) -> State:
+        """What clients are sent once."""
+        return {name: self.global_state[name] for name in self.constant}
 
     def synchronise(self) -> None:
         """Every process starts from the first one's states."""
@@ -133,7 +174,24 @@ class FederationState:
     def personal(self, k: int) -> State:
         """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
         kept = self.memories[k].state if k in self.memories else {}
-        return {**self.collected.get(k, {}), **kept}
+        return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
+
+    @property
+    def has_own_uploads(self) -> bool:
+        """Whether a client's model is the one that it has uploaded last."""
+        return self.sends_apart and len(self.uploads) > 0
+
+    def owners(self) -> list[int]:
+        """Clients that have something of their own."""
+        kept = [k for k in self.memories if self.memories.names(k)]
+        uploaded = self.uploads if self.sends_apart else ()
+        return sorted({*self.collected, *kept, *uploaded})
+
+    def _uploaded(self, k: int) -> State:
+        """What a client goes on with although it has uploaded it: who is sent something else has nothing newer."""
+        if not self.sends_apart or k not in self.uploads:
+            return {}
+        return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
 
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
@@ -142,29 +200,50 @@ class FederationState:
         names = (*self.collected.get(k, ()), *self.memories.names(k))
         return any(name.startswith(prefix) for name in names)
 
-    def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0) -> None:
-        """Put a client's state into the live module; `prefer` says whose values win where both have some."""
+    def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Sent | None = None) -> None:
+        """Put a client's state into the live module; `prefer` says whose values win where both have some.
+
+        Args:
+            k: The client.
+            prefer: Whose values win.
+            round: In which it is visited.
+            sent: What it was sent; by default what it would be.
+        """
         client = self.data.client(k, round)
-        self.live.enter(client, self.initial, self.global_state, self.personal(k), prefer)
+        personal = self.personal(k)
+        if sent is None and self.sends_apart and not personal.keys() >= set(self.shared):
+            sent = self.sent_to(k, round)
+        server = self.global_state
+        if sent is not None:
+            travels = {*self.shared, *self.download_only}
+            unsent = {name: tensor for name, tensor in server.items() if name not in travels}
+            server = {**unsent, **sent.state}
+        self.live.enter(client, self.initial, server, personal, prefer)
+        self.module.received = {} if sent is None else sent.received
+
+    def sent_to(self, k: int, round: int) -> Sent:
+        """What the method sends a client; the live module holds the server's state afterwards."""
+        self.load_global()
+        seed = derive(self.options.seed, "download", round, k)
+        current = {**self.shared_state, **self.sent_state}
+        return sent_by(self.module, self.data.client(k, round), current, self.uploads, seed)
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""
+        self.module.received = {}
         self.live.reset_modes()
         self.live.put(self.global_state)
 
-    def end_client_round(
-        self,
-        agreed: State,
-        memories: Memories,
-        collected: Mapping[int, State],
-        server_momenta: dict[str, OptimizerState] | None = None,
-    ) -> None:
-        """The clients of a round are done; a round that is cut short before this has left no trace."""
-        self.global_state = agreed
-        if server_momenta is not None:
-            self.server_momenta = server_momenta
-        self.memories.adopt(memories)
-        self.collected |= collected
+    def end_client_round(self, brought: Brought) -> None:
+        """The clients of a round are done, and the server with them; one that is cut short before has left no trace."""
+        self.global_state = brought.agreed
+        self.server_memory = brought.server_memory
+        self.server_momenta = brought.server_momenta
+        self.memories.adopt(brought.memories)
+        self.collected |= brought.collected
+        self.uploads.adopt(brought.uploads)
+        if self.constant:
+            self.equipped.update(brought.clients)
 
     def end_server_round(self, state: State, memory: Memory) -> None:
         """The server has trained what it holds."""
@@ -188,20 +267,25 @@ class FederationState:
         self,
         memories: Iterable[tuple[int, Memory]],
         collected: dict[int, State],
-        server_memory: Memory,
-        server_momenta: dict[str, OptimizerState],
+        uploads: Iterable[tuple[int, State]],
+        equipped: Iterable[int],
     ) -> None:
         """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
-        self.server_momenta = server_momenta
         for k, memory in memories:
             self.memories[k] = memory
         self.collected = collected
-        self.server_memory = server_memory
+        self.uploads.update(uploads)
+        self.equipped = set(equipped)
+
+    def resume_server(self, memory: Memory, momenta: dict[str, OptimizerState]) -> None:
+        """Go on with what the server's optimisers have kept."""
+        self.server_memory = memory
+        self.server_momenta = momenta
 
 
 def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
-    """The entries of the state that travel; with `batch_norm: local`, BatchNorm layers stay at home."""
-    stay: set[str] = set()
+    """The entries of the state that travel in every round; with `batch_norm: local`, BatchNorm layers stay at home."""
+    stay = set(constant_names(module))
     if batch_norm == "local":
         for prefix, part in module.named_modules():
             if isinstance(part, BATCH_NORMS):

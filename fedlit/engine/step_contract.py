@@ -35,6 +35,10 @@ def loss_of(result: Any) -> Tensor | None:
         return result
     if isinstance(result, Mapping) and isinstance(result.get("loss"), Tensor):
         return result["loss"]
+    hint = ""
+    if isinstance(result, tuple):  # (loss, {...}), as other libraries have it
+        hint = "; what is beside the loss goes into that mapping, or to `self.log`"
     raise UsageError(
-        f"`training_step` must return a loss, a mapping with one under 'loss', or None, got a {type(result).__name__}."
+        "`training_step` must return a loss, a mapping with one under 'loss', or None, as under the Trainer, got a "
+        f"{type(result).__name__}{hint}."
     )

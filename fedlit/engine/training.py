@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple
 
 from lightning.fabric import Fabric
@@ -104,6 +105,7 @@ class LocalEpochs:
         self.plan = plan
         self.trainer = trainer
         self.batches = self._batches(client)
+        self.num_batches = plan.num_batches(len(self.batches))
         self.validation: Validation | None = None
         if validates(learner, client, trainer):
             self.validation = Validation(fabric, learner, client, trainer)
@@ -116,7 +118,9 @@ class LocalEpochs:
 
     def _batches(self, client: Client) -> Batches:
         stage = self.plan.stage
-        order = generator(self.plan.seed, "batches", stage.name, client.round, client.id)
+        order = None
+        if self.plan.is_shuffled:
+            order = generator(self.plan.seed, "batches", stage.name, client.round, client.id)
         batches = client.train_batches(order, stage.samples, stage.public).to(self.learner.device)
         batches.indexed = self.learner.wants_index
         return batches
@@ -162,14 +166,14 @@ class LocalEpochs:
         if self.step is not None and self.step.closed_form is not None:  # nothing of a user's runs between its steps
             return self.step
         if wants_hooks(self.learner, self.trainer):
-            self.step = HookedStep(self.learner, self.trainer, len(self.batches))
+            self.step = HookedStep(self.learner, self.trainer, self.num_batches)
         elif self.step is None:
             self.step = PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
         return self.step
 
     def _epoch(self) -> bool:
         """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
-        for batch_idx, batch in enumerate(self.batches):
+        for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
             if self.plan.should_stop():
                 raise Interrupted
             step = self._next_step()

@@ -23,10 +23,10 @@ def visit(
 ) -> Outcome:
     """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else."""
     stage = plan.stage
-    structure = _structure(module.state_dict(keep_vars=True))
+    structure = structure_of(module.state_dict(keep_vars=True))
     trained = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
-    if _structure(live) != structure:
+    if structure_of(live) != structure:
         raise ValueError("the visit changed names, shapes, dtypes or devices of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items()}
     stays = _staying(module, live, stage, shared)
@@ -52,7 +52,8 @@ def visit(
     return Outcome(upload, kept_memory, trained.logs, validation_logs=trained.validation_logs)
 
 
-def _structure(state: State) -> dict[str, tuple]:
+def structure_of(state: State) -> dict[str, tuple]:
+    """What a visit must leave as it is: names, shapes, dtypes, devices and layouts."""
     return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 

@@ -92,7 +92,8 @@ class VisitTrainer:
     @property
     def num_training_batches(self) -> int:
         """Batches of a local epoch."""
-        return len(self.client.train_batches(None, self.plan.stage.samples, self.plan.stage.public))
+        available = len(self.client.train_batches(None, self.plan.stage.samples, self.plan.stage.public))
+        return self.plan.num_batches(available)
 
     @property
     def estimated_stepping_batches(self) -> int:

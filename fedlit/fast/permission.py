@@ -34,6 +34,7 @@ DATA = {
     "collected",
     "download_only",
     "fast",
+    "labelled_pool",
     "monitor",
     "num_clients",
     "server_only",
@@ -51,6 +52,7 @@ HARMLESS_TO_A_VISIT = DATA | {
     "earlier_uploads",
     "is_shared",
     "on_server_start",
+    "personalise",
     "probe",
     "select_clients",
     "validation_loss",
@@ -60,6 +62,7 @@ HARMLESS_TO_A_VISIT = DATA | {
 HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"validation_loss"}) | {
     "configure_client",
     "configure_optimizers",
+    "download",
     "on_client_start",
     "parameters_of",
 }
@@ -232,6 +235,8 @@ def is_plain_plan(plan: "Plan") -> bool:
         and stage.public == "no"
         and plan.gradient_clip_val is None
         and plan.after_epoch is bool  # the default, which does nothing
+        and plan.limit_batches is None
+        and plan.is_shuffled
     )
 
 

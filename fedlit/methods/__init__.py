@@ -17,13 +17,16 @@ from fedlit.methods.factories import (
     for_client,
 )
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.feddf import FedDF
 from fedlit.methods.fedfusion import FedFusion
+from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedmmd import FedMMD
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
+from fedlit.methods.perfedavg import PerFedAvg
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.states import copy_into, frozen, record
@@ -36,7 +39,9 @@ __all__ = [
     "ClientOptimizers",
     "EarlyStopping",
     "FedAvg",
+    "FedDF",
     "FedFusion",
+    "FedMD",
     "FedMMD",
     "FedProx",
     "FederatedModule",
@@ -44,6 +49,7 @@ __all__ = [
     "LocalOnly",
     "MixtureOfExperts",
     "NetworkFactory",
+    "PerFedAvg",
     "Ramp",
     "Stage",
     "Weighting",

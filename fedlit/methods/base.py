@@ -69,6 +69,9 @@ class FederatedModule(LightningModule):
     collected: tuple[str, ...] = ()
     """Name prefixes of what a client uploads once, in a stage that collects; the server keeps every client's apart."""
 
+    labelled_pool: bool = False
+    """Whether the labels of the public pool are public, too: only then clients may train on them."""
+
     wants_index: bool = False
     """Whether a batch also holds its samples' positions among the client's: `(x, y, index)`."""
 
@@ -94,6 +97,7 @@ class FederatedModule(LightningModule):
         self.client_optimizers = client_optimizers
         self.client: Client | None = None
         self.stage: Stage | None = None
+        self.received: State = {}  # in a visit: what `download` gave beside entries of the state
         self._log_sink: Callable[..., None] | None = None
         self._rule: Rule = Mean()
 
@@ -136,13 +140,26 @@ class FederatedModule(LightningModule):
         return {}
 
     def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
-        """The server is about to train, in every round of a stage on its side; what clients uploaded, by client id."""
+        """The server is about to train; what clients uploaded, by client id: all that is collected, or this round's."""
 
     def client_weight(self, client: Client) -> float:
         """How much this client counts: by its opted-in samples, or as much as any other."""
         if self.weighting == "examples":
             return client.num_opted_in
         return 1.0
+
+    def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
+        """What the server sends this client, in place of what is shared; it runs on the server, with its state.
+
+        Entries of the method's state are loaded; what has other names is in `self.received` during the visit. A client
+        uploads what it holds of the shared state: what it was sent, or has uploaded before where that is kept.
+
+        Args:
+            client: Who is visited next, or evaluated.
+            current: What everybody would be sent.
+            uploads: The last upload of every client, where the stage says `keep_uploads`; of who has one.
+        """
+        return current
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         """The new global state from the uploads, which come one by one in client order, and the current one."""
@@ -182,6 +199,12 @@ class FederatedModule(LightningModule):
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
         """What early stopping watches, of outputs ``[N, C]`` and targets ``[N]``."""
         return F.cross_entropy(z, y)
+
+    def personalise(self, client: Client) -> None:
+        """Adapt a client's model before it is evaluated, exported or predicts: its state is loaded, gradients are on.
+
+        What it changes is forgotten afterwards. A method that overrides this has a `personal` model for every client.
+        """
 
     def probe(self, client: Client) -> dict[str, float]:
         """More numbers of a client's model, such as the mean of a gate; recorded beside its accuracy."""

@@ -1,5 +1,6 @@
 """A part of a method's programme, such as federating, training at home, or distilling on the server."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -53,14 +54,23 @@ class Stage:
         rounds: How many; None is `trainer.num_rounds`.
         epochs: Local epochs of a visit; None is `trainer.local_epochs` or `trainer.local_steps`.
         samples: Train on `opted_in` samples only, or on `all` of the client's; what is uploaded must not know the rest.
+            `public` are those of the public pool alone.
         upload: `aggregate` the shared state; `collect` what the method names in `collected`, once, which the server
             keeps as it came; or `none`: nothing leaves a client, and every client is visited.
         public: Use of the public pool: `no`; `inputs`, mixed into a client's batches with target -1 or as the server's
-            only samples; `labels`, which only a server may see, for an upper bound.
+            only samples; `labels`, which only a server may see, for an upper bound, and clients where the method says
+            that labels are public, too (`labelled_pool`).
         needs: Prefix of state that a client must have trained in an earlier stage; one that failed there sits this out.
         early_stopping: When a visit stops before its last epoch; None is never.
         reported_as: What a client's model is called in the records; None: the stage trains nothing that classifies.
         reported_on_pooled: Evaluate the clients' models on the pooled test set, too.
+        followed_by: What the server trains at the end of every round, with this round's uploads and from what was
+            aggregated; the round is evaluated after it. Its optimiser is new in every round, and at a constant rate,
+            unless `trainer.optimizer_state` keeps all.
+        keep_uploads: The server keeps every client's last upload, for the method's `download`; where that is
+            overridden, a client's model is the one that it has uploaded last.
+        own_models: Clients' models differ although the server holds all of them (networks of several architectures):
+            they are evaluated as `reported_as`, too.
     """
 
     name: str
@@ -68,16 +78,50 @@ class Stage:
     side: Literal["clients", "server"] = "clients"
     rounds: int | None = None
     epochs: int | None = None
-    samples: Literal["opted_in", "all"] = "opted_in"
+    samples: Literal["opted_in", "all", "public"] = "opted_in"
     upload: Literal["aggregate", "collect", "none"] = "aggregate"
     public: Literal["no", "inputs", "labels"] = "no"
     needs: str = ""
     early_stopping: EarlyStopping | None = None
     reported_as: str | None = "personal"
     reported_on_pooled: bool = False
+    followed_by: "Stage | None" = None
+    keep_uploads: bool = False
+    own_models: bool = False
 
     def __post_init__(self) -> None:
-        if self.side == "clients" and self.public == "labels":
-            raise ValueError(f"Stage {self.name!r}: clients never see the labels of the public pool.")
+        if self.side == "clients" and self.public == "labels" and self.samples != "public":
+            raise ValueError(f"Stage {self.name!r}: clients never see the labels of the public pool among their own.")
+        if self.side == "clients" and self.public == "no" and self.samples == "public":
+            raise ValueError(f"Stage {self.name!r}: `samples: public` needs a `public` of inputs or labels.")
         if self.side == "server" and (self.upload != "none" or self.public == "no"):
             raise ValueError(f"Stage {self.name!r}: a server trains on the public pool and uploads nothing.")
+        if self.keep_uploads and self.upload != "aggregate":
+            raise ValueError(f"Stage {self.name!r}: `keep_uploads` is for uploads that are aggregated.")
+        if self.followed_by is not None:
+            self._check_follower(self.followed_by)
+
+    def _check_follower(self, follower: "Stage") -> None:
+        """It is the server's, and has this stage's rounds."""
+        if self.side == "server" or self.upload != "aggregate":
+            raise ValueError(f"Stage {self.name!r}: `followed_by` is for clients whose uploads are aggregated.")
+        if follower.side == "clients" or follower.followed_by is not None or follower.rounds is not None:
+            raise ValueError(
+                f"Stage {self.name!r}: `followed_by` must be a stage of the server, without `rounds` and `followed_by`."
+            )
+
+
+def with_followers(stages: Iterable[Stage]) -> list[Stage]:
+    """The stages of a programme, each before the one that it is followed by.
+
+    Example:
+        >>> distil = Stage("distil", side="server", upload="none", public="inputs")
+        >>> [stage.name for stage in with_followers([Stage("federate", followed_by=distil)])]
+        ['federate', 'distil']
+    """
+    found: list[Stage] = []
+    for stage in stages:
+        found.append(stage)
+        if stage.followed_by is not None:
+            found.append(stage.followed_by)
+    return found

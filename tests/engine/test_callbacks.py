@@ -189,10 +189,10 @@ def test_every_callback_of_lightning_runs_or_is_refused():
     [
         (callbacks.ModelCheckpoint, "`trainer.save_every_n_rounds`"),
         (lambda: callbacks.OnExceptionCheckpoint("."), "last.ckpt"),
-        (lambda: callbacks.EarlyStopping("loss"), "fedlit.callbacks.StopAt"),
+        (lambda: callbacks.EarlyStopping("loss"), "fedlit.callbacks.Patience or StopAt"),
         (callbacks.TQDMProgressBar, "`trainer.enable_progress_bar`"),
         (callbacks.LearningRateFinder, "`model.optimizer.lr`"),
-        (callbacks.Timer, "SIGTERM"),
+        (callbacks.Timer, "`trainer.max_time`"),
     ],
 )
 def test_what_needs_the_trainers_loops_is_refused_with_what_to_use_instead(callback, instead):

@@ -39,6 +39,7 @@ FABRIC = Fabric(accelerator="cpu")
 BESIDE_STEPS = {
     "configure_client",
     "configure_optimizers",
+    "download",
     "on_client_start",
     "parameters_of",
 }
@@ -50,6 +51,7 @@ OUTSIDE_VISITS = {
     "earlier_uploads",
     "is_shared",
     "on_server_start",
+    "personalise",
     "probe",
     "select_clients",
 }
@@ -449,6 +451,8 @@ STAGES = {
     "the public pool": {"stage": Stage("s", public="inputs")},
     "a clipped gradient": {"gradient_clip_val": 1.0},
     "something after an epoch": {"after_epoch": lambda: None},
+    "few batches": {"limit_batches": 2},
+    "batches in their own order": {"is_shuffled": False},
 }
 
 

@@ -1,0 +1,198 @@
+"""Ensemble distillation for model fusion (FedDF). Lin et al., 2020. https://arxiv.org/abs/2006.07242
+
+As FedAvg; but the mean x of a round's networks x_k is only where the server starts from. On a public pool without
+labels it learns what they say together:
+
+    L(x) = KL(softmax(1/|S_t| * sum_k f(x_k, d)) || softmax(f(x, d)))        over batches d of the pool
+
+by Adam, new in every round, at a rate that falls to 0 along a cosine. Clients of another architecture have a mean x of
+their own, taught by all. With `patience` the best state is kept, by the accuracy on the clients' validation samples;
+the paper's server has samples of its own for that.
+
+Law: 0 epochs of distillation are FedAvg, within each architecture.
+"""
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from fedlit.aggregation import State, Upload
+from fedlit.bounds import check_count
+from fedlit.data.client import Client, Server
+from fedlit.data.federated import FederatedData
+from fedlit.losses import distillation_loss
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    check_choices,
+    for_client,
+    kind,
+)
+from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.methods.teachers import Ensemble
+
+RATE = 1e-3  # of the paper's Adam
+
+
+class FedDF(FederatedModule):
+    """A network for all of an architecture, averaged every round and taught by everybody's.
+
+    Args:
+        network: Builds the network; the global model is of its architecture.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        distil_epochs: Passes over the public pool in every round, at most; 0 is FedAvg.
+        patience: Stop after so many epochs without a better accuracy on the clients' validation samples, and keep the
+            best state; None takes all epochs.
+        distil_optimizer: Builds the server's optimiser; Adam with rate 1e-3 by default.
+        client_networks: Another network for some clients: a list with one for each, or a mapping
+            from client id.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`), in the mean of networks; as
+            teachers all count the same.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
+    """
+
+    card = Card(
+        paper="Lin et al., 2020",
+        link="https://arxiv.org/abs/2006.07242",
+        travels="the network",
+        recipes=("feddf_fashion.yaml", "feddf_cifar10.yaml"),
+        law="0 epochs of distillation are FedAvg",
+    )
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        distil_epochs: int = 1,
+        patience: int | None = None,
+        distil_optimizer: OptimizerCallable | None = None,
+        client_networks: ClientNetworks = None,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.distil_epochs = check_count("model.distil_epochs", distil_epochs, least=0)
+        if patience is not None:
+            check_count("model.patience", patience)
+        self.patience = patience
+        self.distil_optimizer = distil_optimizer
+        self.weighting = weighting
+        self.factory = network
+        self.client_networks = client_networks
+        chosen = client_networks.values() if isinstance(client_networks, dict) else client_networks or []
+        factories = {kind(factory): factory for factory in (network, *chosen)}
+        self.architectures = list(factories)
+        self.network, *others = (build(factory, "model.network") for factory in factories.values())
+        self.others = nn.ModuleList(others)
+        self.prefixes = ["network.", *(f"others.{i}." for i in range(len(others)))]
+        self.teachers: Ensemble | None = None
+        self.recorded: Tensor | None = None
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
+
+    def configure_stages(self) -> list[Stage]:
+        stopping = None
+        if self.patience is not None:
+            stopping = EarlyStopping("acc", self.patience, check_every=1)
+        distil = Stage(
+            "distil",
+            side="server",
+            epochs=self.distil_epochs,
+            upload="none",
+            public="inputs",
+            early_stopping=stopping,
+        )
+        return [Stage("federate", followed_by=distil, own_models=bool(self.others))]
+
+    def _architecture(self, client: Client | None) -> int:
+        """Which of the networks is the client's."""
+        if client is None or isinstance(client, Server):
+            return 0
+        return self.architectures.index(kind(for_client(self.factory, self.client_networks, client)))
+
+    @property
+    def _networks(self) -> list[nn.Module]:
+        return [self.network, *self.others]
+
+    def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
+        prefix = self.prefixes[self._architecture(client)]
+        return {name: tensor for name, tensor in current.items() if name.startswith(prefix)}
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        if not self.others:
+            return self.combine(uploads, current)
+        alike: dict[str, list[Upload]] = defaultdict(list)
+        for upload in uploads:
+            alike[self._prefix(upload.state)].append(upload)
+        agreed: State = {}
+        for prefix, own in alike.items():
+            agreed |= self.combine(own, {name: t for name, t in current.items() if name.startswith(prefix)})
+        return agreed
+
+    def _prefix(self, state: State) -> str:
+        """What the names of a network's state begin with."""
+        return next(prefix for prefix in self.prefixes if next(iter(state)).startswith(prefix))
+
+    def on_client_start(self, client: Client | None) -> None:
+        self.wants_index = False
+        self.teachers = self.recorded = None
+
+    def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
+        self.wants_index = True
+        prefixes = {k: self._prefix(state) for k, state in uploads.items()}
+        states = {k: {n.removeprefix(prefixes[k]): t for n, t in state.items()} for k, state in uploads.items()}
+        self.teachers = Ensemble(
+            states,
+            prefix="",
+            build=lambda k: copy.deepcopy(self._networks[self.prefixes.index(prefixes[k])]),
+            architecture=lambda k: prefixes[k],
+            device=self.device,
+        )
+        if server.sees_the_same_inputs and self.distil_epochs:
+            batches = server.train_batches(None).to(self.device)
+            batches.drop_last = False
+            self.recorded = torch.cat([self._taught(x.to(self.dtype)) for x, _ in batches])
+
+    def _taught(self, x: Tensor) -> Tensor:
+        """What all teachers say together, logits ``[N, C]``."""
+        assert self.teachers is not None  # set before the server trains
+        return self.teachers(x).mean(dim=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._networks[self._architecture(self.client)](x)
+
+    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+        if not isinstance(self.client, Server):
+            return super().training_step(batch, batch_idx)  # type: ignore[arg-type]
+        x, _, index = batch
+        taught = self._taught(x) if self.recorded is None else self.recorded[index]
+        # Each student's gradient is its own: no other loss depends on it.
+        loss = torch.stack([distillation_loss(student(x), taught) for student in self._networks]).sum()
+        self.log("distillation_loss", loss)
+        return loss
+
+    def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter]:
+        trained = self if isinstance(client, Server) else self._networks[self._architecture(client)]
+        return (parameter for parameter in trained.parameters() if parameter.requires_grad)
+
+    def configure_optimizers(self) -> Any:
+        if not isinstance(self.client, Server):
+            return super().configure_optimizers()
+        factory = self.distil_optimizer or partial(torch.optim.Adam, lr=RATE)
+        optimizer = factory(self.parameters_of(self.client))
+        steps = max(1, int(self.trainer.estimated_stepping_batches))
+        return [optimizer], [{"scheduler": CosineAnnealingLR(optimizer, steps), "interval": "step"}]

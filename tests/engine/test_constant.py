@@ -1,0 +1,220 @@
+"""What is frozen when a run begins is stored and sent once: LoRA on a frozen trunk, a user's own network."""
+
+import signal
+
+import pytest
+import torch
+from conftest import SGD, equal, fitted, rows, toy_data
+from forked import exit_codes, forked
+from test_laws import KillAt, in_a_child
+from torch import nn
+
+from fedlit import FedAvg, FineTuned, LocalOnly
+from fedlit.callbacks import FederationCallback
+from fedlit.engine.usage import UsageError
+from fedlit.methods import MixtureOfExperts, NetworkFactory, build
+
+WIDTH, RANK = 50, 2
+TRUNK = 4 * (64 * WIDTH + 2 * WIDTH)  # bytes of a linear layer and of BatchNorm's weights
+MODEL = 4 * (2 * WIDTH + RANK * (WIDTH + WIDTH) + 3 * WIDTH + 3) + 8  # statistics, two factors, a head, a counter
+
+
+class LoRA(nn.Module):
+    """h = relu(norm(W x)), with W and the norm frozen, and a head on (1 + A B) h."""
+
+    def __init__(self, frozen: bool = True):
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Flatten(), nn.Linear(64, WIDTH, bias=False), nn.BatchNorm1d(WIDTH), nn.ReLU())
+        self.trunk.requires_grad_(not frozen)
+        self.a = nn.Parameter(torch.zeros(WIDTH, RANK))
+        self.b = nn.Parameter(torch.randn(RANK, WIDTH))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        h = self.trunk(x)
+        return self.head(h + h @ self.b.T @ self.a.T)
+
+
+def seeded(method, network=LoRA, **options):
+    torch.manual_seed(7)
+    return method(network, SGD, **options)
+
+
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("averaged"))
+    return fitted(seeded(FedAvg), toy_data(90), fraction_fit=0.7, default_root_dir=folder)
+
+
+def sizes(federation, direction, kind):
+    lines = rows(federation, "ledger.csv")
+    return [int(row["bytes"]) for row in lines if (row["direction"], row["kind"]) == (direction, kind)]
+
+
+def test_a_frozen_trunk_is_sent_once_to_each_client_and_never_comes_back(averaged):
+    assert sizes(averaged, "down", "constant") == [TRUNK] * 3
+    visits = 3 * 2
+    assert sizes(averaged, "down", "model") == sizes(averaged, "up", "model") == [MODEL] * visits
+    first = {}
+    for row in rows(averaged, "ledger.csv"):
+        first.setdefault(row["client"], row["round"])
+        assert row["kind"] != "constant" or row["round"] == first[row["client"]]
+
+
+def test_the_server_holds_all_of_it_and_statistics_of_a_frozen_norm_are_averaged(averaged):
+    initial = seeded(FedAvg).state_dict()
+    assert averaged.global_state.keys() == initial.keys()
+    weight, mean = "network.trunk.1.weight", "network.trunk.2.running_mean"
+    assert torch.equal(averaged.global_state[weight], initial[weight])
+    assert not torch.equal(averaged.global_state[mean], initial[mean])
+    assert torch.equal(averaged.network().trunk[1].weight, initial[weight])
+
+
+class Thawed(FedAvg):
+    """The same arithmetic without being told: frozen only while a client trains."""
+
+    def on_client_start(self, client):
+        self.network.trunk.requires_grad_(False)
+
+
+def test_it_ends_in_the_bits_of_a_trunk_that_is_sent_again_and_again(averaged):
+    again = fitted(seeded(Thawed, lambda: LoRA(frozen=False)), toy_data(90), fraction_fit=0.7)
+    assert equal(averaged.global_state, again.global_state)
+    assert sizes(again, "up", "model") == [TRUNK + MODEL] * 6
+
+
+@pytest.mark.parametrize("method", [FineTuned, LocalOnly])
+def test_what_stays_with_clients_is_what_trains_alone(method):
+    federation = fitted(seeded(method, torch_trunk), toy_data(90), num_rounds=1)
+    for state in federation.personal_states.values():
+        assert not any(name.startswith("network.trunk.1") for name in state)
+        assert "network.a" in state
+    x = torch.randn(4, 1, 8, 8)
+    networks = [federation.network(client=k).eval() for k in range(2)]
+    assert torch.equal(networks[0].trunk[1].weight, networks[1].trunk[1].weight)
+    assert not torch.equal(networks[0](x), networks[1](x))
+
+
+def torch_trunk():
+    """The trunk as if it were read from a file: the same whoever builds it."""
+    network = LoRA()
+    with torch.no_grad():
+        network.trunk[1].weight.copy_(torch.linspace(-1, 1, 64 * WIDTH).view(WIDTH, 64))
+    return network
+
+
+class Ditto(FedAvg):
+    """Its personal part is frozen and drawn at random, but not by the client."""
+
+    shared = ("network.",)
+
+    def __init__(self, network: NetworkFactory, optimizer):
+        super().__init__(network, optimizer)
+        self.personal = build(network, "model.network")
+
+    def forward(self, x):
+        return self.network(x) + self.personal(x)
+
+
+def test_a_personal_part_that_is_frozen_is_kept_once_too(tmp_path):
+    federation = fitted(seeded(Ditto), toy_data(90), num_rounds=2, default_root_dir=str(tmp_path))
+    kept = {name for state in federation.personal_states.values() for name in state}
+    assert {"personal.a", "personal.trunk.2.running_mean"} <= kept
+    assert "personal.trunk.1.weight" not in kept
+    trunk = federation.state.module.personal.trunk[1].weight.clone()
+    checkpoint = str(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
+    method = seeded(Ditto)
+    method.personal.trunk[1].weight.data.zero_()  # the checkpoint's counts
+    resumed = fitted(method, toy_data(90), num_rounds=3, ckpt_path=checkpoint, default_root_dir=str(tmp_path))
+    resumed.network(client=1)
+    assert torch.equal(resumed.state.module.personal.trunk[1].weight, trunk)
+
+
+def test_a_frozen_expert_that_is_given_other_values_is_kept_as_before():
+    method = seeded(MixtureOfExperts, epochs=1, freeze_global=True, baselines=False)
+    federation = fitted(method, toy_data(90), num_rounds=1)
+    kept = federation.personal_states[0]
+    name = "mixture.network.global_expert.head.weight"
+    assert torch.equal(kept[name], federation.global_state["federated.network.head.weight"])
+
+
+# --- whatever happens
+
+
+def experiment(**options):
+    return fitted(seeded(FedAvg), toy_data(90), **{"fraction_fit": 0.7, **options})
+
+
+def test_killed_and_resumed_nobody_is_sent_it_twice(averaged, tmp_path):
+    options = {"default_root_dir": str(tmp_path)}
+    assert in_a_child(lambda: experiment(callbacks=KillAt(3, "start"), **options)) == -signal.SIGKILL
+    resumed = experiment(ckpt_path="last", **options)
+    assert equal(resumed.global_state, averaged.global_state)
+    assert rows(resumed, "ledger.csv") == rows(averaged, "ledger.csv")
+
+
+def test_on_two_processes_and_in_processes_of_their_own(averaged, tmp_path):
+    def work(rank):
+        torch.save(experiment(devices=2).global_state, tmp_path / f"state_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
+    assert equal(torch.load(tmp_path / "state_1.pt"), averaged.global_state)
+    assert equal(experiment(client_timeout=60.0).global_state, averaged.global_state)
+
+
+def test_a_new_client_adapts_with_it():
+    data = toy_data(90, unseen_clients=1, val_size=0.2)
+    federation = fitted(seeded(FedAvg), data, num_rounds=1)
+    found = federation.adapt(federation.state.module, data, epochs=1)
+    assert {row.model for row in found} == {"personal", "finetuned", "scratch"}
+
+
+# --- what is refused
+
+
+class Thaws(FederationCallback):
+    def on_round_start(self, federation, method, round, clients):
+        if round == 2:
+            method.network.trunk[1].requires_grad_(True)
+
+
+def test_thawing_it_later_is_refused_by_name():
+    told = r"'network.trunk.1.weight' required no gradients when the run began, .* was thawed; let it require gradients"
+    with pytest.raises(UsageError, match=told):
+        experiment(callbacks=[Thaws()])
+
+
+class ThawsInside(FedAvg):
+    def on_client_start(self, client):
+        self.network.trunk[1].requires_grad_(True)
+
+
+class Writes(FedAvg):
+    def on_client_end(self, client):
+        with torch.no_grad():
+            self.network.trunk[1].weight += 1
+
+
+class WritesOnTheServer(FedAvg):
+    def aggregate(self, uploads, current):
+        return {**self.combine(uploads, current), "network.trunk.1.weight": torch.zeros(WIDTH, 64)}
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [(ThawsInside, "in a visit"), (Writes, "in a visit"), (WritesOnTheServer, "in `aggregate`")],
+)
+def test_changing_it_later_is_refused_by_name(method, where):
+    with pytest.raises(UsageError, match=f"'network.trunk.1.weight' required no gradients .* was changed {where}"):
+        fitted(seeded(method), toy_data(90))
+
+
+def test_an_aggregate_of_ones_own_sees_what_is_uploaded_and_no_more():
+    class Own(FedAvg):
+        def aggregate(self, uploads, current):
+            uploads = list(uploads)
+            assert all(upload.state.keys() == current.keys() for upload in uploads)
+            assert "network.trunk.1.weight" not in current
+            return self.combine(uploads, current)
+
+    assert fitted(seeded(Own), toy_data(90), num_rounds=1).state.round == 1

@@ -1,0 +1,152 @@
+"""A stage that is followed by the server's: one round, whole or not at all."""
+
+import os
+import signal
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from forked import exit_codes, forked
+from test_laws import in_a_child
+
+from fedlit import FedAvg
+from fedlit.data.client import Server
+from fedlit.methods import FedDF, Stage
+from fedlit.privacy import ClientLevelDP
+
+
+def with_pool(**options):
+    return toy_data(120, **{"public": 0.5, **options})
+
+
+class Stopped(FedDF):
+    """Gets a signal in round 2, when clients are done and the server has begun; 0 is sent to nobody."""
+
+    number = 0
+
+    def training_step(self, batch, batch_idx):
+        if isinstance(self.client, Server) and self.client.round == 2 and batch_idx == 1:
+            os.kill(os.getpid(), self.number)
+        return super().training_step(batch, batch_idx)
+
+
+def experiment(method=Stopped, network=SmallCNN, **options):
+    torch.manual_seed(7)
+    return fitted(method(network, SGD), with_pool(), **{"fraction_fit": 0.7, **options})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed")))
+
+
+def test_killed_between_clients_and_server_it_goes_on_from_the_last_whole_round(undisturbed, tmp_path, monkeypatch):
+    options = {"default_root_dir": str(tmp_path)}
+    with monkeypatch.context() as patched:
+        patched.setattr(Stopped, "number", signal.SIGKILL)
+        assert in_a_child(lambda: experiment(**options)) == -signal.SIGKILL
+    resumed = experiment(ckpt_path="last", **options)
+    assert equal(resumed.global_state, undisturbed.global_state)
+    assert rows(resumed) == rows(undisturbed)
+
+
+def test_asked_to_stop_between_them_it_forgets_the_round_that_is_not_whole(undisturbed, tmp_path, monkeypatch):
+    options = {"default_root_dir": str(tmp_path / "stopped")}
+    with monkeypatch.context() as patched:
+        patched.setattr(Stopped, "number", signal.SIGTERM)
+        stopped = experiment(**options)
+    assert stopped.state.round == 1
+    assert equal(stopped.global_state, experiment(num_rounds=1).global_state)
+    assert equal(experiment(ckpt_path="last", **options).global_state, undisturbed.global_state)
+
+
+def test_on_two_processes_it_ends_in_the_same_bits(undisturbed, tmp_path):
+    def work(rank):
+        torch.save(experiment(devices=2).global_state, tmp_path / f"state_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
+    for rank in range(2):
+        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), undisturbed.global_state)
+
+
+def test_with_visits_in_processes_of_their_own_and_uploads_on_disk_it_does_too(undisturbed):
+    assert equal(experiment(client_timeout=60.0).global_state, undisturbed.global_state)
+    crowded = experiment(personal_memory=0.0)
+    assert equal(crowded.global_state, undisturbed.global_state)
+    assert crowded.state.memories.store.num_bytes == 0  # uploads of a round are gone with it
+
+
+def test_the_round_is_evaluated_after_the_server_has_trained(undisturbed):
+    found = undisturbed.validate(undisturbed.state.module, undisturbed.state.data)
+    told = {(row.client, row.metric): row.value for row in found if (row.model, row.data) == ("global", "pooled")}
+    last = [
+        line for line in rows(undisturbed) if (line["round"], line["model"], line["data"]) == ("3", "global", "pooled")
+    ]
+    assert {(line["client"], line["metric"]): float(line["value"]) for line in last} == pytest.approx(told)
+
+
+class Kept(FedDF):
+    """Notes how many steps the server's optimiser has behind it when a round begins."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.steps = []
+
+    def on_train_start(self):
+        optimizer = self.trainer.optimizers[0]
+        if isinstance(self.client, Server):
+            states = list(optimizer.state.values())
+            self.steps.append(int(states[0]["step"]) if states else 0)
+
+
+@pytest.mark.parametrize(("kept", "steps"), [("personal", [0, 0]), ("keep", [0, 8])])
+def test_the_servers_optimiser_is_new_in_every_round_unless_all_are_kept(kept, steps):
+    federation = experiment(Kept, linear, num_rounds=2, optimizer_state=kept)
+    assert federation.state.module.steps == steps
+
+
+DISTIL = Stage("distil", side="server", upload="none", public="inputs")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"upload": "none", "followed_by": DISTIL}, "`followed_by` is for clients whose uploads are aggregated"),
+        ({"followed_by": Stage("other")}, "`followed_by` must be a stage of the server"),
+        (
+            {"followed_by": Stage("d", side="server", upload="none", public="inputs", rounds=3)},
+            "without `rounds` and `followed_by`",
+        ),
+    ],
+)
+def test_what_cannot_follow_is_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        Stage("federate", **options)
+
+
+def test_a_follower_of_the_same_name_is_refused():
+    class Twice(FedAvg):
+        def configure_stages(self):
+            return [Stage("distil", followed_by=DISTIL)]
+
+    with pytest.raises(ValueError, match="must give stages of different names"):
+        fitted(Twice(linear, SGD), with_pool())
+
+
+def test_under_privacy_a_server_that_learns_from_uploads_is_refused():
+    privacy = ClientLevelDP(delta=0.01)
+    with pytest.raises(ValueError, match="Stopped learns from clients' states as they are after 'federate'"):
+        experiment(privacy=privacy, network=linear)
+
+
+def test_a_server_that_fails_ends_the_run_and_leaves_the_round_before():
+    class Failing(FedDF):
+        def on_server_start(self, server, uploads):
+            super().on_server_start(server, uploads)
+            if server.round == 2:
+                raise ValueError("no teachers")
+
+    torch.manual_seed(7)
+    method = Failing(linear, SGD)
+    with pytest.raises(RuntimeError, match="The server could not train in round 2: ValueError: no teachers"):
+        fitted(method, with_pool())

@@ -1,0 +1,247 @@
+"""`download` and kept uploads, by two tiny methods: FedAMP sends a mixture, FedFomo other clients' networks."""
+
+import signal
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, equal, fitted, linear, rows
+from forked import exit_codes, forked
+from test_laws import KillAt, in_a_child
+
+from fedlit import FedAvg
+from fedlit.engine.visited import Visited, pack, unpack
+from fedlit.losses import proximal_penalty
+from fedlit.methods import Stage, frozen
+from fedlit.privacy import ClientLevelDP
+from fedlit.records.round_record import Failure
+
+
+def distance(a, b):
+    return float(sum((a[name].double() - b[name].double()).square().sum() for name in a))
+
+
+class FedAMP(FedAvg):
+    """A client is held near a mixture of networks, of which those like its own count more. Huang et al., 2021."""
+
+    def configure_stages(self):
+        return [Stage("federate", keep_uploads=True)]
+
+    def download(self, client, current, uploads):
+        if client.id not in uploads:
+            return current
+        own = uploads[client.id]
+        weights = torch.tensor([-distance(own, uploads[k]) for k in uploads]).softmax(dim=0).tolist()
+        return {
+            name: sum(weight * uploads[k][name] for weight, k in zip(weights, uploads, strict=True)).to(current[name])
+            for name in current
+        }
+
+    def on_client_start(self, client):
+        self.anchors = frozen(self.network.parameters())
+
+    def training_step(self, batch, batch_idx):
+        near = proximal_penalty(self.network.parameters(), self.anchors, mu=0.5)
+        return super().training_step(batch, batch_idx) + near
+
+
+class FedFomo(FedAvg):
+    """A client goes on with its own network, and is sent those of others. Zhang et al., 2021."""
+
+    def __init__(self, *given, **options):
+        super().__init__(*given, **options)
+        self.seen = {}
+
+    def configure_stages(self):
+        return [Stage("federate", keep_uploads=True)]
+
+    def download(self, client, current, uploads):
+        if client.id not in uploads:
+            return current
+        others = [k for k in uploads if k != client.id]
+        return {f"{k}/{name}": tensor for k in others for name, tensor in uploads[k].items()}
+
+    def on_client_start(self, client):
+        own = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        self.seen[client.round, client.id] = (own, dict(self.received))
+        with torch.no_grad():
+            for tensor in self.received.values():
+                tensor.zero_()  # its copy is the client's own
+
+
+def seeded(method, network=linear, **options):
+    torch.manual_seed(7)
+    return method(network, SGD, **options)
+
+
+@pytest.fixture(scope="module")
+def fomo(tmp_path_factory):
+    return fitted(seeded(FedFomo), num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("fomo")))
+
+
+def test_a_client_goes_on_with_its_own_and_receives_what_others_uploaded_last(fomo):
+    seen = fomo.state.module.seen
+    initial = seeded(FedFomo).state_dict()
+    assert all(equal(seen[1, k][0], initial) and seen[1, k][1] == {} for k in range(3))
+    after_round_1 = fitted(seeded(FedFomo), num_rounds=1).state.uploads
+    for k in range(3):
+        own, received = seen[2, k]
+        assert equal(own, after_round_1[k])
+        assert {name.split("/")[0] for name in received} == {str(j) for j in range(3) if j != k}
+    assert fomo.state.module.received == {}
+
+
+def test_what_a_client_does_with_what_it_received_reaches_nobody(fomo):
+    assert all(float(t.abs().max()) > 0 for state in fomo.state.uploads.values() for t in state.values())
+
+
+def test_a_clients_model_is_the_one_that_it_uploaded_last(fomo):
+    data = fomo.state.data
+    for k in range(3):
+        weight, bias = fomo.state.uploads[k].values()
+        batches = data.client(k).val_batches()
+        right = (batches.x.flatten(1) @ weight.T + bias).argmax(dim=1) == batches.y
+        found = [row for row in rows(fomo) if (row["model"], row["data"], row["client"]) == ("personal", "own", str(k))]
+        accuracy = next(float(row["value"]) for row in reversed(found) if row["metric"] == "acc")
+        assert accuracy == pytest.approx(float(right.float().mean()))
+        assert torch.equal(next(fomo.network(client=k).parameters()), weight)
+    assert {row.client for row in fomo.test(fomo.state.module, data) if row.model == "personal"} == {0, 1, 2}
+    assert equal(fomo.personal_states[1], fomo.state.uploads[1])
+
+
+def test_the_ledger_has_what_each_client_was_sent(fomo):
+    size = 4 * (64 * 3 + 3)
+    lines = rows(fomo, "ledger.csv")
+    down = {(row["round"], row["client"]): int(row["bytes"]) for row in lines if row["direction"] == "down"}
+    assert down == {("1", str(k)): size for k in range(3)} | {("2", str(k)): 2 * size for k in range(3)}
+    assert all(int(row["bytes"]) == size for row in lines if row["direction"] == "up")
+
+
+class Noting(FedAMP):
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.started = {}
+
+    def on_client_start(self, client):
+        super().on_client_start(client)
+        self.started[client.round, client.id] = self.network[1].bias.detach().clone()
+
+
+def test_a_mixture_is_loaded_as_the_clients_network():
+    method = seeded(Noting)
+    fitted(method, num_rounds=2)
+    uploads = fitted(seeded(FedAMP), num_rounds=1).state.uploads
+    for k in range(3):
+        weights = torch.tensor([-distance(uploads[k], uploads[j]) for j in range(3)]).softmax(dim=0)
+        mixture = sum(weights[j] * uploads[j]["network.1.bias"] for j in range(3))
+        torch.testing.assert_close(method.started[2, k], mixture)
+
+
+def test_who_is_not_told_apart_is_sent_what_all_are_and_has_no_model_of_its_own():
+    class Remembered(FedAvg):
+        def configure_stages(self):
+            return [Stage("federate", keep_uploads=True)]
+
+    federation = fitted(seeded(Remembered), num_rounds=2)
+    assert equal(federation.global_state, fitted(seeded(FedAvg), num_rounds=2).global_state)
+    assert sorted(federation.state.uploads) == [0, 1, 2]
+    assert "personal" not in {row["model"] for row in rows(federation)}
+
+
+# --- whatever happens, the same bits
+
+
+def experiment(**options):
+    return fitted(seeded(FedAMP, SmallCNN), **{"fraction_fit": 0.7, **options})
+
+
+def all_states(federation):
+    return [federation.global_state, *(federation.state.uploads[k] for k in sorted(federation.state.uploads))]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return all_states(experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed"))))
+
+
+def test_what_is_kept_matters(undisturbed):
+    torch.manual_seed(7)
+    assert not equal(fitted(FedAvg(SmallCNN, SGD), fraction_fit=0.7).global_state, undisturbed[0])
+
+
+def test_killed_and_resumed(undisturbed, tmp_path):
+    options = {"default_root_dir": str(tmp_path)}
+    assert in_a_child(lambda: experiment(callbacks=KillAt(2, "end"), **options)) == -signal.SIGKILL
+    assert same(all_states(experiment(ckpt_path="last", **options)), undisturbed)
+
+
+def test_on_two_processes(undisturbed, tmp_path):
+    def work(rank):
+        torch.save(all_states(experiment(devices=2)), tmp_path / f"states_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
+    assert all(same(torch.load(tmp_path / f"states_{rank}.pt"), undisturbed) for rank in range(2))
+
+
+def test_in_processes_of_their_own_and_with_uploads_on_disk(undisturbed):
+    assert same(all_states(experiment(client_timeout=60.0)), undisturbed)
+    assert same(all_states(experiment(personal_memory=0.0)), undisturbed)
+
+
+def test_a_checkpoint_of_others_holds_no_uploads(tmp_path):
+    fitted(seeded(FedAvg), num_rounds=1, default_root_dir=str(tmp_path))
+    assert "uploads" not in torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
+
+
+# --- what goes wrong
+
+
+class Bad(FedAvg):
+    given: object = None
+
+    def download(self, client, current, uploads):
+        return self.given(current)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda current: [1], "must give a mapping from names to tensors, got list"),
+        (lambda current: {"network.1.bias": torch.zeros(4)}, "gave what cannot be used"),
+        (lambda current: {"other": torch.tensor([float("nan")])}, "gave what cannot be used: 'other' is not finite"),
+    ],
+)
+def test_what_cannot_be_sent_ends_the_run_by_name(given, told):
+    method = seeded(Bad)
+    method.given = given
+    with pytest.raises(RuntimeError, match=rf"`download` of Bad, for client 0, .*{told}"):
+        fitted(method)
+
+
+def test_a_client_that_fails_was_sent_its_part_all_the_same():
+    assert unpack(pack(Visited(Failure("gone"), {}, sent=12))).sent == 12
+
+    class Failing(FedFomo):
+        def on_client_start(self, client):
+            if client.id == 1:
+                raise ValueError("no")
+
+    federation = fitted(seeded(Failing), num_rounds=1)
+    assert [row["client"] for row in rows(federation, "ledger.csv") if row["direction"] == "down"] == ["0", "1", "2"]
+    assert sorted(federation.state.uploads) == [0, 2]
+
+
+def test_logs_and_privacy_have_no_place_there():
+    class Logging(FedAvg):
+        def download(self, client, current, uploads):
+            self.log("sent", 1.0)
+
+    with pytest.raises(ValueError, match=r"`self.log\('sent', ...\)` in `download`"):
+        fitted(seeded(Logging))
+    with pytest.raises(ValueError, match="FedAMP keeps clients' states as they are in stage 'federate'"):
+        fitted(seeded(FedAMP), privacy=ClientLevelDP(delta=0.01))
+    with pytest.raises(ValueError, match="`keep_uploads` is for uploads that are aggregated"):
+        Stage("local", upload="none", keep_uploads=True)

@@ -1,0 +1,196 @@
+"""Options that Lightning's Trainer has: how many batches, how long, how patient, and where the time goes."""
+
+import logging
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+from conftest import SGD, Spy, equal, fitted, linear, toy_data
+from lightning.pytorch.profilers import SimpleProfiler
+
+from fedlit import FedAvg, LocalOnly
+from fedlit.callbacks import FederationCallback, MaxTime, Patience, watching_time
+from fedlit.engine.usage import UsageError
+
+# --- batches
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(2, 2), (100, 3), (0.5, 1), (1.0, 3), (0.01, 1)])
+def test_an_epoch_has_as_many_batches_as_said(limit, steps):
+    method = Spy()
+    fitted(method, num_rounds=1, local_epochs=2, limit_train_batches=limit)  # 18 samples in batches of 8
+    assert set(method.steps.values()) == {2 * steps}
+
+
+class Asking(Spy):
+    def on_train_start(self):
+        self.asked = (self.trainer.num_training_batches, self.trainer.estimated_stepping_batches)
+
+
+def test_a_method_that_asks_is_told_and_other_batches_come_in_every_epoch():
+    method = Asking()
+    fitted(method, num_rounds=1, local_epochs=3, limit_train_batches=1)
+    assert method.asked == (1, 3)
+
+
+class Noting(Spy):
+    def training_step(self, batch, batch_idx):
+        self.seen = [*getattr(self, "seen", []), batch[0].clone()]
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("option", "same"), [("overfit_batches", True), ("limit_train_batches", False)])
+def test_the_same_batches_come_in_every_epoch_only_to_be_learned_by_heart(option, same):
+    method = Noting()
+    fitted(method, toy_data(num_clients=1), num_rounds=1, local_epochs=4, **{option: 2})
+    first, second = method.seen[0::2], method.seen[1::2]
+    assert all(torch.equal(first[0], x) for x in first) == same
+    assert all(torch.equal(second[0], x) for x in second) == same
+
+
+def test_a_few_batches_are_learned_by_heart():
+    federation = fitted(FedAvg(linear, SGD), toy_data(num_clients=1), num_rounds=1, local_epochs=60, overfit_batches=1)
+    [x, y] = next(iter(federation.state.data.client(0).train_batches()))
+    assert (federation.network()(x).argmax(dim=1) == y).all()
+
+
+def test_few_batches_are_the_same_in_fast_mode_up_to_rounding():
+    exact, fast = (
+        fitted(seeded(), num_rounds=2, limit_train_batches=1, fast=is_fast).global_state for is_fast in (False, True)
+    )
+    torch.testing.assert_close(exact, fast)
+
+
+def seeded():
+    torch.manual_seed(1)
+    return FedAvg(linear, SGD)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"limit_train_batches": 0}, "`trainer.limit_train_batches` must be at least 1"),
+        (
+            {"limit_train_batches": 1.5},
+            r"`trainer.limit_train_batches` must be a number of batches, or lie in \(0, 1\]",
+        ),
+        ({"overfit_batches": 0.0}, r"`trainer.overfit_batches` must be a number of batches, or lie in \(0, 1\]"),
+        ({"overfit_batches": 1, "limit_train_batches": 1}, "exclude each other"),
+        ({"max_time": "1h"}, '`trainer.max_time` must be "DD:HH:MM:SS"'),
+        ({"max_time": 3600}, "in quotes, got 3600"),
+        ({"max_time": {"fortnights": 1}}, "`trainer.max_time` must be days, hours, minutes, seconds"),
+        ({"max_time": "00:00:00:00"}, "`trainer.max_time` must be more than no time at all"),
+        ({"profiler": "clock"}, "`trainer.profiler` must be simple, advanced or a profiler of lightning"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        fitted(FedAvg(linear, SGD), **options)
+
+
+# --- time
+
+
+@pytest.mark.parametrize(
+    "given", ["01:02:03:04", timedelta(1, 7384), {"days": 1, "hours": 2, "minutes": 3, "seconds": 4}]
+)
+def test_time_is_given_as_to_lightnings_trainer(given):
+    [watch] = watching_time(given)
+    assert watch.seconds == 86400 + 7384
+
+
+class Sleeps(FederationCallback):
+    def on_round_start(self, federation, module, round, clients):
+        time.sleep(0.06)
+
+
+def test_a_fit_ends_with_the_round_in_which_its_time_is_over_and_what_is_resumed_counts(tmp_path):
+    options = {"num_rounds": 50, "default_root_dir": str(tmp_path), "callbacks": [Sleeps()], "save_every_n_rounds": 100}
+    stopped = fitted(seeded(), max_time=timedelta(seconds=0.1), **options)
+    done = stopped.state.round
+    assert 1 <= done <= 2
+    again = fitted(seeded(), ckpt_path="last", max_time=timedelta(seconds=0.1), **options)
+    assert again.state.round == done
+    more = fitted(seeded(), ckpt_path="last", max_time=timedelta(seconds=0.3), **options)
+    assert done < more.state.round < 50
+    assert torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")["round"] == more.state.round
+
+
+def test_between_fits_no_time_passes():
+    watch = MaxTime(10.0)
+    fitted(seeded(), num_rounds=1, callbacks=[watch])
+    elapsed = watch.elapsed
+    time.sleep(0.01)
+    assert watch.elapsed == elapsed > 0
+
+
+# --- patience
+
+
+@pytest.mark.parametrize(("metric", "rounds"), [("loss/global_on_own", 2), ("acc/global_on_own", 3)])
+def test_patience_ends_a_fit_some_rounds_after_the_best(metric, rounds, tmp_path):
+    options = {"callbacks": [Patience(rounds, metric)], "num_rounds": 40, "default_root_dir": str(tmp_path)}
+    wild = FedAvg(linear, lambda parameters: torch.optim.SGD(parameters, lr=5.0))
+    federation = fitted(wild, **options)
+    best = federation.state.scores.best[metric]["round"]
+    assert federation.state.round == best + rounds < 40
+    resumed = fitted(wild, ckpt_path="last", **options)
+    assert resumed.state.round == best + rounds  # it had none left
+
+
+def test_who_improves_goes_on():
+    federation = fitted(
+        FedAvg(linear, lambda p: torch.optim.SGD(p, lr=1e-3)), callbacks=[Patience(1, "loss/global_on_own")]
+    )
+    assert federation.state.round == 3
+
+
+def test_patience_is_at_least_a_round():
+    with pytest.raises(ValueError, match="`rounds` must be at least 1"):
+        Patience(0)
+
+
+# --- profiles
+
+
+def test_a_profiler_tells_where_the_time_went(caplog, tmp_path):
+    with caplog.at_level(logging.INFO):
+        fitted(FedAvg(linear, SGD), num_rounds=2, profiler="simple")
+    assert all(word in caplog.text for word in ("visit", "evaluate", "record", "save"))
+    profiler = SimpleProfiler(filename="times")
+    federation = fitted(seeded(), num_rounds=2, profiler=profiler)
+    assert len(profiler.recorded_durations["visit"]) == 6
+    [file] = tmp_path.rglob("*times*.txt")
+    assert file.parent.name == "version_1"
+    assert equal(federation.global_state, fitted(seeded(), num_rounds=2).global_state)
+
+
+# --- what a step returns, and optimisers that ask for the loss
+
+
+def test_a_pair_of_loss_and_more_is_refused_with_what_to_return():
+    class Pair(FedAvg):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx), {"more": 1}
+
+    told = (
+        "must return a loss, a mapping .* got a tuple; what is beside the loss goes into that mapping, or to `self.log`"
+    )
+    with pytest.raises(UsageError, match=told):
+        fitted(Pair(linear, SGD))
+
+
+def test_lbfgs_as_an_option_trains_and_its_history_is_kept_with_what_stays():
+    def lbfgs(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.5, max_iter=2)
+
+    def trained(**options):
+        torch.manual_seed(1)
+        federation = fitted(LocalOnly(linear, lbfgs), toy_data(batch_size=100), **options)
+        return federation.personal_states[0]
+
+    one, three = trained(num_rounds=1, local_epochs=3), trained(num_rounds=3, local_epochs=1)
+    torch.testing.assert_close(one, three)
+    forgetful = trained(num_rounds=3, local_epochs=1, optimizer_state="reset")
+    assert not torch.allclose(one["network.1.weight"], forgetful["network.1.weight"], rtol=1e-3)

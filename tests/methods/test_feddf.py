@@ -1,0 +1,171 @@
+"""FedDF: its law, its loss, and what its server learns from."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from torch import nn, tensor
+
+from fedlit import FedAvg
+from fedlit.augment import Flip
+from fedlit.losses import distillation_loss
+from fedlit.methods import FedDF
+
+
+def seeded(method, network=SmallCNN, **options):
+    torch.manual_seed(7)
+    return method(network, SGD, **options)
+
+
+def deeper():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def with_pool(**options):
+    return toy_data(120, **{"public": 0.5, **options})
+
+
+@pytest.fixture(scope="module")
+def averaged():
+    return fitted(seeded(FedAvg), with_pool()).global_state
+
+
+def test_with_0_epochs_of_distillation_it_is_fedavg(averaged):
+    assert equal(fitted(seeded(FedDF, distil_epochs=0), with_pool()).global_state, averaged)
+
+
+def test_with_1_epoch_it_is_not(averaged):
+    assert not equal(fitted(seeded(FedDF, distil_epochs=1), with_pool()).global_state, averaged)
+
+
+def test_the_loss_by_hand():
+    # q = (1/4, 3/4), p = (1/2, 1/2): 1/4 ln(1/2) + 3/4 ln(3/2) = 0.130812; and 0 for a student that says the same
+    teacher = tensor([[0.0, math.log(3)], [1.0, 1.0]])
+    assert float(distillation_loss(torch.zeros(2, 2), teacher)) == pytest.approx(0.130812 / 2, abs=1e-6)
+    assert float(distillation_loss(teacher, teacher)) == pytest.approx(0, abs=1e-7)
+
+
+class Watched(FedDF):
+    """Notes what the server begins with, and what it is taught."""
+
+    def on_server_start(self, server, uploads):
+        super().on_server_start(server, uploads)
+        self.started = {name: tensor.clone() for name, tensor in self.state_dict().items()}
+        self.uploads = {k: dict(state) for k, state in uploads.items()}
+        self.x = torch.cat([x for x, _ in server.train_batches(None)])
+
+
+def test_the_server_starts_from_the_mean_and_is_taught_the_mean_of_this_rounds_logits(averaged):
+    method = seeded(Watched, linear)
+    federation = fitted(method, with_pool(), num_rounds=2, fraction_fit=0.7)
+    assert len(method.uploads) == 2  # of three clients
+    mean = {
+        name: torch.stack([state[name] for state in method.uploads.values()]).mean(dim=0) for name in method.started
+    }
+    torch.testing.assert_close(method.started, mean)
+    weights = [(state["network.1.weight"], state["network.1.bias"]) for state in method.uploads.values()]
+    logits = torch.stack([method.x.flatten(1) @ weight.T + bias for weight, bias in weights])
+    torch.testing.assert_close(method.recorded, logits.mean(dim=0))
+    assert not equal(federation.global_state, method.started)
+
+
+def test_distillation_brings_the_student_nearer_to_its_teachers():
+    method = seeded(Watched, deeper, distil_epochs=10)
+    federation = fitted(method, with_pool(), num_rounds=1, local_epochs=5)
+    distances = []
+    for state in (method.started, federation.global_state):
+        method.load_state_dict(state)
+        distances.append(float(distillation_loss(method.network(method.x).detach(), method.recorded)))
+    assert distances[1] < 0.8 * distances[0]
+    told = [line for line in rows(federation) if line["metric"] == "distillation_loss"]
+    assert [(line["stage"], line["client"], line["data"]) for line in told] == [("distil", "all", "public")]
+
+
+def test_with_inputs_that_vary_teachers_are_asked_for_every_batch():
+    method = seeded(Watched)
+    fitted(method, with_pool(augmentation=[Flip()]), num_rounds=1)
+    assert method.recorded is None
+    assert method.teachers is not None
+
+
+def test_with_patience_the_best_state_by_clients_validation_samples_is_kept():
+    harmful = partial(torch.optim.SGD, lr=100.0)
+    method = seeded(Watched, linear, distil_epochs=3, patience=1, distil_optimizer=harmful)
+    federation = fitted(method, with_pool(val_size=0.2), num_rounds=1, local_epochs=5)
+    assert equal(federation.global_state, method.started)  # no epoch of these was any better
+    without = seeded(Watched, linear, distil_epochs=3, distil_optimizer=harmful)
+    assert not equal(fitted(without, with_pool(val_size=0.2), num_rounds=1).global_state, without.started)
+
+
+# --- several architectures
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory):
+    method = seeded(Watched, linear, client_networks={1: deeper, 2: deeper})
+    return fitted(method, with_pool(val_size=0.2), num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("mixed")))
+
+
+def test_clients_of_an_architecture_have_a_mean_of_their_own(mixed):
+    method = mixed.state.module
+    uploads = method.uploads
+    assert {k: {name.split(".")[0] for name in state} for k, state in uploads.items()} == {
+        0: {"network"},
+        1: {"others"},
+        2: {"others"},
+    }
+    torch.testing.assert_close(method.started["network.1.bias"], uploads[0]["network.1.bias"])
+    both = torch.stack([uploads[k]["others.0.1.bias"] for k in (1, 2)])
+    torch.testing.assert_close(method.started["others.0.1.bias"], both.mean(dim=0))
+
+
+def test_all_of_them_teach_and_are_taught(mixed):
+    method = mixed.state.module
+    weights = {k: list(state.values()) for k, state in method.uploads.items()}
+    x = method.x.flatten(1)
+    logits = [x @ weights[0][0].T + weights[0][1]]
+    for w1, b1, w2, b2 in (weights[1], weights[2]):
+        logits.append((x @ w1.T + b1).relu() @ w2.T + b2)
+    torch.testing.assert_close(method.recorded, torch.stack(logits).mean(dim=0))
+    assert not equal(mixed.global_state, method.started)
+    moved = {name.split(".")[0] for name, t in mixed.global_state.items() if not torch.equal(t, method.started[name])}
+    assert moved == {"network", "others"}
+
+
+def test_a_client_is_sent_its_own_architecture_alone_and_evaluated_with_it(mixed):
+    sizes = {0: 4 * (64 * 3 + 3), 1: 4 * (64 * 4 + 4 + 4 * 3 + 3)}
+    for line in rows(mixed, "ledger.csv"):
+        assert int(line["bytes"]) == sizes[min(int(line["client"]), 1)], line
+    own = [line for line in rows(mixed) if (line["model"], line["data"], line["metric"]) == ("personal", "own", "acc")]
+    assert {line["client"] for line in own} == {"0", "1", "2"}
+    assert len(list(mixed.network(client=1).parameters())) == 4
+    assert len(list(mixed.network(client=0).parameters())) == len(list(mixed.network().parameters())) == 2
+    assert {row.client for row in mixed.test(mixed.state.module, mixed.state.data) if row.model == "personal"} == {
+        0,
+        1,
+        2,
+    }
+
+
+def test_clients_of_one_architecture_have_no_model_but_the_global_one():
+    federation = fitted(seeded(FedDF, linear), with_pool(), num_rounds=1)
+    assert "personal" not in {line["model"] for line in rows(federation)}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"distil_epochs": -1}, "`model.distil_epochs` must be at least 0"),
+        ({"patience": 0}, "`model.patience` must be at least 1"),
+    ],
+)
+def test_what_it_cannot_use_is_refused(options, told):
+    with pytest.raises(ValueError, match=told):
+        seeded(FedDF, **options)
+
+
+def test_without_a_public_pool_it_is_refused():
+    with pytest.raises(ValueError, match=r"Stage 'distil' needs a public pool; set `data.public`"):
+        fitted(seeded(FedDF))
