@@ -107,7 +107,7 @@ class FederationState:
         self.frozen = frozenset(frozen_names(module)) - set(self.constant)
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
-        self.global_state: State = {name: self.initial[name].clone() for name in self.server_names}
+        self.global_state: State = self._first_global_state()
         self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
         self.uploads = States(self.memories.store)
@@ -146,10 +146,15 @@ class FederationState:
         """What clients are sent once."""
         return {name: self.global_state[name] for name in self.constant}
 
+    def _first_global_state(self) -> State:
+        """What the server begins with; what is constant is there once."""
+        held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
+        return held | {name: self.initial[name] for name in self.constant}
+
     def synchronise(self) -> None:
         """Every process starts from the first one's states."""
         self.initial = broadcast(self.fabric, self.initial)
-        self.global_state = {name: self.initial[name].clone() for name in self.server_names}
+        self.global_state = self._first_global_state()
         self.live.put(self.initial)
 
     def use(self, data: FederatedData) -> None:

@@ -19,16 +19,25 @@ from fedlit.methods.stage import Stage
 
 
 def visit(
-    fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, shared: Collection[str], memory: Memory
+    fabric: Fabric,
+    module: FederatedModule,
+    client: Client,
+    plan: Plan,
+    shared: Collection[str],
+    memory: Memory,
+    constant: Collection[str] = (),
 ) -> Outcome:
-    """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else."""
+    """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else.
+
+    What is constant is neither uploaded nor kept.
+    """
     stage = plan.stage
     structure = structure_of(module.state_dict(keep_vars=True))
     trained = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
     if structure_of(live) != structure:
         raise ValueError("the visit changed names, shapes, dtypes or devices of the state.")
-    state = {name: tensor.detach().clone() for name, tensor in live.items()}
+    state = {name: tensor.detach().clone() for name, tensor in live.items() if name not in constant}
     stays = _staying(module, live, stage, shared)
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
     upload = None

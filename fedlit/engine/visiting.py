@@ -50,6 +50,7 @@ class Visits:
         self.plan_for = plan_for
         self.score = score
         self.look = look
+        self.constant = frozenset(state.constant)
         self.cohort = self._cohort()
 
     def _cohort(self) -> Cohort | None:
@@ -120,12 +121,12 @@ class Visits:
         if every is not None and is_followed(plan.stage):
             followed = EpochScores(state, plan.stage, client, every)
             plan = replace(plan, after_epoch=followed)
-        outcome = visit(state.fabric, state.module, client, plan, state.shared, memory)
+        outcome = visit(state.fabric, state.module, client, plan, state.shared, memory, self.constant)
         if followed is not None:
             outcome.epochs = followed.values
         if sent is not None and outcome.upload is not None:
             outcome.upload = self._held(k, outcome.upload, sent)
-        if state.constant or state.frozen:
+        if self.constant or state.frozen:
             self._forget_frozen(outcome)
         return outcome
 
