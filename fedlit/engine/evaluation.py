@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.processes import in_order
+from fedlit.engine.sampling import has_trained_or_may
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
@@ -67,12 +68,19 @@ class Scorer:
 
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
-        if self.stage.upload == "aggregate" or self.stage.side == "server" or self.stage.module is None:
+        if self.stage.upload == "aggregate":
+            return not self._is_personal or has_trained_or_may(self.state, k, self.stage)
+        if self.stage.side == "server" or self.stage.module is None:
             return True
         for name, child in self.state.module.named_children():
             if child is self.stage.module:
                 return self.state.has_trained(k, f"{name}.")
         return True
+
+    @cached_property
+    def _is_personal(self) -> bool:
+        """Whether a client's model is another than the global one."""
+        return self.stage.upload != "aggregate" or not all(self._held(self.learner))
 
     def _held(self, network: nn.Module) -> list[bool]:
         """Of each value of a network, whether the server holds it."""
@@ -108,8 +116,7 @@ class Scorer:
         if self.state.options.fast_dev_run:
             own = own[:2]
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
-        is_personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
-        if not is_personal:  # a client's model is the global one
+        if not self._is_personal:
             if is_overridden("probe", self.personal, FederatedModule):
                 jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
