@@ -42,6 +42,7 @@ INSTANCES = {
     "lightning.fabric.Fabric": lambda: Fabric(accelerator="cpu", devices=1),
     "lightning.pytorch.LightningModule": LightningModule,
     "argparse.ArgumentParser": argparse.ArgumentParser,
+    "argparse.HelpFormatter": lambda: argparse.HelpFormatter("fedlit"),
 }
 
 

@@ -18,7 +18,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optimizer FedAdam` is known by its name
 from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS
+from fedlit.cli.exclusive import with_typed_first
+from fedlit.cli.help import ENVIRONMENT
 from fedlit.cli.messages import in_full, plain, refuse
+from fedlit.cli.method_class import with_functions
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
 from fedlit.cli.recipes import of_own_run, with_recipes_found
@@ -68,7 +71,7 @@ class FederatedCLI(LightningCLI):
                 **PARSER,
                 "prog": "fedlit",
                 "description": "Federated learning for clients that differ.",
-                **{name: dict(PARSER) for name in self.subcommands()},
+                **{name: {**PARSER, "epilog": ENVIRONMENT} for name in self.subcommands()},
             },
             parser_class=Parser,
             subclass_mode_model=True,
@@ -91,6 +94,9 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=True)
         parser.add_lightning_class_args(FederatedData, "data", subclass_mode=True, required=False)
         parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        self.config = parser.parse_args(with_typed_first(with_functions(sys.argv[1:])))
 
     def before_instantiate_classes(self) -> None:
         """`last` of a recipe or of the environment means what it means when it is typed."""

@@ -3,28 +3,23 @@
 import difflib
 import re
 import sys
-from collections.abc import Iterator
 from inspect import isclass, signature
-from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torchmetrics.classification
 
 from fedlit import aggregation, augment, callbacks, methods, networks, partition
 from fedlit.cli import refusal
-from fedlit.cli.recipes import recipe_files
-from fedlit.cli.values import typed_values
+from fedlit.cli.method_class import method_of, unannotated
+from fedlit.cli.recipes import recipe_content, recipe_files, written_options
+from fedlit.cli.values import parsed, typed_values
 from fedlit.data import FederatedData
-from fedlit.strict_yaml import parse_yaml, read_yaml
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
-UNTYPED = (
-    "`model`: the arguments of a method's own `__init__` need annotations, by which the command line builds them: "
-    "`network: NetworkFactory` (fedlit.methods), `optimizer: OptimizerCallable` (lightning.pytorch.cli)."
-)
+UNBUILT = r"'params' must be given|so that each .* got a ready (Namespace|NestedArg|str|dict)\b"
 REWRITTEN = {
     r'expected "subcommand" .*': "give a command: fit, validate, test, predict or adapt.",
     r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "
@@ -40,7 +35,8 @@ REWRITTEN = {
     KEY + r"module '([\w.]+)' has no attribute '(\w+)'.*": r"`\1`: there is no '\3' in \2.",
     KEY + r"Expected a dot import path string: (\S+).*": r"`\1`: there is no class '\2'.",
     KEY + r"does not correspond to a subclass of (\w+).* Given value: (.*)": r"`\1`: expected a \2, got \3.",
-    KEY + r"to be a function that returns <class '(\w+)'>.*value: (.*)": r"`\1`: expected what builds a \2, got \3.",
+    KEY + r"to be a function that returns <class '(\w+)'>.*value: (.*)": r"`\1`: expected what builds a \2, got \3; "
+    r"give a class, or a function that says `-> \2`.",
 }
 
 
@@ -64,8 +60,6 @@ def plain(message: str) -> str:
     message = re.sub(
         r" - Type \S*Callable\[.*? expects a function or a callable class: .*?(?= - Expected)", "", message
     )
-    if message == "the following arguments are required: params":  # an optimiser that nobody said a method builds
-        return UNTYPED
     own_words = re.match(CONSTRUCTOR, message)
     if own_words is not None:
         said = dict.fromkeys(own_words[1].split(" - "))  # once for each of the types that an option may have
@@ -148,14 +142,26 @@ def in_full(message: str, args: list[str]) -> str:
         >>> in_full("`alpha` must be above 0.", ["fit", "--data.partition.alpha=1", "--model.optimizer.alpha=-1"])
         '`data.partition.alpha` or `model.optimizer.alpha` must be above 0.'
     """
+    if re.search(UNBUILT, message):
+        message = unannotated(args) or message
+    message = re.sub(r"^`--([\w.]+\.help)` is not an option\.", lambda option: _no_help(option[1], args), message)
     return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
+
+
+def _no_help(option: str, args: list[str]) -> str:
+    """That there is no help of this name, as it was typed; a method's own options are known once it is named."""
+    typed = next((name for name, _ in typed_values(args) if name.endswith(f".{option}")), option)
+    hint = ""
+    if typed.startswith("model.") and method_of(args) is None:
+        hint = " Name the method before it: --model NAME."
+    return f"`--{typed}` is not an option.{hint}"
 
 
 def _full_name(name: str, args: list[str]) -> str:
     typed: set[str] = set()
     for option, value in typed_values(args):
-        typed |= {option, *_paths(_parsed(value), option)}
-    written = {path for recipe in recipe_files(args) for path in _paths(_content(recipe))}
+        typed |= {option, *(path for path, _ in written_options(parsed(value), option))}
+    written = {path for recipe in recipe_files(args) for path, _ in written_options(recipe_content(recipe))}
     for paths in (typed, written):  # what was typed comes before what stands in a recipe
         found = {path for path in paths if path.rpartition(".")[2] == name}
         if found and not found & {f"data.{name}", f"model.{name}"}:
@@ -178,22 +184,6 @@ def _arguments(module: ModuleType) -> set[str]:
     return {name for kind in kinds for name in signature(kind).parameters}
 
 
-def _content(recipe: str) -> Any:
-    """What a recipe holds; nothing where it is the recipe that is refused."""
-    try:
-        return read_yaml(Path(recipe), recipe)
-    except (ValueError, OSError):
-        return None
-
-
-def _parsed(value: str) -> Any:
-    """What was typed, taken apart; nothing where that cannot be."""
-    try:
-        return parse_yaml(value, "it")
-    except ValueError:
-        return None
-
-
 def _method_options() -> set[str]:
     """Arguments of any method of fedlit's own."""
     options: set[str] = set()
@@ -201,18 +191,3 @@ def _method_options() -> set[str]:
         if method.__name__ in methods.__all__:
             options |= signature(method).parameters.keys()
     return options
-
-
-def _paths(content: Any, prefix: str = "") -> Iterator[str]:
-    """Every option of a recipe, as it would be typed: without `init_args`."""
-    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is told without its place
-        for entry in content:
-            yield from _paths(entry, prefix)
-    if not isinstance(content, dict):
-        return
-    for key, value in content.items():
-        path = f"{prefix}.{key}".lstrip(".")
-        if key == "init_args":
-            path = prefix
-        yield path
-        yield from _paths(value, path)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
+from fedlit.cli.help import ShortHelp
 from fedlit.cli.messages import known_classes, plain, refuse, suggestion
 from fedlit.cli.refusal import DEBUG
 from fedlit.data import FederatedData
@@ -17,6 +18,9 @@ from fedlit.federation import Federation
 
 class Parser(LightningArgumentParser):
     """A parser that refuses in one line, in the user's words, with the nearest option for a slip."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"formatter_class": ShortHelp, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if DEBUG:

@@ -7,9 +7,10 @@ import difflib
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,8 +34,8 @@ def with_recipes_found(args: list[str]) -> list[str]:
     """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run."""
     check_values(args)
     check_environment()
-    found = _with_values(args, CONFIG, lambda name: checked_recipe(find_recipe(name)))
-    return _with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
+    found = with_values(args, CONFIG, lambda name: checked_recipe(find_recipe(name)))
+    return with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
 
 
 def of_own_run(ckpt_path: str, args: list[str]) -> str | None:
@@ -82,15 +83,44 @@ def recipe_files(args: list[str]) -> list[str]:
         given.append(name)
         return name
 
-    _with_values(args, CONFIG, note)
+    with_values(args, CONFIG, note)
     return [name for name in given if _is_file(Path(name))]
 
 
-def _with_values(args: list[str], options: tuple[str, ...], change: Callable[[str], str]) -> list[str]:
+def recipe_content(recipe: str) -> Any:
+    """What a recipe holds; nothing where it is the recipe that is refused."""
+    try:
+        return read_yaml(Path(recipe), recipe)
+    except (ValueError, OSError):
+        return None
+
+
+def written_options(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option of a recipe, as it would be typed, without `init_args`, and its value.
+
+    Example:
+        >>> dict(written_options({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}}))["model.alpha"]
+        0.5
+    """
+    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is told without its place
+        for entry in content:
+            yield from written_options(entry, prefix)
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        path = f"{prefix}.{key}".lstrip(".")
+        if key == "init_args":
+            path = prefix
+        else:
+            yield path, value
+        yield from written_options(value, path)
+
+
+def with_values(args: list[str], options: tuple[str, ...], change: Callable[[str], str]) -> list[str]:
     """The arguments with the values of some options changed, whether typed after a space or after `=`.
 
     Example:
-        >>> _with_values(["fit", "-c", "a", "--config=b", "c"], CONFIG, str.upper)
+        >>> with_values(["fit", "-c", "a", "--config=b", "c"], CONFIG, str.upper)
         ['fit', '-c', 'A', '--config=B', 'c']
     """
     changed = []

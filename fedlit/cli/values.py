@@ -2,10 +2,11 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import yaml
 
-from fedlit.strict_yaml import LONGEST, OnceLoader, WithoutEnd
+from fedlit.strict_yaml import LONGEST, OnceLoader, WithoutEnd, parse_yaml
 
 PREFIX = "FEDLIT_"
 TAKEN_APART = "[{&*"  # what is written without one of these is a word
@@ -36,6 +37,14 @@ def typed_values(args: Iterable[str]) -> Iterator[tuple[str, str]]:
         name, _, value = arg.partition("=")
         option = name.lstrip("-")
         yield option, value
+
+
+def parsed(value: str) -> Any:
+    """What was typed, taken apart; nothing where that cannot be."""
+    try:
+        return parse_yaml(value, "it")
+    except ValueError:
+        return None
 
 
 def _problem(value: str) -> str | None:

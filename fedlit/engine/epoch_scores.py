@@ -41,15 +41,12 @@ class EpochScores:
         if self.epoch % self.every:
             return
         learner = self.stage.module or self.state.module
-        modes = [(part, part.training) for part in learner.modules()]
         seed = derive(self.state.options.seed, "epochs", self.stage.name, self.client.round, self.client.id, self.epoch)
         personal = personalised(self.state.fabric, learner, self.client, derive(seed, "personalise"))
         with isolated(seed), personal:
             for data, batches in self._samples():
                 scores = evaluate(self.state.fabric, learner, batches, self.state.options.metrics)
                 self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]
-        for part, was_training in modes:
-            part.training = was_training
 
     def _samples(self) -> Iterator[tuple[str, Batches]]:
         """What it is evaluated on when the visit is over, too."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.personalising import make_its_own, personalises
 from fedlit.engine.processes import in_order
+from fedlit.engine.sampling import has_trained_or_may
 from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
@@ -66,7 +67,7 @@ class Scorer:
         held = self._held(self.network)
         return bool(held) and all(held)
 
-    @property
+    @cached_property
     def has_personal_models(self) -> bool:
         """Whether what a client uses differs from the global model; what it merely trains with is no model."""
         if self.stage.upload != "aggregate" or personalises(self.personal) or self.stage.own_models:
@@ -76,7 +77,10 @@ class Scorer:
 
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
-        if self.stage.upload == "aggregate" or self.stage.side == "server" or self.stage.module is None:
+        if self.stage.upload == "aggregate":
+            is_everybody = personalises(self.personal) or not self.has_personal_models
+            return is_everybody or has_trained_or_may(self.state, k, self.stage)
+        if self.stage.side == "server" or self.stage.module is None:
             return True
         for name, child in self.state.module.named_children():
             if child is self.stage.module:

@@ -95,7 +95,10 @@ class Options:
         if isinstance(self.devices, int):  # Lightning says what is wrong with 0
             check_count("trainer.devices", self.devices, least=-1, most=MOST_OF["devices"])
         if self.local_epochs is not None and self.local_steps is not None:
-            raise ValueError("`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one.")
+            raise ValueError(
+                "`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one "
+                "(`--trainer.local_epochs null` takes the other back)."
+            )
         if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
             raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
         if isinstance(self.personal_memory, bool) or not isinstance(self.personal_memory, int | float):

@@ -137,3 +137,8 @@ def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
     if stage.samples == "all":
         return len(assignment.train[k])
     return int(np.count_nonzero(assignment.opted_in[k]))
+
+
+def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:
+    """Whether a client has something of its own, or may still come to have; one that opted out of a stage has not."""
+    return bool(state.memories.names(k)) or num_samples(state.data.assignment, k, stage) > 0

@@ -7,7 +7,7 @@ training) on ``own`` (the client's validation samples), ``own_test`` (its share 
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -32,6 +32,11 @@ def cell(value: int | str) -> str:
     return text
 
 
+def line(cells: Sequence[int | str], value: float) -> str:
+    """A line of a record that ends in a number."""
+    return f"{','.join(map(cell, cells))},{value:.9g}\n"
+
+
 class Row(NamedTuple):
     """One line of metrics.csv."""
 
@@ -44,7 +49,7 @@ class Row(NamedTuple):
     value: float
 
     def __str__(self) -> str:
-        return f"{','.join(map(cell, self[:-1]))},{self.value:.9g}\n"
+        return line(self[:-1], self.value)
 
     @property
     def key(self) -> str:
@@ -65,7 +70,7 @@ class EpochRow(NamedTuple):
     value: float
 
     def __str__(self) -> str:
-        return f"{','.join(map(cell, self[:-1]))},{self.value:.9g}\n"
+        return line(self[:-1], self.value)
 
     def at_epoch(self) -> Row:
         """As a line that is told by its epoch, in place of its round."""

@@ -80,13 +80,29 @@ def test_a_file_where_the_user_stands_comes_before_the_recipe_of_that_name(capsy
     assert printed_config(["fit", "-c", "fedavg_fashion.yaml"], capsys)["seed_everything"] == 0
 
 
-def test_every_trainer_option_has_help_and_names_its_environment_variable(capsys, monkeypatch):
-    options = help_text(["fit", "--help"], capsys, monkeypatch).split("ARG:   ")[1:]
-    trainer = {text.split()[0]: text for text in options if text.startswith("--trainer.") and ".help" not in text}
-    assert len(trainer) > 20
-    for name, text in trainer.items():
-        assert f"FEDLIT_FIT__{name[2:].upper().replace('.', '__')}" in text
-        assert len(text.partition("(type:")[0].splitlines()[-1].strip()) > 8, f"{name} has no help"
+def test_every_trainer_option_has_help_and_the_environment_is_explained(capsys, monkeypatch):
+    told = help_text(["fit", "--help"], capsys, monkeypatch)
+    options = [text for text in told.split("\n  --") if text.startswith("trainer.")]
+    assert len(options) > 20
+    for text in options:
+        assert len(text.partition("(type:")[0].splitlines()[-1].strip()) > 8, f"{text.split()[0]} has no help"
+    assert "FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3" in told
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--model.help", "FML"], ["--data.help", "FederatedData"]])
+def test_help_fits_on_a_few_screens_and_names_no_class_that_nobody_would_give(args, capsys, monkeypatch):
+    told = help_text(["fit", *args], capsys, monkeypatch)
+    assert len(told.splitlines()) < 160
+    assert "torch.ao" not in told
+    assert "datapipes" not in told
+
+
+def test_help_names_what_one_would_give_and_how_to_learn_more(capsys, monkeypatch):
+    told = help_text(["fit", "--model.help", "FML"], capsys, monkeypatch)
+    assert "such as SGD, Adam, AdamW of torch.optim; of one: --model.optimizer.help SGD)" in told
+    assert "LeNet5" in told
+    told = help_text(["fit", "--model", "FML", "--model.optimizer.help", "SGD"], capsys, monkeypatch)
+    assert "optimizer.momentum MOMENTUM" in told
 
 
 @pytest.mark.parametrize(
@@ -99,6 +115,62 @@ def test_every_trainer_option_has_help_and_names_its_environment_variable(capsys
 )
 def test_help_of_a_class_tells_its_options(option, kind, told, capsys, monkeypatch):
     assert told in " ".join(help_text(["fit", option, kind], capsys, monkeypatch).split())
+
+
+OWN_NETWORKS = """
+from torch import nn
+
+
+def untyped(width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def typed(width: int = 8) -> nn.Module:
+    return untyped(width)
+"""
+
+
+@pytest.mark.parametrize("name", ["untyped", "typed"])
+def test_a_function_that_builds_a_network_takes_arguments_on_the_command_line(name, capsys):
+    Path("own_networks.py").write_text(OWN_NETWORKS)
+    function = [f"--model.network=own_networks.{name}", "--model.network.width", "5"]
+    config = printed_config([*FIT, *function], capsys)
+    assert config["model"]["init_args"]["network"]["init_args"] == {"width": 5}
+    main([*FIT, *function])
+    assert final_state(0)["network.1.weight"].shape == (5, 64)
+
+
+def test_what_is_typed_takes_the_place_of_what_a_recipe_says(capsys):
+    write_recipe("epochs.yaml", ("num_rounds: 2", "num_rounds: 2, local_epochs: 3"))
+    fit = ["fit", "--config", "epochs.yaml"]
+    trainer = printed_config([*fit, "--trainer.local_steps=4"], capsys)["trainer"]
+    assert (trainer["local_epochs"], trainer["local_steps"]) == (None, 4)
+    Path("more.yaml").write_text("trainer: {local_epochs: null, local_steps: 2}\n")
+    trainer = printed_config([*fit, "--config=more.yaml", "--trainer.local_epochs", "5"], capsys)["trainer"]
+    assert (trainer["local_epochs"], trainer["local_steps"]) == (5, None)
+
+
+def test_it_is_told_that_it_does(capsys):
+    write_recipe("epochs.yaml", ("num_rounds: 2", "num_rounds: 2, local_epochs: 3"))
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "epochs.yaml", "--trainer.local_steps=4", "--print_config"])
+    told = "`--trainer.local_steps` takes the place of `trainer.local_epochs`, which is 3 in epochs.yaml."
+    assert capsys.readouterr().err == f"fedlit: note: {told}\n"
+    with pytest.raises(SystemExit):
+        main([*FIT, "--trainer.local_steps=4", "--print_config"])
+    assert not capsys.readouterr().err
+
+
+def test_one_network_takes_the_place_of_two_only_in_a_method_that_has_them(capsys):
+    spec = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
+    pair = ("fedlit.methods.FedAvg", "fedlit.methods.FML"), ("    network: ", f"    personal: {spec}\n    meme: ")
+    write_recipe("fml.yaml", *pair)
+    model = printed_config(["fit", "-c", "fml.yaml", "--model.network=fedlit.networks.LeNet5"], capsys)["model"]
+    assert model["init_args"]["personal"] is None
+    assert model["init_args"]["network"]["class_path"] == "fedlit.networks.LeNet5"
+    assert printed_config([*FIT, "--model.network=fedlit.networks.LeNet5"], capsys)["model"]["init_args"].keys() == {
+        *printed_config(FIT, capsys)["model"]["init_args"]
+    }
 
 
 def test_a_development_run_writes_nothing():

@@ -25,10 +25,21 @@ OWN_METHODS = """
 from torch import nn
 
 from fedlit import FedAvg
+from fedlit.methods import NetworkFactory
 
 
 class Untyped(FedAvg):
     def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+
+
+class Half(FedAvg):
+    def __init__(self, network: NetworkFactory, optimizer):
+        super().__init__(network, optimizer)
+
+
+class Unknown(FedAvg):
+    def __init__(self, network: NetworkFactory, optimizer: "OptimizerCallable"):
         super().__init__(network, optimizer)
 
 
@@ -76,7 +87,17 @@ COMMANDS = {
     "fit --model nowhere.Mine": r"^`model`: cannot use nowhere.Mine: No module named 'nowhere'",
     "fit --model slip.Mine": r"^`model`: cannot use slip.Mine: .*\(slip.py, line 1\)",
     "fit --model torch.nn.Linear": r"^`model`: expected a FederatedModule, got torch.nn.Linear",
-    "fit --config untyped.yaml": r"^`model`: the arguments of a method's own `__init__` need annotations, .*OptimizerC",
+    "fit --config untyped.yaml": (
+        r"^`model.network` and `model.optimizer`: annotate in `__init__` of own_methods.Untyped what .*: "
+        r"`network: NetworkFactory` \(fedlit.methods\), `optimizer: OptimizerCallable` \(lightning.pytorch.cli\).$"
+    ),
+    "fit --config half.yaml": r"^`model.optimizer`: annotate in `__init__` of own_methods.Half .*: `optimizer: Optimiz",
+    "fit --config unknown.yaml": r"^`model.optimizer`: annotate in `__init__` of own_methods.Unknown .*Optimiz",
+    "fit --model own_methods.Half --model.network=fedlit.networks.MLP --model.optimizer=SGD": (
+        r"^`model.optimizer`: annotate in `__init__` of own_methods.Half .*`optimizer: OptimizerCallable`"
+    ),
+    "fit --model.network.help LeNet5": r"^`--model.network.help` is not an option. Name the method before it: --model",
+    "fit --data.nothing.help LeNet5": r"^`--data.nothing.help` is not an option.$",
     "fit --config two.yaml": r"^`model`: `configure_optimizers` of Two of client 0: automatic optimisation takes one",
     "fit --config tuple.yaml": r"^`model`: the network of client 0 must give one tensor of logits, got a tuple",
     "fit --config asks.yaml": r"^KeyError: 'x' \(FEDLIT_DEBUG=1 shows where\)$",
@@ -234,7 +255,7 @@ def write_files() -> None:
     Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
     Path("own_methods.py").write_text(OWN_METHODS)
-    for recipe in ("untyped", "two", "asks"):
+    for recipe in ("untyped", "half", "unknown", "two", "asks"):
         write_recipe(f"{recipe}.yaml", ("fedlit.methods.FedAvg", f"own_methods.{recipe.title()}"))
     write_recipe("tuple.yaml", ("fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}", PAIR))
     Path("slip.py").write_text("class Mine(:\n")

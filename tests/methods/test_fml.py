@@ -206,6 +206,20 @@ def test_opted_out_samples_reach_neither_the_meme_nor_by_the_personal_network_th
     assert equal(*states)
 
 
+def test_an_opted_out_client_has_no_personal_network_that_counts():
+    federation = fitted(FML(linear, linear, SGD), toy_data(opt_out=[1]), num_rounds=2)
+    assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {"0", "2"}
+    assert {row["client"] for row in rows(federation) if row["model"] == "global"} == {"0", "1", "2", "all"}
+    with pytest.raises(ValueError, match="`--client` 1 has trained no model of its own in stage 'federate'"):
+        federation.network(client=1)
+
+
+def test_one_that_was_not_drawn_yet_has():
+    federation = fitted(FML(linear, linear, SGD), fraction_fit=0.3, num_rounds=1)
+    assert len(federation.personal_states) == 1
+    assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {*"012"}
+
+
 # --- schedules
 
 
