@@ -34,7 +34,7 @@ OF_NO_CONSEQUENCE = {
         "enable_progress_bar",
         "report",
     },
-    "data": {"root", "partition", "train_dataset", "test_dataset"},
+    "data": {"root", "partition", "train_dataset", "test_dataset", "num_workers"},
     "model": {"optimizer"},
 }
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
