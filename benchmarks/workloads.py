@@ -79,8 +79,10 @@ class Workload:
         data = self.data(root)
         data.setup()
         images = data.images
-        shards = [(data._ready(images.train_x[index], None), images.train_y[index]) for index in data.assignment.train]
-        test = (data._ready(images.test_x[:TEST_IMAGES], None), images.test_y[:TEST_IMAGES])
+        shards = [
+            (data.inputs.ready(images.train_x[index], None), images.train_y[index]) for index in data.assignment.train
+        ]
+        test = (data.inputs.ready(images.test_x[:TEST_IMAGES], None), images.test_y[:TEST_IMAGES])
         return shards, test
 
     def loop(self, root: str | None) -> bare.FedAvg:

@@ -6,7 +6,7 @@ image; here every image has its own draw, and all draws come from the CPU ``gene
 passed in. List augmentations in the order in which they should apply.
 
 Laws: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` and, on a square,
-``ResizedCrop((1, 1), (1, 1))`` change nothing.
+``ResizedCrop((1, 1), (1, 1))`` change nothing; nor do ``Turn(0)`` and ``Tint([0])``, which draw nothing.
 """
 
 import math
@@ -233,6 +233,47 @@ class PadEdge(Augmentation):
 
     def output_size(self, size: int) -> int:
         return size + 2 * self.padding
+
+
+class Turn(Augmentation):
+    """Turn every image about its centre by the same angle; what comes in at the sides is black.
+
+    Args:
+        degrees: Counter-clockwise. Multiples of 90 move pixels of a square image, all else interpolates.
+    """
+
+    random = False
+
+    def __init__(self, degrees: float) -> None:
+        self.degrees = check_number("degrees", degrees, -360, 360)
+
+    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        _, _, h, w = _image_shape(x)
+        quarters, rest = divmod(self.degrees % 360, 90)
+        if rest == 0 and (h == w or quarters % 2 == 0):
+            return x.rot90(int(quarters), (2, 3))
+        radians = x.new_full((len(x),), math.radians(self.degrees))
+        still = torch.zeros_like(radians)
+        return rotate_shift(x, radians, still, still, fill="zeros")
+
+
+class Tint(Augmentation):
+    """Shift every channel by a number of its own, and clip to [0, 1].
+
+    Args:
+        shifts: One for each channel; those for more channels than an image has are left over.
+    """
+
+    random = False
+
+    def __init__(self, shifts: list[float]) -> None:
+        self.shifts = [check_number("shifts", shift, -1, 1) for shift in shifts]
+
+    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        channels = _image_shape(x)[1]
+        if channels > len(self.shifts):
+            raise ValueError(f"`shifts` must have one number for each of {channels} channels, got {len(self.shifts)}.")
+        return (x + x.new_tensor(self.shifts[:channels]).view(-1, 1, 1)).clamp(0.0, 1.0)
 
 
 def crop(x: Tensor, top: Tensor, left: Tensor, h: int, w: int) -> Tensor:

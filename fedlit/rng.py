@@ -52,11 +52,8 @@ def isolated(seed: int) -> Iterator[None]:
     gpu_before = None
     if torch.cuda.is_available():
         gpu_before = torch.cuda.get_rng_state()
-    # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
-    torch.default_generator.manual_seed(seed)
     set_bit_generator(numpy_inside)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)
+    seed_cpu(seed)
     if gpu_before is not None:
         torch.cuda.manual_seed(seed)
     try:
@@ -68,6 +65,14 @@ def isolated(seed: int) -> Iterator[None]:
         random.setstate(random_before)
         if gpu_before is not None:
             torch.cuda.set_rng_state(gpu_before)
+
+
+def seed_cpu(seed: int) -> None:
+    """Seed the global generators of torch (on the CPU), numpy and random: within `isolated`, or in a worker."""
+    # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
 
 
 class Stream:

@@ -4,7 +4,18 @@ import numpy as np
 import pytest
 
 from fedlit.dealing import distinct_owners
-from fedlit.partition import IID, BinarySeparated, ClassSets, Dirichlet, Majority, PermutedPixels, Shards
+from fedlit.partition import (
+    IID,
+    BinarySeparated,
+    ClassSets,
+    Dirichlet,
+    FeatureSkew,
+    Majority,
+    OverTime,
+    PermutedPixels,
+    Quantity,
+    Shards,
+)
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -49,6 +60,10 @@ EVERY = [
     Majority(0.9, 300),
     Dirichlet(0.5),
     PermutedPixels(),
+    Quantity(0.5),
+    Quantity(power=1.0),
+    FeatureSkew([0, 90]),
+    OverTime(4, Dirichlet(0.5)),
 ]
 DISJOINT = [partition for partition in EVERY if not isinstance(partition, ClassSets)]
 every = pytest.mark.parametrize("partition", EVERY, ids=lambda partition: type(partition).__name__)
@@ -71,7 +86,10 @@ def test_no_two_clients_hold_the_same_sample(partition):
     assert is_disjoint(partition.assign(CIFAR_TEST, 5, 10, seed=1))
 
 
-@pytest.mark.parametrize("partition", [IID(), Shards(2), Shards(4, "per_class"), BinarySeparated(), Dirichlet(0.1)])
+@pytest.mark.parametrize(
+    "partition",
+    [IID(), Shards(2), Shards(4, "per_class"), BinarySeparated(), Dirichlet(0.1), Quantity(0.1), Quantity(power=2)],
+)
 def test_no_sample_is_left_over(partition):
     assert sorted(np.concatenate(partition.assign(CIFAR_TEST, 5, 10, seed=3)).tolist()) == list(range(10_000))
 
@@ -104,7 +122,7 @@ def test_scaled_is_the_same_object_without_samples_per_client(partition):
     assert partition.scaled(0.2) is partition
 
 
-@pytest.mark.parametrize("partition", [IID(), Shards(), Dirichlet(0.5), Dirichlet(1e-3)])
+@pytest.mark.parametrize("partition", [IID(), Shards(), Dirichlet(0.5), Dirichlet(1e-3), Quantity(1e-3)])
 def test_ten_thousand_clients_all_get_something(partition):
     labels = shuffled(MNIST)
     parts = partition.assign(labels, 10_000, 10, seed=0)

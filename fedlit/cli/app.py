@@ -24,6 +24,7 @@ from fedlit.cli.messages import in_full, plain, refuse
 from fedlit.cli.method_class import with_functions
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
+from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import of_own_run, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
@@ -140,6 +141,7 @@ def main(args: list[str] | None = None) -> None:
     sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
     if args is not None:
         sys.argv[1:] = args
+    tell_partitions(sys.argv[1:])
     with notices_in_one_line():
         federation = _run()
     if federation.stopped_by is not None:

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,7 +92,9 @@ def _output(given: str | None, folder: Path, client: int | None, ending: str) ->
 def _samples(data: FederatedData, client: int | None, raw: bool) -> Tensor:
     """Of the test set, as the data set holds them or as networks are given them."""
     if raw:
-        return data.images.test_x[:SAMPLES]
+        test = data.splits.test
+        some = min(SAMPLES, len(test))
+        return next(iter(test.batches(np.arange(some), some)))[0]
     ready: list[Tensor] = []
     for x, _ in data.test_batches(client):
         ready.append(x)

@@ -4,7 +4,7 @@ import difflib
 import re
 import sys
 from inspect import isclass, signature
-from types import ModuleType
+from types import ModuleType, NoneType
 from typing import NoReturn
 
 import torch
@@ -127,7 +127,7 @@ def known_classes() -> set[str]:
     own = (methods, networks, partition, augment, callbacks, aggregation)
     names: set[str] = set()
     for module in (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification):
-        names |= {name for name, kind in vars(module).items() if isclass(kind)}
+        names |= {name for name, kind in vars(module).items() if isclass(kind) and kind is not NoneType}
     return {name for name in names if not name.startswith("_")}
 
 
@@ -141,10 +141,13 @@ def in_full(message: str, args: list[str]) -> str:
         '`data.val_size` must be above 0.'
         >>> in_full("`alpha` must be above 0.", ["fit", "--data.partition.alpha=1", "--model.optimizer.alpha=-1"])
         '`data.partition.alpha` or `model.optimizer.alpha` must be above 0.'
+        >>> in_full("`alpha` is not an option.", ["fit", "--data.alpha=1", "--model.alpha=0.5"])
+        '`data.alpha` is not an option. Did you mean `data.partition.alpha`?'
     """
     if re.search(UNBUILT, message):
         message = unannotated(args) or message
     message = re.sub(r"^`--([\w.]+\.help)` is not an option\.", lambda option: _no_help(option[1], args), message)
+    message = re.sub(r"^`(\w+)` is not an option\.$", lambda name: _no_option(name[1], args), message)
     return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
 
 
@@ -157,12 +160,32 @@ def _no_help(option: str, args: list[str]) -> str:
     return f"`--{typed}` is not an option.{hint}"
 
 
-def _full_name(name: str, args: list[str]) -> str:
+def _no_option(name: str, args: list[str]) -> str:
+    """That an option of this name does not exist where it was given; there may be one elsewhere that does."""
+    given = {path for paths in _given(args) for path in paths if path.rpartition(".")[2] == name}
+    real = {f"data.{name}"} if name in signature(FederatedData).parameters else set()
+    if name in _method_options():
+        real.add(f"model.{name}")
+    strange = sorted(given - real)
+    if not strange:
+        return f"`{name}` is not an option."
+    hint = ""
+    if strange == [f"data.{name}"] and name in _arguments(partition):
+        hint = f" Did you mean `data.partition.{name}`?"
+    return f"`{'` or `'.join(strange)}` is not an option.{hint}"
+
+
+def _given(args: list[str]) -> tuple[set[str], set[str]]:
+    """Options that were typed, and those that stand in recipes."""
     typed: set[str] = set()
     for option, value in typed_values(args):
         typed |= {option, *(path for path, _ in written_options(parsed(value), option))}
     written = {path for recipe in recipe_files(args) for path, _ in written_options(recipe_content(recipe))}
-    for paths in (typed, written):  # what was typed comes before what stands in a recipe
+    return typed, written
+
+
+def _full_name(name: str, args: list[str]) -> str:
+    for paths in _given(args):  # what was typed comes before what stands in a recipe
         found = {path for path in paths if path.rpartition(".")[2] == name}
         if found and not found & {f"data.{name}", f"model.{name}"}:
             return "` or `".join(sorted(found))
@@ -180,7 +203,7 @@ def _full_name(name: str, args: list[str]) -> str:
 
 def _arguments(module: ModuleType) -> set[str]:
     """Of all the classes that a module defines."""
-    kinds = [kind for kind in vars(module).values() if isclass(kind) and kind.__module__ == module.__name__]
+    kinds = [kind for kind in vars(module).values() if isclass(kind) and kind.__module__.startswith(module.__name__)]
     return {name for kind in kinds for name in signature(kind).parameters}
 
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,14 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from fedlit.cli.app import FederatedCLI, refused_in_one_line
 from fedlit.cli.notices import notices_in_one_line
+from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import OneLineParser, refuse
 from fedlit.cli.tables import aligned
 from fedlit.data import FederatedData
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
-from fedlit.records.pictures import draw_partition
+from fedlit.records.pictures import draw_who_holds_what
 
 EXAMPLES = """\
 Every option of the data may be given as in `fedlit fit`; see fedlit fit --data.help FederatedData.
@@ -30,6 +32,7 @@ MOST_CLIENTS = 30  # more are abridged to the first and the last few
 MOST_CLASSES = 20  # more are told by the largest
 SHOWN = 10  # clients at each end of an abridged table
 LARGEST = 3
+LARGEST_COLUMNS = ["classes", "largest"]
 
 
 class DataCLI(FederatedCLI):
@@ -55,6 +58,7 @@ def main(args: list[str]) -> None:
     parser = OneLineParser("fedlit partition", str(main.__doc__), epilog=EXAMPLES)
     parser.add_argument("-c", "--config", metavar="RECIPE", action="append", default=[], help="As in `fedlit fit`.")
     parser.add_argument("--picture", metavar="FILE", help=f"Draw it, too, as {', '.join(FORMATS)}.")
+    tell_partitions(args)
     given, rest = parser.parse_known_args(args)
     for arg in rest:
         if re.match(r"--?[a-z]", arg) and not arg.startswith("--data"):
@@ -69,7 +73,7 @@ def main(args: list[str]) -> None:
         data.setup()
     print(told(data))
     if picture is not None:
-        draw_partition(class_counts(data), picture)
+        draw_who_holds_what(data, picture)
         print(f"\nLook at {picture}.")
 
 
@@ -85,31 +89,37 @@ def _picture(name: str | None) -> Path | None:
     return path
 
 
-def class_counts(data: FederatedData) -> np.ndarray:
-    """Training samples of each class at each client, ``[K, C]``."""
-    return data.assignment.class_counts(data.images.train_y.numpy(), data.images.num_classes)
-
-
 def told(data: FederatedData) -> str:
     """The table, and a line on what it does not show."""
-    counts = class_counts(data)
+    counts = data.class_counts()
     assignment = data.assignment
     opted_in = np.array([np.count_nonzero(mask) for mask in assignment.opted_in])
     validation = np.array([len(part) for part in assignment.val])
-    by_class = counts.shape[1] <= MOST_CLASSES
-    classes = [f"class {c}" if c == 0 else str(c) for c in range(counts.shape[1])]
-    header = ["client", *(classes if by_class else ["classes", "largest"]), "samples", "opted in", "validation"]
+    columns, cells_of = _class_columns(data)
+    header = ["client", *columns, "samples", "opted in", "validation"]
     rows = [header]
     for k in _shown(len(counts)):
         if k is None:
             rows.append(["..."] + [""] * (len(header) - 1))
             continue
-        cells = _by_class(counts[k]) if by_class else _largest(counts[k])
+        cells = cells_of(counts[k])
         rows.append([_name(k, data), *cells, str(counts[k].sum()), str(opted_in[k]), str(validation[k])])
     totals = counts.sum(axis=0)
-    cells = _by_class(totals) if by_class else [str(np.count_nonzero(totals)), ""]
+    cells = cells_of(totals)
+    if columns == LARGEST_COLUMNS:
+        cells[1] = ""
     rows.append(["all", *cells, str(totals.sum()), str(opted_in.sum()), str(validation.sum())])
     return f"{aligned(rows)}\n\n{_summary(data, counts)}"
+
+
+def _class_columns(data: FederatedData) -> tuple[list[str], Callable[[np.ndarray], list[str]]]:
+    """Names of the columns that tell of classes, and what stands in them; none where targets are no classes."""
+    num_classes = data.splits.num_classes
+    if not num_classes:
+        return [], lambda counts: []
+    if num_classes > MOST_CLASSES:
+        return LARGEST_COLUMNS, _largest
+    return [f"class {c}" if c == 0 else str(c) for c in range(num_classes)], _by_class
 
 
 def _shown(num_clients: int) -> list[int | None]:
@@ -120,7 +130,10 @@ def _shown(num_clients: int) -> list[int | None]:
 
 
 def _name(k: int, data: FederatedData) -> str:
-    return f"{k} unseen" if k >= data.num_clients - data.unseen_clients else str(k)
+    name = str(k)
+    if data.client_names is not None and data.client_names[k] != name:
+        name += f" {data.client_names[k]}"
+    return f"{name} unseen" if k >= data.num_clients - data.unseen_clients else name
 
 
 def _by_class(counts: np.ndarray) -> list[str]:
@@ -140,10 +153,14 @@ def _summary(data: FederatedData, counts: np.ndarray) -> str:
     parts = [
         f"{len(counts)} clients hold {sizes.min()} to {sizes.max()} training samples (median {np.median(sizes):g})",
         f"their validation samples are {source}",
-        f"the pooled test set has {len(data.images.test_y)}",
+        f"the pooled test set has {len(data.splits.test)}",
     ]
     if data.public_pool:
         parts.append(f"the public pool {len(data.public_pool)}")
     if data.partition.resplit_every_round:
         parts.append("clients change hands every round, and this is before the first")
+    if data.partition.over_time:
+        parts.append("a round has a slice of each client's training samples, and this is all of them")
+    if data.pixels_differ:
+        parts.append("clients see the same image differently")
     return "; ".join(parts) + "."

@@ -37,13 +37,21 @@ class Assignment:
     def num_clients(self) -> int:
         return len(self.train)
 
+    @property
+    def sizes(self) -> np.ndarray:
+        """Training samples of each client, ``[K]``."""
+        return np.array([len(indices) for indices in self.train])
+
     def class_counts(self, train_labels: np.ndarray, num_classes: int) -> np.ndarray:
         """Training samples of each class at each client, ``[K, C]``."""
         counts = [np.bincount(train_labels[indices], minlength=num_classes) for indices in self.train]
         return np.stack(counts)
 
     def write(self, path: Path, train_labels: np.ndarray, test_labels: np.ndarray | None = None) -> None:
-        """Save as the CSV that `Saved` reads; validation rows have ``shared`` 0, since no upload learns from them."""
+        """Save as the CSV that `Saved` reads; validation rows have ``shared`` 0, since no upload learns from them.
+
+        A label of -1, of samples that have no class, is left empty.
+        """
         val_labels = train_labels
         if self.val_split == "test" or self.own_test:
             require(test_labels is not None, "`test_labels` must be given: some samples are of the test set.")
@@ -52,11 +60,11 @@ class Assignment:
         rows = [HEADER]
         for k, (train, val, opted_in) in enumerate(zip(self.train, self.val, self.opted_in, strict=True)):
             for i, is_in in zip(train, opted_in, strict=True):
-                rows.append(f"{k},train,{i},{train_labels[i]},{is_in:d}")
+                rows.append(f"{k},train,{i},{_told(train_labels[i])},{is_in:d}")
             for i in val:
-                rows.append(f"{k},val_{self.val_split},{i},{val_labels[i]},0")
+                rows.append(f"{k},val_{self.val_split},{i},{_told(val_labels[i])},0")
         for k, indices in enumerate(self.own_test):
-            rows += [f"{k},own_test,{i},{np.asarray(test_labels)[i]},0" for i in indices]
+            rows += [f"{k},own_test,{i},{_told(np.asarray(test_labels)[i])},0" for i in indices]
         partial = Path(f"{path}.{os.getpid()}.tmp")  # in the same folder: os.replace is atomic only there
         partial.write_text("\n".join(rows) + "\n", encoding="utf-8")
         os.replace(partial, path)
@@ -68,7 +76,8 @@ class Saved(Partition):
     Args:
         path: A CSV with header ``client,split,index,label,shared``; split is train, val_train or
             val_test (validation from the training or the test set) or own_test (of the test set,
-            see `data.own_test`), shared is 1 for an opted-in sample, else 0.
+            see `data.own_test`), label is empty where targets are no classes, shared is 1 for an opted-in
+            sample, else 0.
     """
 
     def __init__(self, path: str) -> None:
@@ -126,15 +135,16 @@ class Saved(Partition):
         differs[rows] = labels[index[rows]] != label[rows]
         if differs.any():
             row = differs.argmax()
-            told = f"label {label[row]}, but sample {index[row]} of the {name} set has label {labels[index[row]]}"
+            own = _told(labels[index[row]]) or "none"
+            told = f"label {_told(label[row]) or 'none'}, but sample {index[row]} of the {name} set has label {own}"
             raise ValueError(f"{self.path}, line {_line(differs)}: {told}; was it saved with another data set?")
 
     def _row(self, number: int, line: str) -> tuple[int, ...]:
         try:
             client, split, index, label, shared = line.split(",")
-            row = int(client), ROW_SPLITS.index(split), int(index), int(label), ("0", "1").index(shared)
+            row = int(client), ROW_SPLITS.index(split), int(index), int(label or 0), ("0", "1").index(shared)
             if min(row) >= 0 and max(row) < 2**63:  # beyond, numpy would make the columns objects
-                return row
+                return row if label else (*row[:3], -1, row[4])
         except ValueError:
             pass  # told below, with the file and the line
         wanted = f"{HEADER} with whole numbers from 0 and below 2**63, split in {ROW_SPLITS}, shared 0 or 1"
@@ -226,6 +236,10 @@ def _drawn(indices: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     taken = np.zeros(len(copies), dtype=bool)
     taken[order[drawn_before < count]] = True
     return taken[which]
+
+
+def _told(label: int) -> str:
+    return "" if label == -1 else str(label)
 
 
 def _line(rows: np.ndarray) -> int:

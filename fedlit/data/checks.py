@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
 from os import PathLike
+from types import NoneType
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 EMBEDDED = "fashion_sample"  # what there is if nothing else is asked for
 Validation = Literal["train", "test", "reserve"]
 MOST_CLIENTS = 1_000_000
+MOST_WORKERS = 1024
+MOST_PIXELS = 100_000
 
 
 def check_options(data: "FederatedData") -> None:
@@ -56,11 +59,34 @@ def check_options(data: "FederatedData") -> None:
     _check_ids(data, "client_batch_sizes", data.client_batch_sizes)
     if isinstance(data.opt_out, list):
         _check_ids(data, "opt_out", data.opt_out)
-    if (data.train_dataset is None) != (data.test_dataset is None):
-        raise ValueError("`data.train_dataset` and `data.test_dataset` go together: give both or neither.")
+    _check_reading(data)
     if data.train_dataset is not None and data.dataset != EMBEDDED:
         raise ValueError(
             f"`data.train_dataset` stands in place of `data.dataset`: give one of them, got {data.dataset} beside it."
+        )
+
+
+def _check_reading(data: "FederatedData") -> None:
+    """Where samples come from, and how they are read."""
+    for name, text in (("target", data.target), ("client", data.client_column)):
+        check_kind(f"data.{name}", text, (str, NoneType), "the name of a column or a key")
+    check_kind("data.features", data.features, (list, tuple, NoneType), "a list of columns or keys")
+    check_count("data.num_workers", data.num_workers, least=0, most=MOST_WORKERS)
+    if data.in_memory not in (True, False, "auto") or isinstance(data.in_memory, float):
+        raise ValueError(f"`data.in_memory` must be auto, true or false, got {data.in_memory!r}.")
+    if data.collate_fn is not None and not callable(data.collate_fn):
+        raise ValueError(f"`data.collate_fn` must be a function of a list of items, got {data.collate_fn!r}.")
+    if data.image_size is not None:
+        check_count("data.image_size", data.image_size, most=MOST_PIXELS)
+    if data.test_size is not None and not 0 < check_number("data.test_size", data.test_size) < 1:
+        raise ValueError(f"`data.test_size` is a fraction in (0, 1), got {data.test_size}.")
+    if data.test_size is not None and data.test_dataset is not None:
+        raise ValueError("`data.test_size` is for data without a test set: give it or `data.test_dataset`.")
+    if data.test_dataset is not None and data.train_dataset is None:
+        raise ValueError("`data.train_dataset` and `data.test_dataset` go together: the training set is missing.")
+    if data.train_dataset is not None and data.test_dataset is None and data.test_size is None:
+        raise ValueError(
+            "`data.train_dataset` and `data.test_dataset` go together: give both, or `data.test_size`, such as 0.2."
         )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedlit.data.batches import Batches
+from fedlit.data.loaded import LoadedBatches
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -23,7 +24,7 @@ class Client:
         id: From 0 to the number of clients minus one.
         round: The round of this visit, counted from 1.
         samples: What this visit trains on: `opted_in` samples, `all`, or those of the `public` pool.
-        num_classes: Classes of its task.
+        num_classes: Classes of its task; 0 if targets are no classes.
         num_samples: Training samples, opted out or not.
         num_opted_in: Training samples that may influence what leaves the client.
         data: The federation's, of which its batches are taken.
@@ -39,7 +40,7 @@ class Client:
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "no"
-    ) -> Batches:
+    ) -> Batches | LoadedBatches:
         """Training batches of this visit, or of the `samples` that are named; shuffled and augmented by `generator`.
 
         With `public: inputs` the public pool is mixed in, with target -1; `samples: public` are the pool alone.
@@ -56,11 +57,18 @@ class Client:
     @property
     def sees_the_same_inputs(self) -> bool:
         """Whether a training sample looks the same in every epoch, so that what is computed of it can be recorded."""
-        return not any(step.random for step in self.data.augmentation)
+        return not self.data.inputs_vary
+
+    def labels(self, samples: Samples | None = None) -> torch.Tensor:
+        """The class of each training sample of this visit, or of the `samples` that are named, ``[N]``."""
+        if not self.num_classes:
+            raise ValueError("These data have no classes: their targets are something else.")
+        held = self.data.held(self.id, samples or self.samples, self.round)
+        return torch.from_numpy(self.data.labels("train")[held])
 
     def class_shares(self) -> torch.Tensor:
         """Fraction of each class among its opted-in samples, ``[C]``; nothing that a client would tell."""
-        y = self.train_batches(samples="opted_in").y
+        y = self.labels("opted_in")
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
     def class_probabilities(self) -> torch.Tensor:
@@ -70,7 +78,7 @@ class Client:
             return self.class_shares()
         return torch.from_numpy(known[self.id]).float()
 
-    def val_batches(self) -> Batches:
+    def val_batches(self) -> Batches | LoadedBatches:
         """The client's own validation samples, in a fixed order."""
         batches, _ = self.data.val_batches([self.id], self.round)
         return batches
@@ -88,17 +96,12 @@ class Server(Client):
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "inputs"
-    ) -> Batches:
+    ) -> Batches | LoadedBatches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
-        batches = self.public_batches(generator, public)
-        batches.x = batches.x[: self.limit]
-        batches.y = batches.y[: self.limit]
-        return batches
+        return self.public_batches(generator, public).first(self.limit)
 
-    def val_batches(self) -> Batches:
+    def val_batches(self) -> Batches | LoadedBatches:
         """The validation samples of all clients that may train, in a fixed order: what they could tell of a model."""
         seen = range(self.data.num_clients - self.data.unseen_clients)
         batches, _ = self.data.val_batches(seen, self.round)
-        batches.x = batches.x[: self.limit]
-        batches.y = batches.y[: self.limit]
-        return batches
+        return batches.first(self.limit)

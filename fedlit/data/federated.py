@@ -2,45 +2,56 @@
 
 Images rest as uint8 tensors and become floats on the way into a batch: scaled to [0, 1], augmented,
 normalised. Without random augmentation that happens once a visit, and an epoch is one permutation
-split into views.
+split into views. What does not fit, or is random by itself, is read sample by sample.
 """
 
 import warnings
 from collections.abc import Callable, Sequence
+from inspect import signature
 from os import PathLike, fspath
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedlit.augment import Augmentation
-from fedlit.data import datasets
+from fedlit.data import sources
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.checks import EMBEDDED, check_options
 from fedlit.data.client import Client, Samples
 from fedlit.data.dealer import Dealer
-from fedlit.data.normalisation import Normalisation, measured_on_opted_in, normalisation
+from fedlit.data.inputs import Inputs
+from fedlit.data.items import Roles
+from fedlit.data.loaded import LoadedBatches
+from fedlit.data.normalisation import measured_on_opted_in, normalisation
+from fedlit.data.parts import Part, Read, Splits
 from fedlit.data.public_pool import PublicPool, set_apart
+from fedlit.data.stacking import Reading
+from fedlit.data.trees import Tree, joined, mapped
 from fedlit.notices import Notice
-from fedlit.partition import IID, Partition
+from fedlit.partition import IID, ByColumn, Partition
 from fedlit.rng import derive
 
 T = TypeVar("T")
+AnyBatches = Batches | LoadedBatches
 
 
 class FederatedData(LightningDataModule):
     """A data set dealt out to clients.
 
     Args:
-        dataset: fashion_sample (embedded), mnist, fashion_mnist, cifar10, cifar100, cinic10, or the
-            path of an `.npz` with train_images, train_labels, test_images, test_labels.
+        dataset: fashion_sample (embedded), mnist, fashion_mnist, cifar10, cifar100, cinic10; or the
+            path of an `.npz` with train_images, train_labels, test_images, test_labels, of a table
+            (`.csv`, `.parquet`), or of a folder of images, with a folder for each class, perhaps in
+            `train` and `test`.
         root: Folder with `<dataset>.npz`, or where data sets are downloaded to.
-        train_dataset: Any torch data set of (input, class) pairs, in place of `dataset`.
-        test_dataset: Its test set; goes with `train_dataset`.
+        train_dataset: In place of `dataset`: any torch data set with items and a length, a data set of
+            Hugging Face's, or a pandas frame. Items are pairs (input, target) or dicts, of anything
+            that tensors can be made of; a target that is one whole number is a class.
+        test_dataset: Its test set, of the same kind; else see `test_size`.
         num_clients: Clients in the federation.
         partition: How the training samples are dealt out; IID by default.
         partition_seed: Seed of the partition, apart from the seed of the training.
@@ -66,12 +77,27 @@ class FederatedData(LightningDataModule):
         own_test: Deal the test set out in the same setting, beside validation samples from the
             training set: clients' models are evaluated there too (`own_test`), and nothing is chosen
             by it.
+        target: Column of the target, or key of items that are dicts; by default target, label, labels
+            or y, whichever is there.
+        features: Columns or keys that are inputs; by default all others. One is given as it is, several
+            of a table as float32 ``[D]``, of dicts as a dict.
+        client: Column or key that names the client of a sample, for `partition: ByColumn`, which is then
+            the default.
+        test_size: Fraction in (0, 1) of all samples that becomes the test set where there is none.
+        image_size: Pixels of a side that the images of a folder are resized to; by default they stay.
+        in_memory: Whether all samples are held in memory, each read once, or read whenever they are asked
+            for; `auto` reads those that differ from one reading to the next (a random transform), or
+            take more than 4 GB. True freezes what is random.
+        num_workers: Processes that read samples which are not in memory; 0 reads in the one that
+            trains. Results are the same.
+        collate_fn: Makes a batch, (input, target) or a dict, of a list of items, such as texts of different
+            lengths; by default they are stacked.
     """
 
-    _images: datasets.Images | None = None
+    _splits: Splits | None = None
     _public_pool: PublicPool | None = None
     _assignment: Assignment | None = None
-    _normalisation: Normalisation | None = None
+    _inputs: Inputs | None = None
 
     def __init__(
         self,
@@ -96,6 +122,14 @@ class FederatedData(LightningDataModule):
         public: float | Literal["valid"] = 0.0,
         eval_batch_size: int = 256,
         own_test: bool = False,
+        target: str | None = None,
+        features: list[str] | None = None,
+        client: str | None = None,
+        test_size: float | None = None,
+        image_size: int | None = None,
+        in_memory: bool | Literal["auto"] = "auto",
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         super().__init__()
         self.dataset = fspath(dataset) if isinstance(dataset, PathLike) else dataset
@@ -104,7 +138,7 @@ class FederatedData(LightningDataModule):
         self.test_dataset = test_dataset
         self.num_clients = num_clients
         self.unseen_clients = unseen_clients
-        self.partition = partition or IID()
+        self.partition = partition or (IID() if client is None else ByColumn(client))
         self.partition_seed = partition_seed
         self.validation = _renamed(validation)
         self.val_size = val_size
@@ -119,12 +153,32 @@ class FederatedData(LightningDataModule):
         self.opt_out_samples = opt_out_samples
         self.public = public
         self.own_test = own_test
+        self.target = target
+        self.features = features
+        self.client_column = client
+        self.test_size = test_size
+        self.image_size = image_size
+        self.in_memory = in_memory
+        self.num_workers = num_workers
+        self.collate_fn = collate_fn
         check_options(self)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_option = name in signature(FederatedData).parameters
+        if name == "client" or (is_option and self._assignment is not None):
+            told = "fixed once the data are set up" if name != "client" else "a method of the data, and an option"
+            raise AttributeError(f"`data.{name}` is {told}: make another {type(self).__name__}({name}=...).")
+        super().__setattr__(name, value)
+
     @property
-    def images(self) -> datasets.Images:
-        """The data set in memory, once `setup` has run; labels of the public pool are -1."""
-        return _after_setup(self._images)
+    def splits(self) -> Splits:
+        """The data set, once `setup` has run; labels of the public pool are -1."""
+        return _after_setup(self._splits)
+
+    @property
+    def images(self) -> Splits:
+        """`splits`, of which `train_x`, `train_y`, `test_x` and `test_y` are tensors where samples are in memory."""
+        return self.splits
 
     @property
     def public_pool(self) -> PublicPool:
@@ -136,28 +190,65 @@ class FederatedData(LightningDataModule):
         """Who holds what, once `setup` has run; see `at_round` for clients that change hands."""
         return _after_setup(self._assignment)
 
+    @property
+    def inputs(self) -> Inputs:
+        """What is done to samples before a network sees them, once `setup` has run."""
+        return _after_setup(self._inputs)
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """What the data call their clients, in the order of their numbers, where samples say whose they are."""
+        owners = self._dealer.owners
+        return None if owners is None else owners.names
+
     def prepare_data(self) -> None:
         if self.train_dataset is None:
-            datasets.fetch(self.dataset, self.root)  # downloads and caches once, on the first process
+            sources.fetch(self.dataset, self.root)  # downloads and caches once, on the first process
 
     def setup(self, stage: str | None = None) -> None:
         if self._assignment is not None:
             return
         whole = self._read()
         public_seed = derive(self.partition_seed, "public")
-        self._images, self._public_pool, private = set_apart(whole, self.public, public_seed)
-        self._dealer = Dealer(self, self._images, private)
+        self._splits, self._public_pool, private = set_apart(whole, self.public, public_seed)
+        self._dealer = Dealer(self, self._splits, private)
         assignment = self._dealer.assign(round=0)
-        if self._images.measured:
-            self._images = measured_on_opted_in(self._images, assignment)
-        self._normalisation = normalisation(self._images, self.mean, self.std)
+        if self._splits.measured:
+            self._splits = measured_on_opted_in(self._splits, assignment)
+        self._inputs = self._make_inputs(self._splits)
         self._resplit: tuple[int, Assignment] = (0, assignment)
         self._assignment = assignment  # last: a refusal above leaves nothing set up
 
-    def _read(self) -> datasets.Images:
-        if self.train_dataset is not None and self.test_dataset is not None:
-            return datasets.from_datasets(self.train_dataset, self.test_dataset)
-        return datasets.read_images(self.dataset, self.root)
+    def _make_inputs(self, splits: Splits) -> Inputs:
+        by = normalisation(splits, self.mean, self.std)
+        example = splits.train.example[0]
+        return Inputs(example, self.partition, self.partition_seed, self.num_clients, self.augmentation, by)
+
+    def _read(self) -> Splits:
+        roles = Roles(self.target, self.features, self.client_column or self.partition.column)
+        if self.partition.owner_list(test=False) is not None:
+            roles = Roles(self.target, self.features, self.client_column)  # `column` is of the list's own file
+        how = Reading(roles, self.in_memory, self.num_workers, self.collate_fn)
+        owners = (self.partition.owner_list(test=False), self.partition.owner_list(test=True))
+        test_seed = derive(self.partition_seed, "test")
+        wanted = sources.Wanted(self.test_size, test_seed, owners, self.image_size)
+        if self.train_dataset is None:
+            return sources.read_path(self.dataset, self.root, how, wanted)
+        given = {"data.train_dataset": self.train_dataset}
+        if self.test_dataset is not None:
+            given["data.test_dataset"] = self.test_dataset
+        return sources.read_sets(given, how, wanted)
+
+    def labels(self, part: Literal["train", "test"]) -> np.ndarray:
+        """The class of each sample, ``[N]``; -1 of one in the public pool, and of all if targets are no classes."""
+        found = self.splits.part(part)
+        return np.full(len(found), -1) if found.labels is None else found.labels
+
+    def class_counts(self) -> np.ndarray:
+        """Training samples of each class at each client, ``[K, C]``; without classes, of each client, ``[K, 1]``."""
+        if not self.splits.num_classes:
+            return self.assignment.sizes[:, None]
+        return self.assignment.class_counts(self.labels("train"), self.splits.num_classes)
 
     def class_probabilities(self, round: int = 0) -> np.ndarray | None:
         """The class probabilities that clients were drawn by, ``[K, C]``, where the partition knows them."""
@@ -165,7 +256,7 @@ class FederatedData(LightningDataModule):
 
     def at_round(self, round: int) -> Assignment:
         """Who holds what in that round."""
-        if not self.partition.resplit_every_round:
+        if not (self.partition.resplit_every_round or self.partition.over_time):
             return self.assignment
         if self._resplit[0] != round:
             self._resplit = (round, self._dealer.assign(round))
@@ -175,112 +266,138 @@ class FederatedData(LightningDataModule):
         """The client as its methods see it in that round."""
         opted_in = self.at_round(round).opted_in[id]
         num_opted_in = int(np.count_nonzero(opted_in))
-        return Client(id, self.images.num_classes, len(opted_in), num_opted_in, round, data=self)
+        return Client(id, self.splits.num_classes, len(opted_in), num_opted_in, round, data=self)
 
     def batch_size_of(self, client: int) -> int:
         """Samples per training batch of one client."""
         return self.client_batch_sizes.get(client, self.batch_size)
 
+    def held(self, client: int, samples: Samples, round: int = 0) -> np.ndarray:
+        """Places of a client's training samples; `opted_in` leaves its opted-out samples out."""
+        assignment = self.at_round(round)
+        if samples == "opted_in":
+            return assignment.train[client][assignment.opted_in[client]]
+        return assignment.train[client]
+
     def train_batches(
         self, client: int, generator: torch.Generator | None, samples: Samples, round: int = 0, public: bool = False
-    ) -> Batches:
+    ) -> AnyBatches:
         """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
-        assignment = self.at_round(round)
-        held = assignment.train[client]
-        if samples == "opted_in":
-            held = held[assignment.opted_in[client]]
-        index = torch.from_numpy(np.asarray(held, np.int64))
-        x = self.images.train_x.index_select(0, index)
-        y = self.images.train_y.index_select(0, index)
+        held = self.held(client, samples, round)
+        part = self.splits.train
         batch_size = self.batch_size_of(client)
-        is_random = any(step.random for step in self.augmentation)
-        if not public and not is_random:
-            return Batches(self._ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
+        if isinstance(part, Read):
+            return self._read_batches(part, held, batch_size, generator, client, public)
+        own = part.taken(held)
+        x = own.x
+        y = own.y
+        if not public and not self.inputs.is_random:
+            return Batches(self.inputs.ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
         if public:
-            x = torch.cat([x, self.public_pool.x])
-            y = torch.cat([y, self.public_pool.targets()])
+            x = joined([x, self.public_pool.x])
+            y = joined([y, self.public_pool.targets()])
         # On the way into each batch: a pool of floats would need four times the room.
-        return Batches(x, y, batch_size, generator, self._getting_ready(client), self.drop_last)
+        return Batches(x, y, batch_size, generator, self.inputs.transform(client), self.drop_last)
 
-    def val_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
+    def _read_batches(
+        self,
+        part: Read,
+        held: np.ndarray,
+        batch_size: int,
+        generator: torch.Generator | None,
+        client: int | None,
+        public: bool,
+    ) -> LoadedBatches:
+        """Training batches of samples that are read; the pool's come without their targets."""
+        index = held
+        if public:
+            index = np.concatenate([held, self.public_pool.index])
+        batches = part.batches(index, batch_size, self.inputs.transform_read(client))
+        batches.generator = generator
+        batches.drop_last = self.drop_last
+        if public:
+            batches.hidden = torch.arange(len(index)) >= len(held)
+        return batches
+
+    def val_batches(self, clients: Sequence[int], round: int = 0) -> tuple[AnyBatches, np.ndarray]:
         """The validation samples of some clients, in order, and how many each has."""
         assignment = self.at_round(round)
-        x, y = self.images.split(assignment.val_split)
-        parts = [assignment.val[k] for k in clients]
-        sizes = np.array([len(part) for part in parts])
-        return self._eval_batches(x, y, parts, clients), sizes
+        part = self.splits.part(assignment.val_split)
+        return self._eval_batches(part, [assignment.val[k] for k in clients], clients)
 
-    def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
+    def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[AnyBatches, np.ndarray]:
         """The clients' shares of the test set, in order, and how many samples each has."""
-        x, y = self.images.split("test")
         own_test = self.at_round(round).own_test
-        parts = [own_test[k] for k in clients]
-        sizes = np.array([len(part) for part in parts])
-        return self._eval_batches(x, y, parts, clients), sizes
+        return self._eval_batches(self.splits.test, [own_test[k] for k in clients], clients)
 
-    def test_batches(self, client: int | None = None) -> Batches:
-        """The pooled test set (of a client's task); dealt out and permuted where clients see permuted pixels."""
-        x, y = self.images.split("test")
-        if not self.pixels_differ:
-            # Not the test set itself: a network may work on its input in place.
-            return Batches(x, y, self.eval_batch_size, transform=lambda x, _: self._ready(x.clone(), None))
-        parts = self._dealer.deal_test_set()
-        return self._eval_batches(x, y, parts, range(self.num_clients))
+    def test_batches(self, client: int | None = None) -> AnyBatches:
+        """The pooled test set (of a client's task); dealt out and changed where clients see images differently."""
+        part = self.splits.test
+        if self.pixels_differ:
+            parts = self._dealer.deal_test_set()
+            return self._eval_batches(part, parts, range(self.num_clients))[0]
+        if isinstance(part, Read):
+            return part.batches(np.arange(len(part)), self.eval_batch_size, self.inputs.transform_read(None))
+        # Not the test set itself: a network may work on its input in place.
+        return Batches(part.x, part.y, self.eval_batch_size, transform=lambda x, _: self.inputs.ready(_copied(x), None))
 
-    def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
+    def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> AnyBatches:
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
-        y = self.public_pool.targets(reveal=labels)
-        return Batches(self.public_pool.x, y, self.batch_size, generator, self._getting_ready(None), self.drop_last)
+        pool = self.public_pool
+        part = self.splits.train
+        if isinstance(part, Read):
+            batches = self._read_batches(part, pool.index, self.batch_size, generator, None, public=False)
+            if not labels:
+                batches.hidden = torch.ones(len(pool), dtype=torch.bool)
+            return batches
+        y = pool.targets(reveal=labels)
+        return Batches(pool.x, y, self.batch_size, generator, self.inputs.transform(None), self.drop_last)
 
     @property
     def pixels_differ(self) -> bool:
         """Whether clients see the same image differently."""
-        return self.partition.pixel_permutation(0, 1, 0) is not None
+        return self.inputs.differ
 
-    def _eval_batches(self, x: Tensor, y: Tensor, parts: list[np.ndarray], clients: Sequence[int]) -> Batches:
-        index = torch.from_numpy(np.concatenate(parts).astype(np.int64, copy=False))
-        targets = y.index_select(0, index)
+    @property
+    def inputs_vary(self) -> bool:
+        """Whether a training sample may look different in every epoch."""
+        return self.inputs.is_random or self.splits.train.is_random
+
+    def _eval_batches(
+        self, part: Part, parts: list[np.ndarray], clients: Sequence[int]
+    ) -> tuple[AnyBatches, np.ndarray]:
+        sizes = np.array([len(own) for own in parts])
+        index = np.concatenate(parts)
+        if isinstance(part, Read):
+            owners = np.repeat(np.asarray(clients), sizes)
+            return part.batches(index, self.eval_batch_size, self.inputs.transform_read(owners)), sizes
         if not self.pixels_differ:
-            inputs = x.index_select(0, index)
-            return Batches(inputs, targets, self.eval_batch_size, transform=self._getting_ready(None))
-        ready = [self._ready(x[part], k) for part, k in zip(parts, clients, strict=True)]
-        return Batches(torch.cat(ready), targets, self.eval_batch_size)
+            return part.batches(index, self.eval_batch_size, self.inputs.transform(None)), sizes
+        ready = [self.inputs.ready(part.taken(own).x, k) for own, k in zip(parts, clients, strict=True)]
+        return Batches(torch.cat(ready), part.taken(index).y, self.eval_batch_size), sizes
 
-    def _getting_ready(self, client: int | None) -> Callable[[Tensor, torch.Generator | None], Tensor]:
-        return lambda x, generator: self._ready(x, client, generator)
-
-    def _ready(self, x: Tensor, client: int | None, generator: torch.Generator | None = None) -> Tensor:
-        """Raw samples to network inputs; random augmentation only with a generator."""
-        if x.dtype == torch.uint8:
-            x = x.to(torch.float32).div_(255)
-        for step in self.augmentation:
-            if generator is not None or not step.random:
-                x = step(x, generator)
-        if self._normalisation is not None:
-            x = self._normalisation(x)
-        if client is None:
-            return x
-        permutation = self.partition.pixel_permutation(client, x[0, 0].numel(), self.partition_seed)
-        if permutation is None:
-            return x
-        return x.flatten(2)[:, :, permutation].view_as(x)
-
-    def train_dataloader(self) -> Batches:
+    def train_dataloader(self) -> AnyBatches:
         """All clients' training samples as one: what a single client that owns everything would see."""
         index = np.concatenate(self.assignment.train)
-        x = self.images.train_x[index]
-        y = self.images.train_y[index]
         generator = torch.Generator().manual_seed(torch.initial_seed())
-        return Batches(x, y, self.batch_size, generator, self._getting_ready(None), self.drop_last)
+        part = self.splits.train
+        if isinstance(part, Read):
+            return self._read_batches(part, index, self.batch_size, generator, None, public=False)
+        own = part.taken(index)
+        return Batches(own.x, own.y, self.batch_size, generator, self.inputs.transform(None), self.drop_last)
 
-    def val_dataloader(self) -> Batches:
+    def val_dataloader(self) -> AnyBatches:
         return self.val_batches(range(self.num_clients))[0]
 
-    def test_dataloader(self) -> Batches:
+    def test_dataloader(self) -> AnyBatches:
         return self.test_batches()
 
-    def predict_dataloader(self) -> Batches:
+    def predict_dataloader(self) -> AnyBatches:
         return self.test_batches()
+
+
+def _copied(x: Tree) -> Tree:
+    return mapped(lambda leaf: leaf.clone(), x)
 
 
 def _renamed(validation: str) -> str:

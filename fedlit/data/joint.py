@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from fedlit.data.assignment import Assignment
-from fedlit.data.batches import Batches
 from fedlit.data.client import Client
-from fedlit.data.datasets import Images
-from fedlit.data.federated import FederatedData
-from fedlit.data.normalisation import normalisation
+from fedlit.data.federated import AnyBatches, FederatedData
+from fedlit.data.parts import Splits, Stacked
 from fedlit.data.public_pool import PublicPool
+from fedlit.data.trees import joined
 
 
 class JointData(FederatedData):
@@ -53,6 +51,9 @@ class JointData(FederatedData):
             return
         for part in self.parts:
             part.setup()
+        for part in self.parts:
+            if not isinstance(part.splits.train, Stacked) or not isinstance(part.splits.test, Stacked):
+                raise ValueError("`data.parts` must be in memory; set their `in_memory` to true.")
         shapes = [list(part.images.train_x.shape[1:]) for part in self.parts]
         if any(shape != shapes[0] for shape in shapes):
             raise ValueError(f"`data.parts` must have inputs of one shape, got {shapes}.")
@@ -60,25 +61,25 @@ class JointData(FederatedData):
             raise ValueError("`data.parts` must take their validation samples from one source: all `test`, or none.")
         if len({bool(part.assignment.own_test) for part in self.parts}) > 1:
             raise ValueError("`data.parts` must all have `own_test`, or none.")
-        images = self._joined_images()
-        self._images = images
-        self._public_pool = PublicPool(images.train_x[:0], images.train_y[:0])
-        self._normalisation = normalisation(images, self.mean, self.std)
+        splits = self._joined_splits()
+        self._splits = splits
+        nobody = np.empty(0, np.int64)
+        self._public_pool = PublicPool(splits.train.taken(nobody), nobody)
+        self._inputs = self._make_inputs(splits)
         self._part_of: list[FederatedData] = []
         for part in self.parts:
             self._part_of += [part] * part.num_clients
         self._assignment = self._joined_assignment()  # last: a refusal above leaves nothing set up
 
-    def _joined_images(self) -> Images:
-        every = [part.images for part in self.parts]
-        return replace(
-            every[0],
-            train_x=torch.cat([images.train_x for images in every]),
-            train_y=torch.cat([images.train_y for images in every]),
-            test_x=torch.cat([images.test_x for images in every]),
-            test_y=torch.cat([images.test_y for images in every]),
-            num_classes=max(images.num_classes for images in every),
-        )
+    def _joined_splits(self) -> Splits:
+        every = [part.splits for part in self.parts]
+        train = Stacked(joined([splits.train.x for splits in every]), joined([splits.train.y for splits in every]))
+        test = Stacked(joined([splits.test.x for splits in every]), joined([splits.test.y for splits in every]))
+        return replace(every[0], train=train, test=test, num_classes=max(splits.num_classes for splits in every))
+
+    @property
+    def client_names(self) -> None:
+        return None
 
     def _joined_assignment(self) -> Assignment:
         """Everybody's samples, counted on from part to part."""
@@ -95,18 +96,18 @@ class JointData(FederatedData):
             val += [index + val_before for index in part.assignment.val]
             opted_in += part.assignment.opted_in
             own_test += [index + test_before for index in part.assignment.own_test]
-            train_before += len(part.images.train_y)
-            val_before += len(part.images.split(val_split)[1])
-            test_before += len(part.images.test_y)
+            train_before += len(part.splits.train)
+            val_before += len(part.splits.part(val_split))
+            test_before += len(part.splits.test)
         return Assignment(train, val, val_split, opted_in, own_test)
 
     def client(self, id: int, round: int = 0) -> Client:
-        return replace(super().client(id, round), num_classes=self._part_of[id].images.num_classes)
+        return replace(super().client(id, round), num_classes=self._part_of[id].splits.num_classes)
 
     def class_probabilities(self, round: int = 0) -> np.ndarray | None:
         return None  # classes are each part's own
 
-    def test_batches(self, client: int | None = None) -> Batches:
+    def test_batches(self, client: int | None = None) -> AnyBatches:
         if client is None:
             return super().test_batches()
         return self._part_of[client].test_batches()

@@ -35,7 +35,7 @@ class OwnImages:
     def batches(self, data: "FederatedData", client: int | None) -> Batches:
         """Made ready as the test set is; every target is -1."""
         y = torch.full((len(self.x),), -1)
-        return Batches(self.x, y, data.eval_batch_size, transform=data._getting_ready(client))
+        return Batches(self.x, y, data.eval_batch_size, transform=data.inputs.transform(client))
 
 
 def read_own_images(images: str, data: "FederatedData") -> OwnImages:
@@ -47,7 +47,7 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
         data: Set up.
     """
     path = Path(images).expanduser()
-    like = data.images.train_x
+    like = data.splits.train.example[0]
     if path.is_dir():
         own = _read_folder(path, like)
     elif path.is_file():

@@ -16,7 +16,7 @@ class Preprocessing(nn.Module):
     """What an evaluation does with samples before the network: scaled, steps that are not random, normalised.
 
     Args:
-        steps: Augmentation that is not random.
+        steps: How a client sees images, and augmentation that is not random.
         mean: Subtracted, ``[C, 1, 1]``; None leaves the inputs as they are.
         std: Divides, likewise.
         permutation: Of pixels, where clients see the same image differently.
@@ -54,17 +54,19 @@ class Preprocessing(nn.Module):
 
 
 def preprocessing(data: "FederatedData", client: int | None, dtype: torch.dtype) -> Preprocessing:
-    """Of the data as they are evaluated; a client's permutation of pixels is that client's alone."""
+    """Of the data as they are evaluated; a client's own view of images is that client's alone."""
+    inputs = data.inputs
     mean = None
     std = None
-    if data._normalisation is not None:
-        mean = data._normalisation.mean.clone()
-        std = data._normalisation.std.clone()
+    if inputs.normalisation is not None:
+        mean = inputs.normalisation.mean.clone()
+        std = inputs.normalisation.std.clone()
     permutation = None
+    steps = [step for step in inputs.augmentation if not step.random]
     if client is not None:
-        pixels = data.images.train_x[0, 0].numel()
-        drawn = data.partition.pixel_permutation(client, pixels, data.partition_seed)
+        steps = [*inputs.view(client), *steps]
+        pixels = data.splits.train.example[0][0, 0].numel()
+        drawn = inputs.permutation(client, pixels)
         if drawn is not None:
             permutation = torch.as_tensor(drawn)
-    steps = [step for step in data.augmentation if not step.random]
     return Preprocessing(steps, mean, std, permutation, dtype)

@@ -36,7 +36,7 @@ OF_NO_CONSEQUENCE = {
         "max_time",
         "profiler",
     },
-    "data": {"root", "partition", "train_dataset", "test_dataset"},
+    "data": {"root", "partition", "train_dataset", "test_dataset", "num_workers"},
     "model": {"optimizer"},
 }
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on

@@ -1,7 +1,7 @@
 """Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
@@ -156,8 +156,7 @@ class Scorer:
             return [[k] for k in clients]
         self.state.load_global()
         batches, _ = self.state.data.val_batches(clients[:FEW], round)
-        few = replace(batches, x=batches.x[:TRIED_SAMPLES], y=batches.y[:TRIED_SAMPLES])
-        if not sees_samples_apart(self.state.fabric, self.network, few):
+        if not sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES)):
             return [[k] for k in clients]
         parts = np.array_split(clients, self.state.fabric.world_size)
         return [part.tolist() for part in parts if len(part)]
@@ -214,7 +213,7 @@ class Scorer:
         self.state.load_global()
         found = Found()
         batches = self._limited(self.state.data.test_batches())
-        if len(batches.y):
+        if batches.num_samples:
             logits, target = outputs(self.state.fabric, self.network, batches)
             [scores] = scores_by_group(logits, target, [len(target)], self.state.options.metrics)
             found.add(POOLED, "global", "pooled", scores)
@@ -310,8 +309,7 @@ class Scorer:
     def _limited(self, batches: Batches) -> Batches:
         """Few samples in a development run."""
         if self.state.options.fast_dev_run:
-            batches.x = batches.x[:DEV_SAMPLES]
-            batches.y = batches.y[:DEV_SAMPLES]
+            return batches.first(DEV_SAMPLES)
         return batches
 
     @torch.no_grad()

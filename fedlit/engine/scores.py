@@ -25,15 +25,19 @@ Scores = dict[str, float]
 @torch.no_grad()
 def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
     """Logits ``[N, C]`` and targets ``[N]`` of all batches, in evaluation mode."""
+    logits = []
+    targets = []
     modes = modes_of(network)
     network.eval()
     context = autocast(fabric)
     try:
         with context():
-            logits = [network(convert_input(fabric, x.to(fabric.device))).float() for x, _ in batches]
+            for x, y in batches:
+                logits.append(network(convert_input(fabric, x.to(fabric.device))).float())
+                targets.append(y)
     finally:
         restore(modes)
-    return torch.cat(logits).cpu(), batches.y.cpu()
+    return torch.cat(logits).cpu(), torch.cat(targets).cpu()
 
 
 def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: Batches) -> bool:
@@ -42,12 +46,12 @@ def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: Batches) -> 
     BatchNorm without running statistics does the one, dropout that never sleeps the other. Then clients must not share
     a batch: who stands beside whom depends on the number of processes.
     """
-    half = len(batches.y) // 2
+    half = batches.num_samples // 2
     parts = [slice(None, half), slice(half, None)]
     with isolated(0):
         before = torch.get_rng_state()
         try:
-            together, _ = outputs(fabric, network, replace(batches, batch_size=len(batches.y)))
+            together, _ = outputs(fabric, network, replace(batches, batch_size=batches.num_samples))
             apart = torch.cat([outputs(fabric, network, _part(batches, part))[0] for part in parts])
         except Exception:  # its evaluation will tell
             return False
@@ -66,7 +70,7 @@ def evaluate(
     fabric: Fabric, network: nn.Module, batches: Batches, metrics: Mapping[str, Metric] | None = None
 ) -> Scores:
     """The scores of a network on some samples; none if there are none."""
-    if len(batches.y) == 0:
+    if batches.num_samples == 0:
         return {}
     logits, target = outputs(fabric, network, batches)
     return scores_by_group(logits, target, [len(target)], metrics or {})[0]

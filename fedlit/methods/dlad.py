@@ -277,7 +277,7 @@ class DLAD(FederatedModule):
         own = self.client_classes.get(client.id)
         if own is None:
             return
-        others = set(client.train_batches().y.tolist()).difference(own)
+        others = set(client.labels().tolist()).difference(own)
         if others:
             raise ValueError(f"it holds samples of class {min(others)}, which `model.client_classes` leaves out")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedlit.data import FederatedData
 from fedlit.records.checkpoint import Checkpoints, sync
-from fedlit.records.pictures import draw_confusion, draw_curves, draw_partition
+from fedlit.records.pictures import draw_confusion, draw_curves, draw_who_holds_what
 from fedlit.records.progress import Progress, table
 from fedlit.records.recorder import EPOCHS, Recorder
 from fedlit.records.round_record import RoundRecord
@@ -55,9 +55,7 @@ class FitLog:
     def partition(self, data: FederatedData) -> None:
         """Who holds what, as text; the picture comes after the first round."""
         if self.folder is not None:
-            labels = data.images.train_y.numpy()
-            test_labels = data.images.test_y.numpy()
-            data.assignment.write(self.folder / "partition.csv", labels, test_labels)
+            data.assignment.write(self.folder / "partition.csv", data.labels("train"), data.labels("test"))
 
     def partition_picture(self, data: FederatedData) -> None:
         """Who holds what, as a picture, if there is none yet."""
@@ -65,8 +63,7 @@ class FitLog:
             return
         picture = self.folder / "partition.png"
         if not picture.exists():
-            counts = data.assignment.class_counts(data.images.train_y.numpy(), data.images.num_classes)
-            draw_partition(counts, picture)
+            draw_who_holds_what(data, picture)
             self.recorder.picture("partition", picture, 0)
 
     def round(self, number: int, stage: str, record: RoundRecord, rows: list[Row], seconds: float) -> None:

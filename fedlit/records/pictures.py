@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from fedlit.data import FederatedData
+
 Points = list[tuple[int, float]]  # round and accuracy
 Lines = dict[str, Points]  # of every client
 MOST_COUNTS = 20  # classes of a confusion matrix whose cells can hold a number
@@ -24,6 +26,25 @@ def _new_figure(width: float, height: float) -> "Figure":
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def draw_who_holds_what(data: "FederatedData", path: Path) -> None:
+    """Clients and classes, or, where targets are no classes, clients alone."""
+    if data.splits.num_classes:
+        draw_partition(data.class_counts(), path)
+    else:
+        draw_sizes(data.assignment.sizes, path)
+
+
+def draw_sizes(sizes: np.ndarray, path: Path) -> None:
+    """How many training samples each client has, ``[K]``, as bars."""
+    figure = _new_figure(min(max(4.0, 0.3 * len(sizes) + 1.5), 12.0), 3.2)
+    axes = figure.subplots()
+    axes.bar(range(len(sizes)), sizes, color="tab:blue", width=0.8 if len(sizes) <= MOST_LINES else 1.0)
+    axes.set_xlabel("client")
+    axes.set_ylabel("training samples")
+    axes.set_title(f"{int(sizes.sum())} training samples, {int(sizes.min())} to {int(sizes.max())} each")
+    figure.savefig(path, dpi=110)
 
 
 def draw_partition(counts: np.ndarray, path: Path) -> None:

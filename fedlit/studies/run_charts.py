@@ -74,8 +74,10 @@ def seconds_chart(outcome: Outcome) -> Chart:
 
 
 def class_counts(outcome: Outcome) -> pd.DataFrame:
-    """Training samples of every client: clients x classes."""
+    """Training samples of every client: clients x classes, or one column where samples have no class."""
     partition = outcome.partition
+    if partition["label"].isna().any():
+        partition = partition.assign(label=0)
     train = partition[partition["split"] == "train"]
     counts = train.groupby(["client", "label"]).size().unstack(fill_value=0)
     everybody = range(int(partition["client"].max()) + 1) if len(partition) else range(0)

@@ -90,10 +90,10 @@ def _partition(page: Page, outcome: Outcome) -> None:
     if counts.empty:
         return
     samples = counts.sum(axis=1)
-    note = (
-        f"{samples.sum()} training samples of {len(counts)} clients, from {samples.min()} to {samples.max()} each; "
-        f"a client holds {(counts > 0).sum(axis=1).mean():.1f} classes on average."
-    )
+    note = f"{samples.sum()} training samples of {len(counts)} clients, from {samples.min()} to {samples.max()} each"
+    if counts.shape[1] > 1:
+        note += f"; a client holds {(counts > 0).sum(axis=1).mean():.1f} classes on average"
+    note += "."
     if len(counts) > MOST_CLIENTS:
         note += f" The first {MOST_CLIENTS} clients are shown."
     page.section("Who holds what", page.figure("Training samples", heat(counts)), tag("p", note, class_="note"))

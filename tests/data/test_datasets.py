@@ -8,7 +8,9 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedlit.data.datasets import DATASETS, from_datasets, read_images
+from fedlit.data.datasets import DATASETS, read_images
+from fedlit.data.sources import Wanted, read_sets
+from fedlit.data.stacking import Reading
 
 
 def arrays(**changed: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -45,6 +47,10 @@ class Stream(IterableDataset):
 
     def __iter__(self):
         return iter(self.items)
+
+
+def from_datasets(train: Dataset, test: Dataset):
+    return read_sets({"train": train, "test": test}, Reading(), Wanted())
 
 
 def test_the_embedded_sample_is_balanced_and_needs_no_folder():
@@ -304,23 +310,33 @@ GOOD = Pairs((torch.zeros(3), 0))
     ("train", "message"),
     [
         (Pairs(), "`train` must not be empty"),
-        (Pairs(torch.zeros(2)), r"`train` must give pairs \(x, y\), got Tensor at item 0"),
-        (Pairs((torch.zeros(3), 0, 1)), "`train` must give pairs .* got tuple at item 0"),
-        (Pairs((torch.zeros(3), 0), (torch.zeros(4), 0)), r"x at item 1 of `train` must be float32 \[3\] .* \[4\]"),
-        (Pairs((torch.zeros(3), 0.5)), "y at item 0 of `train` must be an integer, got 0.5"),
-        (Pairs((torch.zeros(3), -2)), "`train_labels` .* 0 to 999999, got -2"),
-        (Pairs((torch.zeros(3).double(), 0)), "`train_images` .* got float64"),
-        (Pairs((torch.zeros(4), 0)), "`test_images` .* must match the training images"),
+        (Pairs(torch.zeros(2)), r"`train` must give pairs \(x, y\), or dicts with a `data.target`, got Tensor"),
+        (Pairs((torch.zeros(3),)), "`train` must give pairs .* got tuple of 1"),
+        (
+            Pairs((torch.zeros(3), 0), (torch.zeros(4), 0)),
+            r"different shapes .* \(float32 \[3\], .* at item 1: .*collate_fn",
+        ),
+        (Pairs((torch.zeros(3), 0), (torch.zeros(3), 0.5)), r"int64 \[\]\) at item 0 and .*float32 \[\]\) at item 1"),
+        (
+            Pairs((torch.zeros(3), -2)),
+            "targets of `train` .* 0 to 999999, got -2 to -2; what is no class must be a float",
+        ),
+        (Pairs((torch.zeros(3), 0.5)), "targets of `test` must be of the kind of targets of `train`, got float32"),
+        (Pairs((torch.zeros(4), 0)), "inputs of `test` must match the training images"),
+        (Pairs((torch.full((3,), torch.nan), 0)), "inputs of `train` must be finite, got 3 values that are not"),
+        (Pairs((torch.zeros(3, requires_grad=True), 0)), "must be plain values, got a tensor that requires grad"),
         (Pairs((Image.new("P", (2, 2)), 0)), r"x at item 0 .* grey \(L\) or RGB image, got mode P"),
-        (Pairs(("a path", 0)), "x at item 0 of `train` must be uint8"),
-        (TensorDataset(torch.zeros(2, 3), torch.zeros(2)), "`train_labels` .* must be integers .* got float32"),
+        (Pairs(("a path", 0)), "x at item 0 of `train` must be numbers, a tensor, .* got str; .* `data.collate_fn`"),
+        (Pairs(({"text": "words"}, 0)), r"x at item 0 of `train`\['text'\] must be numbers"),
         (TensorDataset(torch.zeros(2, 3)), "`train` must give pairs"),
+        (object(), "`train` must be a data set, with items and a length, got a object"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
 def test_a_data_set_that_gives_something_else_is_refused(train, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as refusal:
         from_datasets(train, GOOD)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.slow

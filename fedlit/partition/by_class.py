@@ -1,12 +1,5 @@
-"""Who holds what: labels in, one index array per client out. Each `Partition` is a setting of the papers.
+"""Partitions by class: which classes a client holds, and how many samples of each. Each is a setting of the papers."""
 
-Law: what a client *gets* (shards, classes, proportions) follows from ``(num_clients, num_classes, seed)``, never from
-the labels. So the same partition and seed on the test labels gives each client validation data in its own setting.
-"""
-
-import copy
-from abc import ABC, abstractmethod
-from types import NoneType
 from typing import Literal
 
 import numpy as np
@@ -28,6 +21,7 @@ from fedlit.dealing import (
     row_shares,
     top_up,
 )
+from fedlit.partition.base import Partition
 from fedlit.rng import stream
 
 Mode = Literal["equal_size", "per_class", "distinct"]
@@ -36,65 +30,6 @@ Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
 SMALLEST_ALPHA = 1e-300  # below it logarithms of shares overflow
 MOST_DRAWS = 100_000_000  # with replacement, of all clients together
-
-
-class Partition(ABC):
-    """How the samples of a data set fall to the clients."""
-
-    resplit_every_round: bool = False
-    samples_per_client: int | None = None
-
-    @abstractmethod
-    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        """One int64 index array per client into `labels`."""
-
-    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
-        """What a client's classes are drawn by, ``[K, C]``, rows adding up to 1; None: only its samples tell.
-
-        Args:
-            class_sizes: Samples of each class that are dealt out, ``[C]``.
-            num_clients: Rows.
-            seed: As for `assign`.
-        """
-        return None
-
-    def scaled(self, factor: float) -> "Partition":
-        """The same setting with `samples_per_client` times `factor` (at least 1); self if there is no such number."""
-        if self.samples_per_client is None:
-            return self
-        other = copy.copy(self)
-        other.samples_per_client = max(1, round(self.samples_per_client * factor))
-        return other
-
-    def pixel_permutation(self, client: int, num_pixels: int, seed: int) -> np.ndarray | None:
-        """The order in which this client sees its pixels; None is the usual one."""
-        return None
-
-
-class IID(Partition):
-    """Every client holds a random part of all data.
-
-    Args:
-        samples_per_client: How many each; by default all data, in parts that differ by at most one.
-    """
-
-    def __init__(self, samples_per_client: int | None = None) -> None:
-        if samples_per_client is not None:
-            self.samples_per_client = at_least("samples_per_client", samples_per_client)
-
-    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        num_samples = len(checked_labels(labels, num_clients, num_classes))
-        used = num_samples
-        if self.samples_per_client is None:
-            enough(num_samples, num_clients, "num_clients")
-        else:
-            enough(num_samples, num_clients, "samples_per_client", self.samples_per_client)
-            used = num_clients * self.samples_per_client
-        order = stream(seed, "samples").permutation(num_samples)
-        return np.array_split(order[:used], num_clients)
-
-    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
-        return row_shares(np.tile(class_sizes, (num_clients, 1)))
 
 
 class Shards(Partition):
@@ -331,28 +266,3 @@ class Dirichlet(Partition):
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
         q = np.exp(self.log_proportions(num_clients, len(class_sizes), seed))
         return row_shares((q * class_sizes[:, None]).T)
-
-
-class PermutedPixels(Partition):
-    """Each client sees its images through a fixed random order of pixels of its own (FedFusion, user-specific).
-
-    Args:
-        base: Who holds which samples; IID by default.
-    """
-
-    def __init__(self, base: Partition | None = None) -> None:
-        check_kind("base", base, (Partition, NoneType), "a partition")
-        self.base = base or IID()
-        self.resplit_every_round = self.base.resplit_every_round
-
-    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        return self.base.assign(labels, num_clients, num_classes, seed)
-
-    def scaled(self, factor: float) -> "PermutedPixels":
-        return PermutedPixels(self.base.scaled(factor))
-
-    def pixel_permutation(self, client: int, num_pixels: int, seed: int) -> np.ndarray:
-        return stream(seed, "pixels", client).permutation(num_pixels)
-
-    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
-        return self.base.class_probabilities(class_sizes, num_clients, seed)

@@ -1,0 +1,151 @@
+"""From what a data set gives to inputs and targets: which part of an item is which, and tensors of it."""
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlit.data.trees import Tree
+
+TARGETS = ("target", "label", "labels", "y")  # what a target is called if `data.target` does not say
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which part of an item is what.
+
+    Of a pair, the second is the target; of more, the last. Of a dict, `target` names it; the others are inputs: one as
+    it is, several as a dict.
+
+    Attributes:
+        target: Key or column of the target; by default the one of `TARGETS` that is there.
+        features: Keys or columns that are inputs; by default all others.
+        client: Key or column that names the client: no input.
+    """
+
+    target: str | None = None
+    features: Sequence[str] | None = None
+    client: str | None = None
+
+    def target_of(self, names: Sequence[str], whose: str) -> str:
+        """Which of these names is the target's."""
+        if self.target is not None and self.target in names:
+            return self.target
+        # Where the target is named, a collate_fn of others may still call it otherwise.
+        found = [name for name in names if name in TARGETS]
+        if len(found) == 1:
+            return found[0]
+        there = ", ".join(map(str, names))
+        if self.target is None:
+            raise ValueError(f"`data.target` must say which of {whose} is the target: {there}.")
+        raise ValueError(f"`data.target` must be one of {whose}: {there}; got {self.target}.")
+
+    def features_of(self, names: Sequence[str], whose: str) -> list[str]:
+        """Which of these names are inputs."""
+        target = self.target_of(names, whose)
+        if self.features is None:
+            inputs = [name for name in names if name not in (target, self.client)]
+        else:
+            inputs = list(self.features)
+        strange = [name for name in inputs if name not in names or name == target]
+        there = ", ".join(str(name) for name in names if name != target)
+        if strange or not inputs:
+            asked = ", ".join(map(str, strange)) or "none"
+            raise ValueError(f"`data.features` must name inputs among {whose}, {there or 'none'}, got {asked}.")
+        return inputs
+
+    def pair(self, item: Any, whose: str) -> tuple[Tree, Tree]:
+        """Input and target of an item, or of a batch."""
+        if isinstance(item, Mapping):
+            names = list(item)
+            inputs = self.features_of(names, f"the keys of {whose}")
+            x = item[inputs[0]] if len(inputs) == 1 else {name: item[name] for name in inputs}
+            return x, item[self.target_of(names, f"the keys of {whose}")]
+        if isinstance(item, tuple | list) and len(item) == 2:
+            return item[0], item[1]
+        if isinstance(item, tuple | list) and len(item) > 2:
+            return tuple(item[:-1]), item[-1]
+        got = type(item).__name__
+        if isinstance(item, tuple | list):
+            got += f" of {len(item)}"
+        raise ValueError(f"{whose} must give pairs (x, y), or dicts with a `data.target`, got {got}.")
+
+
+def as_input(value: Any, name: str) -> Tree:
+    """An input as a tree of tensors; images, of PIL or uint8 arrays, with channels first."""
+    if isinstance(value, Mapping):
+        return {key: as_input(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, tuple | list) and not _is_numbers(value):
+        return _rebuilt(value, [as_input(part, f"{name}[{i}]") for i, part in enumerate(value)])
+    if isinstance(value, Tensor):
+        if value.dtype == torch.uint8 and value.ndim == 2:
+            return value[None]
+        return value
+    if hasattr(value, "mode") and hasattr(value, "getbands"):
+        if value.mode not in ("L", "RGB"):
+            raise ValueError(f"{name} must be a grey (L) or RGB image, got mode {value.mode}.")
+        return channels_first(np.array(value))
+    if isinstance(value, np.ndarray):
+        return channels_first(value)
+    return _as_tensor(value, name)
+
+
+def as_target(value: Any, name: str) -> Tree:
+    """A target as a tree of tensors; a whole number is a class, and an image a class for each pixel ``[H, W]``."""
+    if isinstance(value, Mapping):
+        return {key: as_target(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, tuple | list) and not _is_numbers(value):
+        return _rebuilt(value, [as_target(part, f"{name}[{i}]") for i, part in enumerate(value)])
+    if hasattr(value, "mode") and hasattr(value, "getbands"):
+        return torch.from_numpy(np.array(value).astype(np.int64))
+    if class_of(value) is not None:
+        return torch.tensor(class_of(value))
+    return _as_tensor(value, name)
+
+
+def class_of(target: Any) -> int | None:
+    """A target that is one whole number, such as a class; None of any other."""
+    try:
+        return operator.index(target)
+    except TypeError:
+        return None
+
+
+def channels_first(pixels: np.ndarray) -> Tensor:
+    """A uint8 image ``[H, W]`` or ``[H, W, C <= 4]`` as ``[C, H, W]``; any other array as it is."""
+    if pixels.dtype == np.uint8 and pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.dtype == np.uint8 and pixels.ndim == 3 and pixels.shape[2] <= 4:
+        return torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+    return _as_tensor(pixels, "an array")
+
+
+def _as_tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        if value.requires_grad:
+            raise ValueError(f"{name} must be plain values, got a tensor that requires grad; give its `detach()`.")
+        return value
+    if isinstance(value, np.ndarray):
+        value = np.array(value)  # a copy: torch takes neither backward strides nor memory that must not be written
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        told = f"{name} must be numbers, a tensor, an array or an image, got {type(value).__name__}"
+        raise ValueError(f"{told}; convert it in the data set, or give `data.collate_fn`.") from None
+
+
+def _is_numbers(value: Any) -> bool:
+    """Whether a list holds nothing but numbers, perhaps in lists: a tensor then, and not a tree."""
+    if isinstance(value, tuple | list):
+        return len(value) > 0 and all(map(_is_numbers, value))
+    return isinstance(value, bool | int | float | np.number)
+
+
+def _rebuilt(like: Any, values: list[Any]) -> Any:
+    if hasattr(like, "_fields"):
+        return type(like)(*values)
+    return tuple(values) if isinstance(like, tuple) else values

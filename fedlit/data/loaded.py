@@ -1,0 +1,255 @@
+"""Batches of samples that are read one by one, through a torch DataLoader.
+
+What a data set draws while it gives a sample follows from the visit (or, in an evaluation, from nothing), the epoch and
+the sample, never from the process that reads it.
+
+Laws: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform gives
+another sample in every epoch of a visit, and the same one in every evaluation.
+"""
+
+import ctypes
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing import active_children
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from fedlit.data.batches import next_order, num_batches
+from fedlit.data.items import Roles, as_input, as_target
+from fedlit.data.trees import Tree, mapped, moved, stacked, told
+from fedlit.rng import derive, isolated, seed_cpu
+
+Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
+Ready = Callable[[Tree, torch.Generator | None, Tensor], Tree]
+PR_SET_PDEATHSIG = 1  # from prctl.h
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Why a batch could not be had, and where; it comes back from a worker as it is, where an exception would not."""
+
+    reason: str
+    trace: str
+
+
+@dataclass(frozen=True, eq=False)
+class Reader(Dataset):
+    """Reads batches of a data set.
+
+    Args:
+        dataset: Any with items and a length.
+        name: As the user calls it.
+        roles: Which part of an item is what.
+        collate_fn: Makes a batch of items as the data set gives them; by default they are stacked.
+        num_workers: Processes that read; 0 reads in this one.
+    """
+
+    dataset: Any
+    name: str
+    roles: Roles = field(default_factory=Roles)
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    num_workers: int = 0
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def item(self, index: int, seed: int) -> Any:
+        """A sample as the data set gives it."""
+        seed_cpu(seed)
+        try:
+            return self.dataset[index]
+        except Exception as error:  # a data set raises what it likes
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ValueError(f"item {index} of `{self.name}` cannot be read: {why}") from error
+
+    def sample(self, index: int, seed: int) -> tuple[Tree, Tree]:
+        """A sample's input and target, as tensors; by itself, within `isolated`."""
+        return self.tensors(self.item(index, seed), index)
+
+    def tensors(self, item: Any, index: int) -> tuple[Tree, Tree]:
+        x, y = self.roles.pair(item, f"`{self.name}`")
+        where = f"at item {index} of `{self.name}`"
+        return as_input(x, f"x {where}"), as_target(y, f"y {where}")
+
+    def batch(self, key: Key) -> tuple[Tree, Tree]:
+        """Input and target of some samples; what they draw changes nobody's numbers."""
+        indices, seeds = key
+        is_own_process = get_worker_info() is not None
+        with nullcontext() if is_own_process else isolated(seeds[0]):
+            if self.collate_fn is None:
+                samples = [self.sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+                return self._stacked(samples, indices)
+            items = [self.item(index, seed) for index, seed in zip(indices, seeds, strict=True)]
+            seed_cpu(derive(seeds[0], "collate"))  # it may draw, too: masks of words, mixtures of images
+            return self.roles.pair(self.collate_fn(items), "`data.collate_fn`")
+
+    def _stacked(self, samples: list[tuple[Tree, Tree]], indices: list[int]) -> tuple[Tree, Tree]:
+        kind = told(samples[0])
+        for index, sample in zip(indices, samples, strict=True):
+            self.check_kind(sample, index, kind, indices[0])
+        x, y = stacked(samples)
+        return x, y
+
+    def check_kind(self, sample: tuple[Tree, Tree], index: int, kind: str, first: int = 0) -> None:
+        """Refuse a sample that cannot be stacked with the first, which is of this kind."""
+        if told(sample) != kind:
+            raise ValueError(
+                f"`{self.name}` gives samples of different shapes or dtypes, {kind} at item {first} and {told(sample)} "
+                f"at item {index}: make them equal, or give `data.collate_fn`, which makes a batch of them."
+            )
+
+    def __getitem__(self, key: Key) -> Any:
+        try:
+            return self.batch(key)
+        except Exception as error:
+            return Unreadable(str(error), traceback.format_exc())
+
+    def batches(self, keys: list[Key]) -> Iterator[tuple[Tree, Tree]]:
+        """Batches in the order of the keys."""
+        loader: DataLoader = DataLoader(
+            self,
+            batch_size=None,  # a key is a batch
+            sampler=keys,
+            num_workers=min(self.num_workers, len(keys)) if len(keys) > 1 else 0,  # one batch is read as fast here
+            collate_fn=_as_it_is,
+            worker_init_fn=_begin_worker,
+            generator=torch.Generator(),  # it draws a seed for its workers, which must not be from everybody's
+        )
+        for batch in loader if loader.num_workers == 0 else _by_workers(loader):
+            if isinstance(batch, Unreadable):
+                raise ValueError(batch.reason) from RuntimeError(batch.trace)
+            yield batch
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _by_workers(loader: DataLoader) -> Iterator[Any]:
+    """The loader's batches; its workers are gone when nobody asks for more, also those that hang."""
+    others = set(active_children())
+    batches = iter(loader)
+    workers = set(active_children()) - others
+    try:
+        yield from batches
+    finally:
+        del batches  # tells them to end, and waits a few seconds
+        for worker in workers:
+            worker.kill()
+            worker.join()
+
+
+def _begin_worker(_: int) -> None:
+    """A signal that is for the run reaches its workers, too: they end with it, and not before its round does."""
+    signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+
+
+@dataclass
+class LoadedBatches:
+    """Batches of samples that are read one by one.
+
+    Args:
+        reader: Of the data set.
+        index: Places of the samples in the data set, ``[N]``.
+        batch_size: Samples per batch; the last batch may be smaller.
+        generator: Shuffles and augments, and what samples draw follows from it; None keeps order and draws.
+        transform: Applied to each batch of inputs, with the generator and the positions of its samples in `index`.
+        drop_last: Leave a smaller last batch out.
+        indexed: Batches also hold the positions of their samples in `index`.
+        hidden: Of which samples the targets are not told but replaced by -1, ``[N]``; None: of none.
+    """
+
+    reader: Reader
+    index: np.ndarray
+    batch_size: int
+    generator: torch.Generator | None = None
+    transform: Ready | None = None
+    drop_last: bool = False
+    indexed: bool = False
+    hidden: Tensor | None = None
+    _device: torch.device = field(default=torch.device("cpu"), repr=False)
+    _epoch: int = field(default=0, repr=False)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.index)
+
+    def __len__(self) -> int:
+        return num_batches(self.num_samples, self.batch_size, self.drop_last)
+
+    def order(self) -> Tensor:
+        """Positions of the samples in the next epoch."""
+        return next_order(self.num_samples, self.generator)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        seed_of = self._seeds()
+        order = self.order()
+        parts = order.split(self.batch_size)[: len(self)]
+        keys: list[Key] = []
+        for part in parts:
+            positions = part.tolist()
+            keys.append((self.index[positions].tolist(), [seed_of(position) for position in positions]))
+        with closing(self.reader.batches(keys)) as batches:  # its workers end when nobody asks for more
+            for part, (x, y) in zip(parts, batches, strict=True):
+                yield self._ready(part, x, y)
+
+    def _seeds(self) -> Callable[[int], int]:
+        """What each sample is read by: in training, by the visit, the epoch and its position; else by itself."""
+        if self.generator is None:
+            return lambda position: fixed_seed(int(self.index[position]))
+        # Of a copy: what the generator draws next must be what it draws for samples in memory.
+        ahead = torch.Generator()
+        ahead.set_state(self.generator.get_state())
+        drawn = int(torch.randint(2**62, (), generator=ahead))
+        self._epoch += 1  # a permutation of one sample draws nothing
+        return partial(derive, drawn, "sample", self._epoch)
+
+    def _ready(self, positions: Tensor, x: Tree, y: Tree) -> tuple[Any, ...]:
+        if self.hidden is not None:
+            y = without_targets(y, self.hidden[positions])
+        x = moved(x, self._device)
+        y = moved(y, self._device)
+        if self.transform is not None:
+            x = self.transform(x, self.generator, positions)
+        if self.indexed:
+            return x, y, positions.to(self._device)
+        return x, y
+
+    def to(self, device: torch.device) -> "LoadedBatches":
+        self._device = device
+        return self
+
+    def first(self, number: int | None) -> "LoadedBatches":
+        """The same of the first samples only; of all for None."""
+        hidden = None if self.hidden is None else self.hidden[:number]
+        return replace(self, index=self.index[:number], hidden=hidden)
+
+
+def fixed_seed(index: int) -> int:
+    """What a sample is read by where every reading is to be the same."""
+    return derive(0, "sample", index)
+
+
+def without_targets(y: Tree, hidden: Tensor) -> Tree:
+    """Targets ``[N, ...]`` with -1 in place of those that are hidden."""
+    rows = hidden.nonzero().flatten()
+
+    def hide(leaf: Tensor) -> Tensor:
+        if len(rows) and not leaf.is_signed():
+            raise ValueError(f"`data.public` hides targets by -1, which {told(leaf)} cannot hold.")
+        return leaf.index_fill(0, rows, -1)
+
+    return mapped(hide, y)

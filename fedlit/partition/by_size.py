@@ -1,0 +1,92 @@
+r"""Partitions that look at no class: how many samples a client holds, drawn at random from all.
+
+`Quantity` deals shares :math:`q_k` of all samples, with :math:`q \sim \mathrm{Dir}(\alpha)`, or
+:math:`q_k \propto r_k^{-a}` where the ranks :math:`r` are a random order of 1 to K.
+
+Laws: every sample is dealt once; alpha towards infinity, or power 0, are parts of equal size.
+"""
+
+import numpy as np
+
+from fedlit.bounds import check_number, check_positive
+from fedlit.dealing import at_least, checked_labels, enough, log_dirichlet, require, row_shares, top_up
+from fedlit.partition.base import Partition
+from fedlit.rng import stream
+
+SMALLEST_ALPHA = 1e-300  # below it logarithms of shares overflow
+LARGEST_POWER = 100.0
+
+
+class IID(Partition):
+    """Every client holds a random part of all data.
+
+    Args:
+        samples_per_client: How many each; by default all data, in parts that differ by at most one.
+    """
+
+    by_class = False
+
+    def __init__(self, samples_per_client: int | None = None) -> None:
+        if samples_per_client is not None:
+            self.samples_per_client = at_least("samples_per_client", samples_per_client)
+
+    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
+        num_samples = len(checked_labels(labels, num_clients, num_classes))
+        used = num_samples
+        if self.samples_per_client is None:
+            enough(num_samples, num_clients, "num_clients")
+        else:
+            enough(num_samples, num_clients, "samples_per_client", self.samples_per_client)
+            used = num_clients * self.samples_per_client
+        order = stream(seed, "samples").permutation(num_samples)
+        return np.array_split(order[:used], num_clients)
+
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        return row_shares(np.tile(class_sizes, (num_clients, 1)))
+
+
+class Quantity(Partition):
+    """Clients differ in how many samples they hold, and in nothing else.
+
+    Args:
+        alpha: Shares are drawn from Dir(alpha): small is uneven, large is even. Either this or `power`.
+        power: Shares follow a power law with this exponent: 0 is even, 1 is Zipf's.
+        min_samples: What each client holds at least, taken from who has most.
+    """
+
+    by_class = False
+
+    def __init__(self, alpha: float | None = None, power: float | None = None, min_samples: int = 1) -> None:
+        require((alpha is None) != (power is None), "`data.partition`: Quantity takes alpha or power, one of them.")
+        if alpha is not None:
+            check_positive("alpha", alpha)
+            require(alpha >= SMALLEST_ALPHA, f"`alpha` must be at least {SMALLEST_ALPHA:g}, got {alpha}.")
+        if power is not None:
+            check_number("power", power, least=0, most=LARGEST_POWER)
+        self.alpha = alpha
+        self.power = power
+        self.min_samples = at_least("min_samples", min_samples, least=0)
+
+    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
+        num_samples = len(checked_labels(labels, num_clients, num_classes))
+        enough(num_samples, num_clients, "min_samples", self.min_samples)
+        log_q = self.log_shares(num_clients, seed)
+        ends = np.rint(np.cumsum(np.exp(log_q)) * num_samples).astype(np.int64)
+        ends = np.minimum(ends, num_samples)
+        ends[-1] = num_samples
+        counts = np.diff(ends, prepend=0)[None]
+        top_up(counts, log_q[None], self.min_samples)
+        order = stream(seed, "samples").permutation(num_samples)
+        return np.split(order, np.cumsum(counts[0])[:-1])
+
+    def log_shares(self, num_clients: int, seed: int) -> np.ndarray:
+        """Logarithms of the clients' shares of all samples, ``[K]``."""
+        rng = stream(seed, "gets")
+        if self.alpha is not None:
+            return log_dirichlet(rng, self.alpha, (1, num_clients))[0]
+        assert self.power is not None  # one of the two is there
+        log_q = -self.power * np.log(1 + rng.permutation(num_clients))
+        return log_q - np.log(np.exp(log_q).sum())
+
+    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
+        return row_shares(np.tile(class_sizes, (num_clients, 1)))

@@ -1,0 +1,376 @@
+"""Samples that are read one by one: what is random, and that nothing else decides than what should."""
+
+import os
+import random
+import signal
+import time
+import warnings
+from multiprocessing import active_children
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import toy_data, toy_datasets
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from fedlit import FederatedData
+from fedlit.augment import Flip
+from fedlit.data.chance import is_random
+from fedlit.data.loaded import LoadedBatches, Reader
+from fedlit.data.parts import Read, Stacked
+from fedlit.data.stacking import Reading, part_of
+from fedlit.data.trees import equal
+from fedlit.notices import Notice
+from fedlit.partition import FeatureSkew, PermutedPixels
+
+
+class Noisy(Dataset):
+    """The toy images with noise of each kind of generator."""
+
+    def __init__(self, size: int = 60, by: str = "all") -> None:
+        self.images = toy_datasets(size)[0]
+        self.by = by
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def noise(self) -> float:
+        drawn = {"torch": lambda: float(torch.rand(())), "numpy": np.random.rand, "random": random.random}
+        return sum(draw() for name, draw in drawn.items() if self.by in (name, "all"))
+
+    def __getitem__(self, index: int):
+        x, y = self.images[index]
+        return x + self.noise(), y
+
+
+class Plain(Noisy):
+    def noise(self) -> float:
+        return 0.0
+
+
+def read(dataset: Dataset, num_workers: int = 0, seed: int = 0, **options) -> LoadedBatches:
+    reader = Reader(dataset, "data.train_dataset", num_workers=num_workers)
+    return LoadedBatches(reader, np.arange(20), 6, torch.Generator().manual_seed(seed), **options)
+
+
+def epochs(batches, number: int = 2) -> list:
+    return [list(batches) for _ in range(number)]
+
+
+@pytest.fixture
+def noisy() -> Noisy:
+    return Noisy()
+
+
+# What decides
+
+
+def test_two_workers_read_the_bits_that_one_process_reads(noisy):
+    alone, with_two = (epochs(read(noisy, num_workers)) for num_workers in (0, 2))
+    assert equal(alone, with_two)
+    assert not equal(alone, epochs(read(noisy, seed=1)))
+    assert active_children() == []
+
+
+def test_a_random_transform_gives_another_sample_in_every_epoch(noisy):
+    by_epoch = [
+        {int(i): x for xs, _, index in epoch for x, i in zip(xs, index, strict=True)}
+        for epoch in epochs(read(noisy, indexed=True))
+    ]
+    assert all(not torch.equal(by_epoch[0][i], by_epoch[1][i]) for i in range(20))
+    same = [
+        {int(i): x for xs, _, index in epoch for x, i in zip(xs, index, strict=True)}
+        for epoch in epochs(read(Plain(), indexed=True))
+    ]
+    assert all(torch.equal(same[0][i], same[1][i]) for i in range(20))
+
+
+def test_even_one_sample_is_another_in_every_epoch_and_for_everybody_who_asks_anew(noisy):
+    reader = Reader(noisy, "d")
+    generator = torch.Generator().manual_seed(0)
+    one = LoadedBatches(reader, np.array([3]), 6, generator)
+    assert not equal(*epochs(one))
+    pair = [LoadedBatches(reader, np.array([3, 4]), 6, generator) for _ in range(2)]
+    assert not equal(*(sorted(float(x.sum()) for x in next(iter(batches))[0]) for batches in pair))
+
+
+def test_without_a_generator_every_reading_is_the_same_whoever_stands_beside(noisy):
+    reader = Reader(noisy, "d")
+    all_of_them = next(iter(LoadedBatches(reader, np.arange(20), 20)))[0]
+    assert equal(*epochs(LoadedBatches(reader, np.arange(20), 6)))
+    assert torch.equal(next(iter(LoadedBatches(reader, np.array([7, 3]), 2)))[0], all_of_them[[7, 3]])
+
+
+def test_reading_leaves_the_generators_of_everybody_as_they_were(noisy):
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    epochs(read(noisy))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_batches_that_are_read_come_in_the_order_of_those_in_memory():
+    images = toy_datasets()[0]
+    in_memory = toy_data(batch_size=5, drop_last=True)
+    reads = toy_data(batch_size=5, drop_last=True, in_memory=False)
+    for data in (in_memory, reads):
+        data.setup()
+    assert isinstance(in_memory.splits.train, Stacked)
+    assert isinstance(reads.splits.train, Read)
+    seen = [epochs(data.client(1).train_batches(torch.Generator().manual_seed(3))) for data in (in_memory, reads)]
+    assert equal(*seen)
+    assert len(images) == 60
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"augmentation": [Flip()]},
+        {"partition": PermutedPixels()},
+        {"partition": FeatureSkew([0, 90, 30], colour=0.1)},
+        {"public": 0.3},
+        {"validation": "test", "opt_out_samples": 0.3, "mean": 0.4, "std": 0.3},
+        {"own_test": True, "client_batch_sizes": {1: 3}},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_what_is_not_random_is_the_same_in_memory_and_read(options):
+    pixels = (toy_datasets()[0].tensors[0].clamp(-2, 2) * 60 + 128).to(torch.uint8)
+    images = TensorDataset(pixels.expand(-1, 3, -1, -1).contiguous(), torch.arange(60) % 3)
+    found = []
+    for in_memory in (True, False):
+        data = FederatedData(
+            train_dataset=images,
+            test_dataset=Subset(images, range(30)),
+            num_clients=3,
+            batch_size=8,
+            in_memory=in_memory,
+            **options,
+        )
+        data.setup()
+        batches = [data.client(k).train_batches(torch.Generator().manual_seed(k)) for k in range(3)]
+        batches += [data.val_batches([0, 2])[0], data.test_batches(), data.train_dataloader()]
+        if "public" in options:
+            batches += [data.public_batches(torch.Generator().manual_seed(1), labels) for labels in (False, True)]
+            batches += [data.train_batches(1, torch.Generator().manual_seed(1), "all", public=True)]
+        if "own_test" in options:
+            batches.append(data.own_test_batches([1, 2])[0])
+        found.append(
+            [epochs(some) for some in batches] + [data.splits.mean, [part.tolist() for part in data.assignment.train]]
+        )
+        assert data.client(0).class_shares().sum() == pytest.approx(1)
+    assert equal(*found)
+
+
+# What auto finds out
+
+
+@pytest.mark.parametrize("by", ["torch", "numpy", "random"])
+def test_a_data_set_that_draws_is_known_by_whichever_generator(by):
+    assert is_random(Reader(Noisy(by=by), "d"))
+    assert not is_random(Reader(Plain(), "d"))
+
+
+def test_a_transform_that_seldom_does_anything_is_known_as_random_too():
+    class Seldom(Noisy):
+        def noise(self) -> float:
+            return float(torch.rand(()) < 1e-6)
+
+    assert is_random(Reader(Seldom(), "d"))
+
+
+def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest(noisy):
+    with pytest.warns(
+        Notice, match="`data.train_dataset` gives other samples at each reading: they are read one by one"
+    ):
+        assert isinstance(part_of(noisy, "data.train_dataset", Reading()), Read)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(part_of(Plain(), "data.train_dataset", Reading()), Stacked)
+        frozen = part_of(noisy, "data.train_dataset", Reading(in_memory=True))
+    assert isinstance(frozen, Stacked)
+    assert torch.equal(frozen.x, part_of(noisy, "d", Reading(in_memory=True)).x)  # the same on every process
+
+
+def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
+    size = 60 * (64 * 4 + 8)
+    for room, kind in ((size, Stacked), (size - 1, Read)):
+        monkeypatch.setattr("fedlit.data.stacking.ROOM", room)
+        with warnings.catch_warnings(record=True) as told:
+            assert isinstance(part_of(Plain(), "data.train_dataset", Reading()), kind)
+        assert bool(told) == (kind is Read)
+
+
+def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
+    class Own(Noisy):
+        rng = np.random.default_rng(0)
+
+        def noise(self) -> float:
+            return self.rng.random()
+
+    class Seeded(Noisy):
+        def noise(self) -> float:
+            return np.random.default_rng(torch.initial_seed()).random()
+
+    for in_memory in ("auto", False):
+        with pytest.raises(
+            ValueError,
+            match=r"item 0 of `d` is another one at every reading, whatever the seed: .*`data.in_memory: true`",
+        ):
+            part_of(Own(), "d", Reading(in_memory=in_memory))
+    assert isinstance(part_of(Own(), "d", Reading(in_memory=True)), Stacked)
+    assert is_random(Reader(Seeded(), "d"))
+    assert equal(*(epochs(read(Seeded(), num_workers)) for num_workers in (0, 2)))
+
+
+def test_classes_are_those_that_a_data_set_tells_if_they_are_true_else_they_are_read():
+    class Told(Noisy):
+        reads = 0
+
+        def __init__(self, lie: int = 0) -> None:
+            super().__init__()
+            self.targets = [(int(y) + lie) % 3 for _, y in self.images]
+
+        def __getitem__(self, index: int):
+            self.reads += 1
+            return super().__getitem__(index)
+
+    honest, liar = Told(), Told(lie=1)
+    expected = np.arange(60) % 3
+    for dataset, is_read in ((honest, False), (liar, True)):
+        dataset.reads = 0
+        assert part_of(dataset, "d", Reading(in_memory=False)).labels.tolist() == expected.tolist()
+        assert (dataset.reads >= 60) == is_read
+    some = part_of(Subset(honest, [4, 7, 2]), "d", Reading(in_memory=False))
+    assert some.labels.tolist() == [1, 1, 2]
+
+
+def test_the_same_inputs_are_not_promised_where_a_transform_is_random(noisy):
+    for dataset, same in ((noisy, False), (Plain(), True)):
+        data = FederatedData(train_dataset=dataset, test_dataset=Plain(), num_clients=2)
+        data.setup()
+        assert data.client(0).sees_the_same_inputs == same
+
+
+# What goes wrong
+
+
+class Broken(Plain):
+    def __getitem__(self, index: int):
+        if index == 13:
+            raise OSError("a truncated image")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_sample_that_cannot_be_read_is_named_wherever_it_is_read(num_workers):
+    with pytest.raises(
+        ValueError, match=r"^item 13 of `data.train_dataset` cannot be read: OSError: a truncated image$"
+    ):
+        epochs(read(Broken(), num_workers))
+    assert active_children() == []
+
+
+def test_shapes_that_do_not_fit_into_a_batch_are_named():
+    class Ragged(Plain):
+        def __getitem__(self, index: int):
+            return torch.zeros(index + 1), 0
+
+    for in_memory in ("auto", True, False):
+        with pytest.raises(
+            ValueError, match=r"`d` gives samples of different shapes or dtypes, .* give `data.collate_fn`"
+        ):
+            part_of(Ragged(), "d", Reading(in_memory=in_memory))
+
+
+class Slow(Plain):
+    def __getitem__(self, index: int):
+        if index >= 12:
+            Path(f"worker_{os.getpid()}").touch()
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+def test_workers_that_hang_do_not_outlive_the_batches_that_are_wanted(monkeypatch):
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    reader = Reader(Slow(), "d", num_workers=2)
+    start = time.monotonic()
+    for _ in LoadedBatches(reader, np.arange(20), 6):
+        for worker in active_children():
+            os.kill(worker.pid, signal.SIGTERM)  # meant for the run
+        break
+    assert active_children() == []
+    assert time.monotonic() - start < 20
+
+
+def test_a_signal_for_the_run_does_not_end_its_workers(noisy):
+    batches = iter(read(noisy, num_workers=2))
+    first = next(batches)
+    for worker in active_children():
+        os.kill(worker.pid, signal.SIGTERM)
+        os.kill(worker.pid, signal.SIGINT)
+    rest = list(batches)
+    assert equal([first, *rest], list(read(noisy)))
+
+
+# Texts: a collate_fn
+
+
+class Texts(Dataset):
+    """Words of different numbers, as ids; the target is whether the first is even."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict:
+        words = 1 + index % 5
+        return {"ids": torch.arange(index, index + words), "label": int(index % 2 == 0)}
+
+
+def pad(items: list[dict]) -> dict:
+    ids = nn.utils.rnn.pad_sequence([item["ids"] for item in items], batch_first=True, padding_value=-1)
+    return {"ids": ids, "mask": ids >= 0, "label": torch.tensor([item["label"] for item in items])}
+
+
+def masking(items: list[dict]) -> dict:
+    batch = pad(items)
+    return {**batch, "ids": batch["ids"].masked_fill(torch.rand(batch["ids"].shape) < 0.5, 0)}
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_texts_of_different_lengths_come_as_the_collate_fn_has_them(in_memory):
+    data = FederatedData(
+        train_dataset=Texts(), test_dataset=Texts(), num_clients=2, batch_size=6, collate_fn=pad, in_memory=in_memory
+    )
+    data.setup()
+    assert data.splits.num_classes == 2
+    held = data.assignment.train[0][:6]
+    x, y = next(iter(data.client(0).train_batches()))
+    expected = pad([Texts()[int(i)] for i in held])
+    assert equal(x, {"ids": expected["ids"], "mask": expected["mask"]})
+    assert torch.equal(y, expected["label"])
+    assert x["ids"].shape[1] == max(1 + i % 5 for i in held)
+
+
+def test_a_collate_fn_that_draws_is_the_same_with_workers_and_another_in_every_epoch():
+    def all_of(num_workers: int, in_memory: bool, collate=masking) -> list:
+        data = FederatedData(
+            train_dataset=Texts(),
+            test_dataset=Texts(),
+            num_clients=1,
+            collate_fn=collate,
+            num_workers=num_workers,
+            in_memory=in_memory,
+        )
+        data.setup()
+        assert data.client(0).sees_the_same_inputs == (collate is pad)
+        return epochs(data.client(0).train_batches(torch.Generator().manual_seed(0)))
+
+    alone = all_of(0, in_memory=False)
+    assert equal(alone, all_of(2, in_memory=False))
+    assert equal(alone, all_of(0, in_memory=True))
+    zeros = [sum(int((x["ids"] == 0).sum()) for x, _ in epoch) for epoch in alone]
+    assert zeros[0] != zeros[1]
+    all_of(0, in_memory=True, collate=pad)
