@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
 from fedlit.engine.found import Found, found_of, pack, unpack
+from fedlit.engine.loading import loaded
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.personalising import make_its_own, personalises
@@ -182,32 +183,11 @@ class Scorer:
 
     def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
         """Class probabilities ``[N, C]`` and targets of some batches, else of the test set, by `loaded`'s network."""
-        network = self.loaded(client)
+        network = loaded(self, client)
         if batches is None:
             batches = self.state.data.test_batches(client)
         logits, target = outputs(self.state.fabric, network, batches)
         return logits.softmax(dim=1), target
-
-    def loaded(self, client: int | None) -> nn.Module:
-        """The global model or a client's own, with its values put into the live module."""
-        if client is None:
-            if not self.has_complete_global_model:
-                method = type(self.state.module).__name__
-                told = f"{method} has no global model; name one of its clients with `--client`"
-                raise ValueError(f"{told}, in Python with `client=`.")
-            self.state.load_global()
-            return self.network
-        self._check_has_model(client)
-        self.state.enter(client, "personal")
-        make_its_own(self.state, self.stage, self.personal, client, self.state.round)
-        return self.personal
-
-    def _check_has_model(self, client: int) -> None:
-        number = self.state.data.num_clients
-        if not 0 <= client < number:
-            raise ValueError(f"`--client` must be 0 to {number - 1}, got {client}.")
-        if not self.has_model(client):
-            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
 
     def _global_on_pooled(self) -> Found:
         self.state.load_global()

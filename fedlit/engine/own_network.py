@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer
+from fedlit.engine.loading import loaded
 from fedlit.engine.precision import convert_input
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.states import twin
@@ -15,7 +16,7 @@ from fedlit.methods.states import twin
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
     """What `predict` uses, as a copy on the CPU in evaluation mode."""
-    network = scorer.loaded(client)
+    network = loaded(scorer, client)
     data = scorer.state.data
     if isinstance(network, FederatedModule):
         x = next(iter(data.test_batches(client)))[0][:2]
