@@ -79,10 +79,9 @@ class Workload:
         data = self.data(root)
         data.setup()
         images = data.images
-        shards = [
-            (data.inputs.ready(images.train_x[index], None), images.train_y[index]) for index in data.assignment.train
-        ]
-        test = (data.inputs.ready(images.test_x[:TEST_IMAGES], None), images.test_y[:TEST_IMAGES])
+        ready = data.inputs.ready
+        shards = [(ready(images.train_x[index], None), images.train_y[index]) for index in data.assignment.train]
+        test = (ready(images.test_x[:TEST_IMAGES], None), images.test_y[:TEST_IMAGES])
         return shards, test
 
     def loop(self, root: str | None) -> bare.FedAvg:

@@ -164,8 +164,7 @@ class FederatedData(LightningDataModule):
         check_options(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_option = name in signature(FederatedData).parameters
-        if name == "client" or (is_option and self._assignment is not None):
+        if name == "client" or (name in OPTIONS and self._assignment is not None):
             told = "fixed once the data are set up" if name != "client" else "a method of the data, and an option"
             raise AttributeError(f"`data.{name}` is {told}: make another {type(self).__name__}({name}=...).")
         super().__setattr__(name, value)
@@ -256,7 +255,7 @@ class FederatedData(LightningDataModule):
 
     def at_round(self, round: int) -> Assignment:
         """Who holds what in that round."""
-        if not (self.partition.resplit_every_round or self.partition.over_time):
+        if round == 0 or not (self.partition.resplit_every_round or self.partition.over_time):
             return self.assignment
         if self._resplit[0] != round:
             self._resplit = (round, self._dealer.assign(round))
@@ -394,6 +393,9 @@ class FederatedData(LightningDataModule):
 
     def predict_dataloader(self) -> AnyBatches:
         return self.test_batches()
+
+
+OPTIONS = frozenset(signature(FederatedData).parameters)
 
 
 def _copied(x: Tree) -> Tree:

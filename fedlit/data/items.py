@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -35,9 +35,8 @@ class Roles:
         """Which of these names is the target's."""
         if self.target is not None and self.target in names:
             return self.target
-        # Where the target is named, a collate_fn of others may still call it otherwise.
         found = [name for name in names if name in TARGETS]
-        if len(found) == 1:
+        if len(found) == 1 and self.target is None:
             return found[0]
         there = ", ".join(map(str, names))
         if self.target is None:
@@ -57,6 +56,15 @@ class Roles:
             asked = ", ".join(map(str, strange)) or "none"
             raise ValueError(f"`data.features` must name inputs among {whose}, {there or 'none'}, got {asked}.")
         return inputs
+
+    def of_batch(self, batch: Any) -> tuple[Tree, Tree]:
+        """Input and target of what `data.collate_fn` has made, which may call the target otherwise than items do."""
+        roles = self
+        if isinstance(batch, Mapping) and self.target not in batch:
+            roles = replace(self, target=None)
+        if isinstance(batch, Mapping) and not set(self.features or ()) <= set(batch):
+            roles = replace(roles, features=None)
+        return roles.pair(batch, "`data.collate_fn`")
 
     def pair(self, item: Any, whose: str) -> tuple[Tree, Tree]:
         """Input and target of an item, or of a batch."""

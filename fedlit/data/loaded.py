@@ -90,7 +90,7 @@ class Reader(Dataset):
                 return self._stacked(samples, indices)
             items = [self.item(index, seed) for index, seed in zip(indices, seeds, strict=True)]
             seed_cpu(derive(seeds[0], "collate"))  # it may draw, too: masks of words, mixtures of images
-            return self.roles.pair(self.collate_fn(items), "`data.collate_fn`")
+            return self.roles.of_batch(self.collate_fn(items))
 
     def _stacked(self, samples: list[tuple[Tree, Tree]], indices: list[int]) -> tuple[Tree, Tree]:
         kind = told(samples[0])

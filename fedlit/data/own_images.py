@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedlit.data.batches import Batches
 from fedlit.data.datasets import channels_first
+from fedlit.data.trees import told
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -48,6 +49,8 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     """
     path = Path(images).expanduser()
     like = data.splits.train.example[0]
+    if not isinstance(like, Tensor):
+        raise ValueError(f"`--images` is for data whose inputs are images, these are {told(like)}.")
     if path.is_dir():
         own = _read_folder(path, like)
     elif path.is_file():

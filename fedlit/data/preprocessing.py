@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
+from fedlit.data.normalisation import is_images
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -42,7 +43,7 @@ class Preprocessing(nn.Module):
         self.register_buffer("permutation", permutation)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.uint8:
+        if is_images(x):
             x = x.to(torch.float32).div(255)
         for step in self.steps:
             x = step(x, None)
@@ -65,8 +66,8 @@ def preprocessing(data: "FederatedData", client: int | None, dtype: torch.dtype)
     steps = [step for step in inputs.augmentation if not step.random]
     if client is not None:
         steps = [*inputs.view(client), *steps]
-        pixels = data.splits.train.example[0][0, 0].numel()
-        drawn = inputs.permutation(client, pixels)
+    if client is not None and inputs.differ:  # then they are images
+        drawn = inputs.permutation(client, data.splits.train.example[0][0, 0].numel())
         if drawn is not None:
             permutation = torch.as_tensor(drawn)
     return Preprocessing(steps, mean, std, permutation, dtype)

@@ -37,15 +37,15 @@ class ByColumn(Partition):
             if given is not None:
                 check_kind(name, given, (list, tuple, str, np.ndarray), "a list of clients or a file of them")
         self.column = column
-        self.clients = clients
-        self.test_clients = test_clients
+        self.clients = _as_array(clients)
+        self.test_clients = _as_array(test_clients)
         self._owners: np.ndarray | None = None
 
     def owner_list(self, test: bool) -> list | None:
         given = self.test_clients if test else self.clients
         if isinstance(given, str):
             return _read_owners(Path(given).expanduser(), "test_clients" if test else "clients", self.column)
-        return None if given is None else list(given)
+        return None if given is None else given.tolist()
 
     def for_samples(self, owners: np.ndarray) -> "ByColumn":
         other = copy.copy(self)
@@ -59,6 +59,11 @@ class ByColumn(Partition):
         require(len(owners) == num_samples, f"`owners` must be [{num_samples}], one per sample, got {len(owners)}.")
         require(int(owners.max()) < num_clients, f"`owners` must lie in [0, {num_clients}), got {owners.max()}.")
         return grouped(np.arange(num_samples), owners, num_clients)
+
+
+def _as_array(given: list[int] | list[str] | str | None) -> np.ndarray | str | None:
+    """A list as an array, of which a record tells the length alone."""
+    return given if given is None or isinstance(given, str) else np.array(given)
 
 
 def _read_owners(path: Path, option: str, column: str | None) -> list[str]:

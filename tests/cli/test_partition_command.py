@@ -86,6 +86,71 @@ def test_many_clients_and_many_classes_are_abridged():
     assert largest == sorted(counts, reverse=True)[:3]
 
 
+def write_prices() -> None:
+    """A table of values, of three users; nothing in it is a class."""
+    lines = [f"{i},{i * 0.5},u{i % 3}\n" for i in range(60)]
+    Path("prices.csv").write_text("size,price,user\n" + "".join(lines))
+
+
+PRICES = ["--data.dataset=prices.csv", "--data.target=price", "--data.test_size=0.2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "summary"),
+    [
+        (["--data.client=user", "--data.num_clients=3"], "3 clients hold 12 to 17 training samples"),
+        (["--data.features=[size]", "--data.partition=IID", "--data.num_clients=4"], "4 clients hold 11 to 11"),
+        (
+            ["--data.features=[size]", "--data.partition=Quantity", "--data.partition.power=1", "--data.num_clients=2"],
+            "2 clients",
+        ),
+        (
+            [
+                "--data.features=[size]",
+                "--data.partition=OverTime",
+                "--data.partition.slices=2",
+                "--data.num_clients=2",
+            ],
+            "a slice",
+        ),
+    ],
+)
+def test_data_without_classes_are_told_and_drawn_by_their_numbers_alone(options, summary, capsys):
+    write_prices()
+    main([*PRICES, *options, "--picture", "who.png"])
+    said = capsys.readouterr().out
+    assert said.splitlines()[0].split() == ["client", "samples", "opted", "in", "validation"]
+    assert summary in said
+    assert Path("who.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_clients_of_a_natural_partition_are_told_by_their_names(capsys):
+    write_prices()
+    main([*PRICES, "--data.client=user", "--data.num_clients=3"])
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4]] == [
+        ["0", "u0"],
+        ["1", "u1"],
+        ["2", "u2"],
+    ]
+
+
+def test_clients_that_see_differently_are_told_of(capsys):
+    main(["-c", "run.yaml", "--data.partition=FeatureSkew", "--data.partition.rotations=[0, 90]"])
+    assert "clients see the same image differently" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [main, lambda args: app.main(["fit", *args])])
+def test_help_without_a_name_lists_the_partitions(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command(["--data.partition.help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    names = {line.split()[0] for line in said.splitlines() if line.strip()}
+    assert {"IID", "Dirichlet", "Shards", "ByColumn", "Quantity", "FeatureSkew", "OverTime", "Saved"} <= names
+    assert "Wrapper" not in names
+    assert "Partition" not in names
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
