@@ -17,6 +17,8 @@ NOUNS = {
     "notices",
     "bounds",
     "privacy",
+    "inputs",
+    "tasks",
 }
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself

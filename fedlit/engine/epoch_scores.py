@@ -44,7 +44,7 @@ class EpochScores:
         seed = derive(self.state.options.seed, "epochs", self.stage.name, self.client.round, self.client.id, self.epoch)
         with isolated(seed):
             for data, batches in self._samples():
-                scores = evaluate(self.state.fabric, learner, batches, self.state.options.metrics)
+                scores = evaluate(self.state.fabric, learner, batches, self.state.measures)
                 self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]
         for part, was_training in modes:
             part.training = was_training

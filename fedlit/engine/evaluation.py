@@ -1,9 +1,9 @@
 """Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,12 @@ from fedlit.data.batches import Batches
 from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
+from fedlit.engine.outputs import outputs, predictions, sees_samples_apart
 from fedlit.engine.processes import in_order
-from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
+from fedlit.engine.scores import confusion, evaluate, scores_by_group
 from fedlit.engine.state import FederationState
-from fedlit.methods.base import FederatedModule
+from fedlit.engine.tally import Scores
+from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import POOLED, Row
@@ -49,6 +51,7 @@ class Scorer:
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
         stage = stage or state.stage or state.module.configure_stages()[0]
         self.state = state
+        self.measures = state.measures
         self.stage = stage
         self.learner = stage.module or state.module
         self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
@@ -140,12 +143,11 @@ class Scorer:
 
     def _groups(self, clients: list[int], round: int) -> list[list[int]]:
         """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
-        if len(clients) < 2:
+        if len(clients) < 2 or not self.measures.are_of_classes:
             return [[k] for k in clients]
         self.state.load_global()
         batches, _ = self.state.data.val_batches(clients[:FEW], round)
-        few = replace(batches, x=batches.x[:TRIED_SAMPLES], y=batches.y[:TRIED_SAMPLES])
-        if not sees_samples_apart(self.state.fabric, self.network, few):
+        if not sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES)):
             return [[k] for k in clients]
         parts = np.array_split(clients, self.state.fabric.world_size)
         return [part.tolist() for part in parts if len(part)]
@@ -168,13 +170,15 @@ class Scorer:
                 rows += self._rows(self._client_on_pooled(k), self.state.round)
         return rows
 
-    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
-        """Class probabilities ``[N, C]`` and targets of some batches, else of the test set, by `loaded`'s network."""
+    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[list[Tensor], list[Any]]:
+        """What the task takes outputs for, and targets, of each of some batches, else of the test set.
+
+        By the network that `loaded` gives.
+        """
         network = self.loaded(client)
         if batches is None:
             batches = self.state.data.test_batches(client)
-        logits, target = outputs(self.state.fabric, network, batches)
-        return logits.softmax(dim=1), target
+        return predictions(self.state.fabric, network, batches, task_of(self.state.module))
 
     def loaded(self, client: int | None) -> nn.Module:
         """The global model or a client's own, with its values put into the live module."""
@@ -200,7 +204,9 @@ class Scorer:
         self.state.load_global()
         found = Found()
         batches = self._limited(self.state.data.test_batches())
-        if len(batches.y):
+        if batches.num_samples and not self.measures.are_of_classes:
+            found.add(POOLED, "global", "pooled", evaluate(self.state.fabric, self.network, batches, self.measures))
+        elif batches.num_samples:
             logits, target = outputs(self.state.fabric, self.network, batches)
             [scores] = scores_by_group(logits, target, [len(target)], self.state.options.metrics)
             found.add(POOLED, "global", "pooled", scores)
@@ -222,18 +228,20 @@ class Scorer:
     def _global_on_all(self, clients: list[int], round: int) -> Found:
         self.state.load_global()
         found = Found()
-        batches, sizes = self.state.data.val_batches(clients, round)
-        for k, scores in zip(clients, self._scores_of_each(batches, sizes), strict=True):
+        own = self._scores_of_each(*self.state.data.val_batches(clients, round))
+        for k, scores in zip(clients, own, strict=True):
             found.add(k, "global", self._whose(k), scores)
         tested = [k for k in clients if self._has_own_test(k, round)]
         if tested:
-            batches, sizes = self.state.data.own_test_batches(tested, round)
-            for k, scores in zip(tested, self._scores_of_each(batches, sizes), strict=True):
+            own_test = self._scores_of_each(*self.state.data.own_test_batches(tested, round))
+            for k, scores in zip(tested, own_test, strict=True):
                 found.add(k, "global", "own_test", scores)
         return found
 
     def _scores_of_each(self, batches: Batches, sizes: np.ndarray) -> list[Scores]:
         """Of the global model, for clients whose samples lie end to end."""
+        if len(sizes) == 1:
+            return [evaluate(self.state.fabric, self.network, batches, self.measures)]
         logits, target = outputs(self.state.fabric, self.network, batches)
         return scores_by_group(logits, target, sizes, self.state.options.metrics)
 
@@ -288,13 +296,12 @@ class Scorer:
         return self.stage.reported_as or "personal"
 
     def _scores(self, network: nn.Module, batches: Batches) -> Scores:
-        return evaluate(self.state.fabric, network, self._limited(batches), self.state.options.metrics)
+        return evaluate(self.state.fabric, network, self._limited(batches), self.measures)
 
     def _limited(self, batches: Batches) -> Batches:
         """Few samples in a development run."""
         if self.state.options.fast_dev_run:
-            batches.x = batches.x[:DEV_SAMPLES]
-            batches.y = batches.y[:DEV_SAMPLES]
+            return batches.first(DEV_SAMPLES)
         return batches
 
     def _val_batches(self, k: int, round: int) -> Batches:
@@ -309,7 +316,7 @@ class Scorer:
             probed = self.personal.probe(self.state.data.client(k, round))
         restore(modes)
         scores = {str(name): float(value) for name, value in probed.items()}
-        return check_own_names(logs.result() | scores, self.state.options.metrics, self.personal)
+        return check_own_names(logs.result() | scores, self.measures.names, self.personal)
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

@@ -18,8 +18,9 @@ from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
 from fedlit.engine.sampling import fewest_usable
-from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.scores import evaluate
 from fedlit.engine.state import FederationState
+from fedlit.engine.tally import Scores
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.engine.visited import Visited, is_sound, pack, unpack
@@ -248,7 +249,7 @@ class ClientRound:
         network = (self.stage.module or state.module).global_model()
         client = state.data.client(k, self.number)
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
-            return evaluate(state.fabric, network, client.val_batches(), state.options.metrics)
+            return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
     def _problem(self, outcome: Outcome) -> Failure | None:
         """What is wrong with what a client brings."""
@@ -286,7 +287,7 @@ class ClientRound:
 
     def _check_names(self, validation_logs: dict[str, float]) -> None:
         """What a method measures on a client's own samples is told apart from what the federation does."""
-        for name in {"acc", "loss", *self.state.options.metrics} & validation_logs.keys():
+        for name in set(self.state.measures.names) & validation_logs.keys():
             raise UsageError(
                 f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
                 "log under another name."

@@ -17,6 +17,7 @@ from fedlit.data import FederatedData
 from fedlit.engine.client_store import Memories, Store
 from fedlit.engine.guard import Guard
 from fedlit.engine.live import LiveModule
+from fedlit.engine.measures import Measures
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory
 from fedlit.engine.processes import broadcast
@@ -49,6 +50,7 @@ class FederationState:
         server_memory: Of the server's own optimiser.
         round: Rounds done so far.
         stage: Of the last round; None before the first.
+        measures: What is measured of every model.
         scores: The last and the best of every metric.
     """
 
@@ -75,7 +77,8 @@ class FederationState:
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
-        self.scores = Scoreboard(options.metrics, options.monitor or module.monitor)
+        self.measures = Measures(module, options.metrics)
+        self.scores = Scoreboard(self.measures, options.monitor or module.monitor)
 
     @property
     def module(self) -> FederatedModule:
