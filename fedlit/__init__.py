@@ -1,8 +1,8 @@
 """Federated learning for clients that differ, in data, model and objective, as a PyTorch Lightning user expects it.
 
-Public nouns lie here: partition, augment, networks, heads, losses, aggregation, rng, callbacks, federation, and the
-packages data and methods. Behind them: engine runs a method, fast holds its shortcuts, records what a run leaves, cli
-the command line.
+Public nouns lie here: partition, augment, networks, heads, losses, tasks, aggregation, rng, callbacks, federation, and
+the packages data and methods. Behind them: engine runs a method, fast holds its shortcuts, records what a run leaves,
+cli the command line.
 """
 
 from importlib import import_module

@@ -70,11 +70,11 @@ class StopAt(FederationCallback):
     """End the fit, whatever stages were still to come, when the mean of a metric reaches a value.
 
     Args:
-        value: What to reach.
-        metric: Such as `acc/global_on_pooled` or `acc/personal_on_own`.
+        value: What to reach; of what is to fall, such as a loss, what to fall to.
+        metric: Such as `acc/personal_on_own`; by default, what the task measures first, `global_on_pooled`.
     """
 
-    def __init__(self, value: float, metric: str = "acc/global_on_pooled") -> None:
+    def __init__(self, value: float, metric: str | None = None) -> None:
         self.value = check_number("value", value)
         self.metric = metric
 
@@ -85,7 +85,12 @@ class StopAt(FederationCallback):
         self._look(federation, summary(rows))
 
     def _look(self, federation: "Federation", last: Mapping[str, Mapping[str, float]]) -> None:
-        if self.metric in last and last[self.metric]["mean"] >= self.value:
+        scores = federation.state.scores
+        metric = self.metric or f"{scores.measures.first}/global_on_pooled"
+        if metric not in last:
+            return
+        mean = last[metric]["mean"]
+        if mean >= self.value if scores.rises(metric) else mean <= self.value:
             federation.should_stop = True
 
 

@@ -67,7 +67,8 @@ class Federation:
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
         eval_every_n_epochs: Epochs between evaluations in a visit at home (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
-        monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy.
+        monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy, or
+            what else the task measures first.
         lr_schedule: A torch schedule that is stepped once a round.
         optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`).
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
@@ -83,7 +84,7 @@ class Federation:
         max_time: Days, hours, minutes and seconds, as in "00:12:00:00", or by name, after which a fit ends with its
             round; the time before a run was resumed counts.
         profiler: Where the time goes: simple, advanced, or a profiler of Lightning's; told at the end of a fit.
-        metrics: More torchmetrics metrics, by name; accuracy and loss are always there.
+        metrics: More torchmetrics metrics, by name; the loss and those of the task are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
         devices: Processes (cpu) or devices that share the clients of a round.
         num_nodes: Machines.
@@ -289,8 +290,10 @@ class Federation:
         ckpt_path: str | None = None,
         client: int | None = None,
         images: str | None = None,
-    ) -> torch.Tensor:
-        """Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.
+    ) -> torch.Tensor | list[torch.Tensor]:
+        """Predict the test set or own images, by the global model or a client's own; writes predictions_*.
+
+        Class probabilities; of another task, what it takes outputs for (a list of batches, if they differ in shape).
 
         Args:
             model: The method.
@@ -344,7 +347,8 @@ class Federation:
         with told_of("adapt", self._call):
             rows = self._report("adapt.csv", *adapt(self.state, epochs))
             if self.is_global_zero and self._folder is not None:
-                draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
+                first = self.state.measures.first
+                draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png", metric=first)
         return rows
 
     def _set_up(self, command: Command, model: FederatedModule, datamodule: Data, ckpt_path: str | None) -> Schedule:

@@ -35,6 +35,25 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
     return mu / 2 * sum((w - anchor.detach()).square().sum() for w, anchor in pairs)
 
 
+def labelled_cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    r"""Cross-entropy, the mean over what has a label; 0 where nothing has one.
+
+    .. math:: L = \frac{\sum_i [y_i \ne ignored] \, \mathrm{CE}(p_i, y_i)}{\max(1, \sum_i [y_i \ne ignored])}
+
+    Args:
+        logits: ``[N, C, ...]``.
+        target: Class indices ``[N, ...]``.
+        ignore_index: The target of what has no label.
+
+    Example:
+        >>> from torch import tensor
+        >>> labelled_cross_entropy(tensor([[0.0, 0.0], [9.0, 0.0]]), tensor([1, -1]), ignore_index=-1)
+        tensor(0.6931)
+    """
+    total = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum")
+    return total / (target != ignore_index).sum().clamp_min(1)
+
+
 def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: float) -> Tensor:
     r"""Learn from the labels and from a peer network.
 

@@ -18,6 +18,8 @@ NOUNS = {
     "bounds",
     "privacy",
     "server_optimizers",
+    "inputs",
+    "tasks",
 }
 PARTS = {"networks", "heads"}
 MAY_IMPORT = {  # a package or a top-level module, and what it may know beside itself

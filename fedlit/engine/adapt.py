@@ -1,8 +1,9 @@
 """A new client joins: it trains on its own samples from what the server holds, and sends nothing back.
 
-Each is followed epoch by epoch beside two others of the global model's architecture, trained by cross-entropy: one that
-starts from the global model (`finetuned`) and one from the weights that the federation started from (`scratch`).
-How soon each is there is told as `epochs_to_converge`: the first epoch whose accuracy is within 0.005 of its best.
+Each is followed epoch by epoch beside two others of the global model's architecture, trained by the method's `loss`:
+one that starts from the global model (`finetuned`), one from the weights that the federation started from (`scratch`).
+How soon each is there is told as `epochs_to_converge`: the first epoch whose accuracy is within 0.005 of its best, or
+whatever the task measures first.
 """
 
 import copy
@@ -10,32 +11,35 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.personalising import personalised
 from fedlit.engine.plan import Memory, Plan
-from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.scores import evaluate
 from fedlit.engine.state import FederationState
+from fedlit.engine.tally import Scores
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
-from fedlit.methods.base import FederatedModule, twin
+from fedlit.fast.permission import measures_classes
+from fedlit.methods.base import FederatedModule, task_of, twin
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.rng import derive, isolated
 
 STAGE = Stage("adapt", samples="all", upload="none")
-CONVERGED = 0.005  # half a point below the best accuracy is as good as the best
+CONVERGED = 0.005  # half a point below the best accuracy is as good as the best; of what is above 1, this share
 
 
 class Alone(FederatedModule):
-    """One network and cross-entropy."""
+    """One network, and the loss of a method."""
 
-    def __init__(self, network: nn.Module, optimizer: OptimizerCallable) -> None:
-        super().__init__(optimizer)
+    def __init__(self, network: nn.Module, method: FederatedModule) -> None:
+        super().__init__(method.optimizer, task=task_of(method))
         self.network = network
+        if not measures_classes(method):
+            self.loss = method.loss  # type: ignore[method-assign]
 
 
 def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Failure]]:
@@ -72,22 +76,25 @@ def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
         followed = _followed(state, learner, k, epochs)
         for epoch, scores in enumerate(followed):
             rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
-        accuracies = [scores["acc"] for scores in followed if scores]
-        if accuracies:  # a client may have no validation samples
-            needed = epochs_to_converge(accuracies)
+        first = state.measures.first
+        values = [scores[first] for scores in followed if first in scores]
+        if len(values) == len(followed):  # a client may have no validation samples
+            needed = epochs_to_converge(values, state.measures.rises(first))
             rows.append(Row(epochs, STAGE.name, k, name, "unseen", "epochs_to_converge", needed))
     return rows
 
 
-def epochs_to_converge(accuracies: list[float]) -> int:
-    """The first epoch whose accuracy is within 0.005 of the best; `accuracies` begin before training, with epoch 0.
+def epochs_to_converge(values: list[float], rises: bool = True) -> int:
+    """The first epoch whose value is within 0.005 of the best; `values` begin before training, with epoch 0.
 
     Example:
         >>> epochs_to_converge([0.1, 0.5, 0.798, 0.79, 0.8])
         2
     """
-    enough = max(accuracies) - CONVERGED
-    return next(epoch for epoch, accuracy in enumerate(accuracies) if accuracy >= enough)
+    losses = [-value if rises else value for value in values]
+    best = min(losses)
+    enough = best + CONVERGED * max(1.0, abs(best))
+    return next(epoch for epoch, loss in enumerate(losses) if loss <= enough)
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:
@@ -97,10 +104,10 @@ def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedMo
     yield "personal", twin(state.module)
     if complete:
         network = copy.deepcopy(state.module.global_model())
-        yield "finetuned", Alone(network, state.module.optimizer).to(state.fabric.device)
+        yield "finetuned", Alone(network, state.module).to(state.fabric.device)
     new = twin(state.live.pristine)
     new.on_client_start(None)  # its own frozen copies, if it has any
-    yield "scratch", Alone(new.global_model(), state.module.optimizer).to(state.fabric.device)
+    yield "scratch", Alone(new.global_model(), state.module).to(state.fabric.device)
 
 
 def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
@@ -111,7 +118,7 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     def score() -> None:
         seed = derive(state.options.seed, "adapt", k)
         with isolated(seed), personalised(state.fabric, learner, client, derive(seed, "personalise")):
-            found.append(evaluate(state.fabric, learner, client.val_batches(), state.options.metrics))
+            found.append(evaluate(state.fabric, learner, client.val_batches(), state.measures))
 
     learner.stage = STAGE
     learner.on_client_start(client)  # it may start from what the server holds

@@ -45,7 +45,7 @@ class EpochScores:
         personal = personalised(self.state.fabric, learner, self.client, derive(seed, "personalise"))
         with isolated(seed), personal:
             for data, batches in self._samples():
-                scores = evaluate(self.state.fabric, learner, batches, self.state.options.metrics)
+                scores = evaluate(self.state.fabric, learner, batches, self.state.measures)
                 self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]
 
     def _samples(self) -> Iterator[tuple[str, Batches]]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.loading import loaded
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
+from fedlit.engine.outputs import outputs, predictions, sees_samples_apart
 from fedlit.engine.personalising import make_its_own, personalises
 from fedlit.engine.processes import in_order
 from fedlit.engine.sampling import has_trained_or_may
-from fedlit.engine.scores import Scores, confusion, evaluate, outputs, scores_by_group, sees_samples_apart
+from fedlit.engine.scores import confusion, evaluate, scores_by_group
 from fedlit.engine.state import FederationState
-from fedlit.methods.base import FederatedModule
+from fedlit.engine.tally import Scores
+from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import POOLED, Row
@@ -52,6 +54,7 @@ class Scorer:
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
         stage = stage or state.stage or state.module.configure_stages()[0]
         self.state = state
+        self.measures = state.measures
         self.stage = stage
         self.learner = stage.module or state.module
         self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
@@ -153,7 +156,7 @@ class Scorer:
 
     def _groups(self, clients: list[int], round: int) -> list[list[int]]:
         """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
-        if len(clients) < 2:
+        if len(clients) < 2 or not self.measures.are_of_classes:
             return [[k] for k in clients]
         self.state.load_global()
         batches, _ = self.state.data.val_batches(clients[:FEW], round)
@@ -181,19 +184,23 @@ class Scorer:
                 rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
         return rows
 
-    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[Tensor, Tensor]:
-        """Class probabilities ``[N, C]`` and targets of some batches, else of the test set, by `loaded`'s network."""
+    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[list[Tensor], list[Any]]:
+        """What the task takes outputs for, and targets, of each of some batches, else of the test set.
+
+        By the network that `loaded` gives.
+        """
         network = loaded(self, client)
         if batches is None:
             batches = self.state.data.test_batches(client)
-        logits, target = outputs(self.state.fabric, network, batches)
-        return logits.softmax(dim=1), target
+        return predictions(self.state.fabric, network, batches, task_of(self.state.module))
 
     def _global_on_pooled(self) -> Found:
         self.state.load_global()
         found = Found()
         batches = self._limited(self.state.data.test_batches())
-        if batches.num_samples:
+        if batches.num_samples and not self.measures.are_of_classes:
+            found.add(POOLED, "global", "pooled", evaluate(self.state.fabric, self.network, batches, self.measures))
+        elif batches.num_samples:
             logits, target = outputs(self.state.fabric, self.network, batches)
             [scores] = scores_by_group(logits, target, [len(target)], self.state.options.metrics)
             found.add(POOLED, "global", "pooled", scores)
@@ -215,18 +222,20 @@ class Scorer:
     def _global_on_all(self, clients: list[int], round: int) -> Found:
         self.state.load_global()
         found = Found()
-        batches, sizes = self.state.data.val_batches(clients, round)
-        for k, scores in zip(clients, self._scores_of_each(batches, sizes), strict=True):
+        own = self._scores_of_each(*self.state.data.val_batches(clients, round))
+        for k, scores in zip(clients, own, strict=True):
             found.add(k, "global", self._whose(k), scores)
         tested = [k for k in clients if self._has_own_test(k, round)]
         if tested:
-            batches, sizes = self.state.data.own_test_batches(tested, round)
-            for k, scores in zip(tested, self._scores_of_each(batches, sizes), strict=True):
+            own_test = self._scores_of_each(*self.state.data.own_test_batches(tested, round))
+            for k, scores in zip(tested, own_test, strict=True):
                 found.add(k, "global", "own_test", scores)
         return found
 
     def _scores_of_each(self, batches: Batches, sizes: np.ndarray) -> list[Scores]:
         """Of the global model, for clients whose samples lie end to end."""
+        if len(sizes) == 1:
+            return [evaluate(self.state.fabric, self.network, batches, self.measures)]
         logits, target = outputs(self.state.fabric, self.network, batches)
         return scores_by_group(logits, target, sizes, self.state.options.metrics)
 
@@ -284,7 +293,7 @@ class Scorer:
         return self.stage.reported_as or "personal"
 
     def _scores(self, network: nn.Module, batches: Batches) -> Scores:
-        return evaluate(self.state.fabric, network, self._limited(batches), self.state.options.metrics)
+        return evaluate(self.state.fabric, network, self._limited(batches), self.measures)
 
     def _limited(self, batches: Batches) -> Batches:
         """Few samples in a development run."""
@@ -301,7 +310,7 @@ class Scorer:
             probed = self.personal.probe(self.state.data.client(k, round))
         restore(modes)
         scores = {str(name): float(value) for name, value in probed.items()}
-        return check_own_names(logs.result() | scores, self.state.options.metrics, self.personal)
+        return check_own_names(logs.result() | scores, self.measures.names, self.personal)
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

@@ -80,11 +80,12 @@ class Fit:
         self.rows: list[Row] = []  # of the last round
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
-        self.progress = Progress(len(schedule), state.round, shown)
+        self.progress = Progress(len(schedule), state.round, shown, state.measures.first)
         self.run_with = run_with(state)
         options = self.options
         self._go_back(folder, begun.checkpoint)  # before the records do
-        self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint)
+        first = state.measures.first
+        self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint, first)
         self._begin_log(begun)
 
     def _go_back(self, folder: Path | None, origin: Path | None) -> None:
@@ -100,8 +101,9 @@ class Fit:
         processes = state.fabric.world_size
         rounds = len(self.schedule)
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
+        measures = state.measures.directions
         spent = self.budget.told(state.round)
-        self.log.recorder.event("fit", **started, **spent, **self.run_with["made_with"])
+        self.log.recorder.event("fit", **started, measures=measures, **spent, **self.run_with["made_with"])
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         for event in begun.events():
@@ -209,7 +211,7 @@ class Fit:
         improved = self.state.count_round(number, stage, rows)
         with self.options.profiler.profile("record"):
             self.log.round(number, stage.name, record, rows, perf_counter() - start)
-        for client, model, data, metric in unmeasured(rows, self.options.metrics):
+        for client, model, data, metric in unmeasured(rows, self.state.measures.metrics):
             told = {"client": client, "model": model, "data": data, "metric": metric}
             self.log.recorder.event("metric_left_out", round=number, **told)
         self.log.partition_picture(self.state.data)  # training comes first

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fedlit.engine.child_process import in_child
-from fedlit.engine.scores import Scores
 from fedlit.engine.state import FederationState
+from fedlit.engine.tally import Scores
 from fedlit.engine.usage import UsageError
 from fedlit.records.round_record import Failure
 

@@ -4,13 +4,12 @@ Law: a visit of one client calls what `Trainer.fit` calls, and ends with the sam
 """
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor
 
 from fedlit.engine.lightning_hooks import STEP_HOOKS, overridden
-from fedlit.engine.precision import autocast, convert_input
+from fedlit.engine.precision import autocast
 from fedlit.engine.step_contract import loss_of, takes_batch_idx
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit_trainer import VisitTrainer
@@ -43,10 +42,8 @@ class HookedStep:
         self.context = autocast(trainer.fabric)
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
 
-    def __call__(self, batch: tuple[Tensor, ...], batch_idx: int) -> bool:
+    def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
         """One batch; whether the epoch goes on after it."""
-        if self.context is not nullcontext:
-            batch = (convert_input(self.trainer.fabric, batch[0]), *batch[1:])
         is_skipped = self.learner.on_train_batch_start(batch, batch_idx) == -1
         outputs: dict[str, Any] = {}
         if is_skipped:
@@ -62,12 +59,12 @@ class HookedStep:
             self.learner.on_train_batch_end(outputs, batch, batch_idx)  # type: ignore[arg-type]
         return not is_skipped
 
-    def _training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Any:
+    def _training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Any:
         arguments = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         with self.context():
             return self.learner.training_step(*arguments)  # type: ignore[arg-type]
 
-    def _manual(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, Any]:
+    def _manual(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Any]:
         result = self._training_step(batch, batch_idx)
         if result is None:
             return {}
@@ -76,7 +73,7 @@ class HookedStep:
             outputs["loss"] = outputs["loss"].detach()
         return outputs
 
-    def _automatic(self, batch: tuple[Tensor, ...], batch_idx: int) -> dict[str, Any]:
+    def _automatic(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Any]:
         learner = self.learner
         trainer = self.trainer
         optimizer = trainer.optimizers[0]

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from fedlit.engine.means import Means
-from fedlit.engine.options import MEASURED
 from fedlit.engine.usage import UsageError
 from fedlit.methods.base import FederatedModule
 
@@ -45,9 +44,9 @@ def refused(module: FederatedModule, where: str) -> Iterator[None]:
         yield
 
 
-def check_own_names(probed: dict[str, float], metrics: Collection[str], module: FederatedModule) -> dict[str, float]:
+def check_own_names(probed: dict[str, float], measured: Collection[str], module: FederatedModule) -> dict[str, float]:
     """What a method measures by itself, if it is told apart from what the federation does on the same samples."""
-    for name in {*MEASURED, *metrics} & probed.keys():
+    for name in set(measured) & probed.keys():
         raise UsageError(
             f"`probe` of {type(module).__name__} gives {name!r}, which the federation measures on the same samples; "
             "give it another name."

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlit.engine.lightning_hooks import STEP_HOOKS, overridden
-from fedlit.engine.precision import autocast, convert_input, has_scaler
+from fedlit.engine.precision import autocast, has_scaler
 from fedlit.engine.step_contract import loss_of, takes_batch_idx
 from fedlit.fast.perceptron import ClosedForm
 from fedlit.fast.permission import clears_plainly, is_plain_sgd
@@ -42,13 +42,11 @@ class PlainStep:
         if is_plain and not overridden(learner, STEP_HOOKS):
             self.closed_form = ClosedForm.of(learner, self.optimizer)
 
-    def __call__(self, batch: tuple[Tensor, ...], batch_idx: int) -> None:
+    def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         """One batch."""
         if self.closed_form is not None and self.closed_form.takes(batch):
             self.learner.log("train_loss", self.closed_form(*batch))
             return
-        if self.context is not nullcontext:
-            batch = (convert_input(self.fabric, batch[0]), *batch[1:])
         with self.context():
             result = self._result(batch, batch_idx)
         if not self.learner.automatic_optimization:

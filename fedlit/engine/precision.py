@@ -2,11 +2,16 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import Precision
+from lightning_utilities.core.apply_func import apply_to_collection
+
+from fedlit.data.batches import Batches
 
 # bf16 on some CPUs that claim the instructions dies of SIGILL: only another process can find out.
 PROBE = """
@@ -43,6 +48,46 @@ def check_precision(fabric: Fabric) -> None:
         raise ValueError(f"`trainer.precision: {precision}` does not work on this CPU (a trial run died); use 32-true.")
 
 
-def convert_input(fabric: Fabric, x: torch.Tensor) -> torch.Tensor:
-    """Inputs in the dtype that a true half or double precision wants."""
-    return fabric.strategy.precision.convert_input(x)
+def convert_input(fabric: Fabric, x: Any) -> Any:
+    """Floats, of a tensor or a tree of them, in the dtype of the precision; whole numbers stay what they are."""
+    precision = fabric.strategy.precision
+    if type(precision) is Precision:  # the default's own does nothing: data are single, as a rule
+        return apply_to_collection(x, torch.Tensor, _single)
+    return precision.convert_input(x)
+
+
+def _single(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def converted(fabric: Fabric, batches: Batches) -> "Batches | Converted":
+    """Batches whose floats have the dtype of the precision; the very same where they have it already."""
+    is_single = type(fabric.strategy.precision) is Precision
+    if is_single and type(batches) is Batches and _has_it(batches.x) and _has_it(batches.y):
+        return batches
+    return Converted(fabric, batches)
+
+
+def _has_it(tensor: object) -> bool:
+    """Whether a tensor is of single precision, or of whole numbers."""
+    return isinstance(tensor, torch.Tensor) and (tensor.dtype == torch.float32 or not tensor.is_floating_point())
+
+
+class Converted:
+    """Batches with the dtype of the precision.
+
+    Args:
+        fabric: Knows it.
+        batches: As they come.
+    """
+
+    def __init__(self, fabric: Fabric, batches: Batches) -> None:
+        self.fabric = fabric
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        for x, y, *index in self.batches:
+            yield convert_input(self.fabric, x), convert_input(self.fabric, y), *index

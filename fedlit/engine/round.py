@@ -16,10 +16,11 @@ from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.private_rounds import noised
 from fedlit.engine.processes import in_order
 from fedlit.engine.sampling import fewest_usable
-from fedlit.engine.scores import Scores, evaluate
+from fedlit.engine.scores import evaluate
 from fedlit.engine.server import Served
 from fedlit.engine.server_step import server_step
 from fedlit.engine.state import Brought, FederationState
+from fedlit.engine.tally import Scores
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visited import Visited, pack, unpack
 from fedlit.engine.visiting import Visits, is_sent
@@ -231,7 +232,7 @@ class ClientRound:
         network = learner if self.stage.own_models else learner.global_model()
         client = state.data.client(k, self.number)
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
-            return evaluate(state.fabric, network, client.val_batches(), state.options.metrics)
+            return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
     def _problem(self, outcome: Outcome) -> Failure | None:
         """What is wrong with what a client brings."""
@@ -271,7 +272,7 @@ class ClientRound:
 
     def _check_names(self, validation_logs: dict[str, float]) -> None:
         """What a method measures on a client's own samples is told apart from what the federation does."""
-        for name in {"acc", "loss", *self.state.options.metrics} & validation_logs.keys():
+        for name in set(self.state.measures.names) & validation_logs.keys():
             raise UsageError(
                 f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
                 "log under another name."

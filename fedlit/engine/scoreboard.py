@@ -1,26 +1,25 @@
 """The last and the best mean of every metric, and what best.ckpt is the best of."""
 
-from collections.abc import Mapping
 from math import isfinite
 
-from torchmetrics import Metric
-
+from fedlit.engine.measures import Measures
 from fedlit.records.rows import Row, summary
 
 # Unless the user says: the model that clients use themselves, on their own samples.
-MONITORS = ("acc/personal_on_own", "acc/global_on_own", "acc/global_on_pooled")
+WHERE = ("personal_on_own", "global_on_own", "global_on_pooled")
 
 
 class Scoreboard:
     """Means over clients, by key such as ``acc/global_on_own``.
 
     Args:
-        metrics: The user's own, which may say whether a higher value is better.
-        monitor: The key that best.ckpt is the best of; None is the first of `MONITORS` that is measured.
+        measures: What is measured; the first is what counts unless the user says.
+        monitor: The key that best.ckpt is the best of; None is the first metric on the first of `WHERE` that is
+            measured.
     """
 
-    def __init__(self, metrics: Mapping[str, Metric], monitor: str | None) -> None:
-        self.metrics = metrics
+    def __init__(self, measures: Measures, monitor: str | None) -> None:
+        self.measures = measures
         self.monitor = monitor
         self.last: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
@@ -37,17 +36,16 @@ class Scoreboard:
             value = parts["mean"]
             if isfinite(value) and self._is_better(key, value):
                 self.best[key] = {"value": value, "round": round}
-        watched = self.monitor or next((key for key in MONITORS if key in self.best), None)
+        monitors = [f"{self.measures.first}/{where}" for where in WHERE]
+        watched = self.monitor or next((key for key in monitors if key in self.best), None)
         return watched in self.best and self.best[watched]["round"] == round
 
     def _is_better(self, key: str, value: float) -> bool:
         if key not in self.best:
             return True
         best = self.best[key]["value"]
-        return value > best if self._rises(key) else value < best
+        return value > best if self.rises(key) else value < best
 
-    def _rises(self, key: str) -> bool:
-        metric = key.rpartition("/")[0]
-        if "loss" in metric:
-            return False
-        return getattr(self.metrics.get(metric), "higher_is_better", True) is not False
+    def rises(self, key: str) -> bool:
+        """Whether a higher mean is a better one."""
+        return self.measures.rises(key.rpartition("/")[0])

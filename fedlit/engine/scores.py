@@ -1,8 +1,6 @@
-"""Accuracy, loss and any other torchmetrics metric of a network, for one client or for many in one pass."""
+"""Scores of a network: of any task for one client, of a classification for many in one pass."""
 
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,67 +11,24 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.data.batches import Batches
-from fedlit.engine.modes import modes_of, restore
-from fedlit.engine.precision import autocast, convert_input
-from fedlit.notices import Notice
+from fedlit.engine.measures import LOSS, Measures
+from fedlit.engine.outputs import each_output, outputs
+from fedlit.engine.tally import Scores, Tally, tell_left_out
 from fedlit.records.rows import Row
-from fedlit.rng import isolated
-
-Scores = dict[str, float]
 
 
-@torch.no_grad()
-def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
-    """Logits ``[N, C]`` and targets ``[N]`` of all batches, in evaluation mode."""
-    logits = []
-    targets = []
-    modes = modes_of(network)
-    network.eval()
-    context = autocast(fabric)
-    try:
-        with context():
-            for x, y in batches:
-                logits.append(network(convert_input(fabric, x.to(fabric.device))).float())
-                targets.append(y)
-    finally:
-        restore(modes)
-    return torch.cat(logits).cpu(), torch.cat(targets).cpu()
-
-
-def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: Batches) -> bool:
-    """Whether what a network says of a sample depends neither on others in its batch nor on chance: tried on these.
-
-    BatchNorm without running statistics does the one, dropout that never sleeps the other. Then clients must not share
-    a batch: who stands beside whom depends on the number of processes.
-    """
-    half = batches.num_samples // 2
-    parts = [slice(None, half), slice(half, None)]
-    with isolated(0):
-        before = torch.get_rng_state()
-        try:
-            together, _ = outputs(fabric, network, replace(batches, batch_size=batches.num_samples))
-            apart = torch.cat([outputs(fabric, network, _part(batches, part))[0] for part in parts])
-        except Exception:  # its evaluation will tell
-            return False
-        draws = not torch.equal(before, torch.get_rng_state())
-    scale = float(together.abs().nan_to_num().max())
-    is_full = fabric.strategy.precision.precision in ("32-true", "64-true")
-    tolerance = scale * (1e-4 if is_full else 3e-2)  # batches of another size round otherwise
-    return not draws and torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
-
-
-def _part(batches: Batches, part: slice) -> Batches:
-    return replace(batches, x=batches.x[part], y=batches.y[part])
-
-
-def evaluate(
-    fabric: Fabric, network: nn.Module, batches: Batches, metrics: Mapping[str, Metric] | None = None
-) -> Scores:
-    """The scores of a network on some samples; none if there are none."""
+def evaluate(fabric: Fabric, network: nn.Module, batches: Batches, measures: Measures | None = None) -> Scores:
+    """The scores of a network on some samples, by default as a classifier; none if there are none."""
     if batches.num_samples == 0:
         return {}
+    if measures is not None and not measures.are_of_classes:
+        tally = Tally(measures)
+        for output, target in each_output(fabric, network, batches):
+            tally.add(output, target)
+        return tally.scores()
     logits, target = outputs(fabric, network, batches)
-    return scores_by_group(logits, target, [len(target)], metrics or {})[0]
+    more = {} if measures is None else measures.more
+    return scores_by_group(logits, target, [len(target)], more)[0]
 
 
 def scores_by_group(
@@ -109,8 +64,7 @@ def _measured(name: str, metric: Metric, logits: Tensor, target: Tensor) -> floa
         metric.reset()
         return float(metric(logits, target))
     except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        warnings.warn(f"`trainer.metrics.{name}` is left out where it cannot be measured: {reason}", Notice, 2)
+        tell_left_out(f"`trainer.metrics.{name}`", error)
         return None
 
 
@@ -118,7 +72,7 @@ def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int 
     """Client, model, data and name of every metric that should stand among a round's rows, and does not.
 
     Example:
-        >>> unmeasured([Row(1, "s", 3, "global", "own", "acc", 0.5)], ["f1"])
+        >>> unmeasured([Row(1, "s", 3, "global", "own", "loss", 0.5)], ["f1"])
         [(3, 'global', 'own', 'f1')]
     """
     if not metrics:
@@ -128,7 +82,7 @@ def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int 
         found.setdefault((row.client, row.model, row.data), set()).add(row.metric)
     missing = []
     for where, names in found.items():
-        if "acc" in names and where[2] not in ("train", "server", "public"):  # what a method logs is its own
+        if LOSS in names and where[2] not in ("train", "server", "public"):  # what a method logs is its own
             missing += [(*where, name) for name in metrics if name not in names]
     return missing
 

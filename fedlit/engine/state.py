@@ -19,6 +19,7 @@ from fedlit.engine.client_store import Memories, States, Store
 from fedlit.engine.freezing import constant_names, frozen_names
 from fedlit.engine.guard import Guard
 from fedlit.engine.live import LiveModule
+from fedlit.engine.measures import Measures
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory, OptimizerState
 from fedlit.engine.processes import broadcast
@@ -83,6 +84,7 @@ class FederationState:
         server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
         round: Rounds done so far.
         stage: Of the last round; None before the first.
+        measures: What is measured of every model.
         scores: The last and the best of every metric.
     """
 
@@ -118,7 +120,8 @@ class FederationState:
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
-        self.scores = Scoreboard(options.metrics, options.monitor or module.monitor)
+        self.measures = Measures(module, options.metrics)
+        self.scores = Scoreboard(self.measures, options.monitor or module.monitor)
         module.num_clients = num_sharing(data)
 
     @property

@@ -19,7 +19,7 @@ from fedlit.engine.means import EpochMeans, Means
 from fedlit.engine.optimizers import optimizers_of, parameter_names
 from fedlit.engine.plain_step import PlainStep
 from fedlit.engine.plan import Interrupted, Memory, Plan
-from fedlit.engine.precision import autocast, renew_scaler
+from fedlit.engine.precision import Converted, autocast, converted, renew_scaler
 from fedlit.engine.validation import Validation, reset_metrics, validates
 from fedlit.engine.visit_trainer import VisitTrainer, attached
 from fedlit.methods.base import FederatedModule
@@ -111,19 +111,19 @@ class LocalEpochs:
             self.validation = Validation(fabric, learner, client, trainer)
         self.best: Best | None = None
         rule = plan.stage.early_stopping
-        if rule is not None and len(client.val_batches().y):  # without validation samples there is nothing to watch
+        if rule is not None and client.val_batches().num_samples:  # else there is nothing to watch
             self.best = Best(rule, fabric, learner, client, self.validation)
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None
 
-    def _batches(self, client: Client) -> Batches:
+    def _batches(self, client: Client) -> Batches | Converted:
         stage = self.plan.stage
         order = None
         if self.plan.is_shuffled:
             order = generator(self.plan.seed, "batches", stage.name, client.round, client.id)
         batches = client.train_batches(order, stage.samples, stage.public).to(self.learner.device)
         batches.indexed = self.learner.wants_index
-        return batches
+        return converted(self.fabric, batches)
 
     def run(self) -> None:
         """Train until epochs or steps are done, patience runs out, or a hook says `self.trainer.should_stop`."""

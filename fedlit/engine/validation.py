@@ -1,7 +1,5 @@
 """Lightning's validation in a visit: a pass over the client's own samples, for whoever has a hook of its own there."""
 
-from contextlib import nullcontext
-
 import torch
 from lightning.fabric import Fabric
 from torch import nn
@@ -11,7 +9,7 @@ from fedlit.data.client import Client, Server
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, overridden
 from fedlit.engine.means import Means
 from fedlit.engine.modes import Modes, modes_of, restore
-from fedlit.engine.precision import autocast, convert_input
+from fedlit.engine.precision import autocast, converted
 from fedlit.engine.step_contract import takes_batch_idx
 from fedlit.engine.visit_trainer import VisitTrainer
 from fedlit.methods.base import FederatedModule
@@ -22,7 +20,7 @@ def validates(learner: FederatedModule, client: Client, trainer: VisitTrainer) -
     is_asked = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
     if isinstance(client, Server) or not (is_asked or overridden(learner, VALIDATION_HOOKS)):
         return False
-    return len(client.val_batches().y) > 0
+    return client.val_batches().num_samples > 0
 
 
 class Validation:
@@ -76,9 +74,8 @@ class Validation:
         learner = self.learner
         context = autocast(self.fabric)
         wants_number = takes_batch_idx(learner.validation_step)
-        for number, batch in enumerate(self.client.val_batches().to(learner.device)):
-            if context is not nullcontext:
-                batch = (convert_input(self.fabric, batch[0]), *batch[1:])
+        batches = converted(self.fabric, self.client.val_batches().to(learner.device))
+        for number, batch in enumerate(batches):
             learner.on_validation_batch_start(batch, number)
             arguments = (batch, number) if wants_number else (batch,)
             with context():

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from fedlit.aggregation import Upload
 from fedlit.engine.plan import Memory, Outcome
-from fedlit.engine.scores import Scores
+from fedlit.engine.tally import Scores
 from fedlit.records.round_record import Failure
 
 

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from fedlit import tasks
 from fedlit.data.batches import Batches
 from fedlit.fast.forward_code import is_data
 from fedlit.fast.recognition import Perceptron, perceptron
 from fedlit.fast.transparency import hooks_of, names_beside
-from fedlit.methods import base
-from fedlit.methods.base import FederatedModule
+from fedlit.methods.base import FederatedModule, task_of
+from fedlit.tasks import Classification, Task
 
 if TYPE_CHECKING:
     from fedlit.engine.plan import Plan
@@ -39,6 +40,7 @@ DATA = {
     "num_clients",
     "server_only",
     "shared",
+    "task",
     "upload_only",
     "wants_index",
     "weighting",
@@ -51,6 +53,7 @@ HARMLESS_TO_A_VISIT = DATA | {
     "configure_stages",
     "earlier_uploads",
     "is_shared",
+    "metrics",
     "on_server_start",
     "personalise",
     "probe",
@@ -59,7 +62,7 @@ HARMLESS_TO_A_VISIT = DATA | {
 }
 # What it may define for single steps: what is called before the first step of a visit, or outside visits. What is
 # called between two steps or right after the last may look for gradients, or change the optimiser.
-HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"validation_loss"}) | {
+HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"metrics", "validation_loss"}) | {
     "configure_client",
     "configure_optimizers",
     "download",
@@ -69,6 +72,9 @@ HARMLESS_TO_A_STEP = (HARMLESS_TO_A_VISIT - {"validation_loss"}) | {
 OF_A_METHOD = frozenset(dir(FederatedModule))
 # The classes above a method as they were at import: who replaces a hook of theirs later wants it to be called.
 AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in FederatedModule.__mro__ if cls not in nn.Module.__mro__)
+TASK_AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in (Task, Classification))
+LOSS = FederatedModule.loss
+METRICS = FederatedModule.metrics
 saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks  # those that are in force
 OF_SGD = frozenset(vars(SGD([torch.zeros(1)], lr=0.1)))
 OF_A_GROUP = frozenset(SGD([torch.zeros(1)], lr=0.1).param_groups[0])
@@ -136,7 +142,8 @@ def is_plain_method(learner: FederatedModule, harmless: set[str]) -> bool:
     return (
         type(type(learner)) is type
         and all(vars(cls) == as_imported for cls, as_imported in AS_IMPORTED)
-        and base.F is F  # where the step finds its loss
+        and isinstance(type(learner).task, Task)  # not computed anew in every step
+        and is_plain_task(task_of(learner))
         and all(_is_harmless(learner, name, harmless) for name in names_beside(learner, FederatedModule))
         and state.keys() & OF_A_METHOD <= DATA  # else a hook hangs on the method itself
         and not any(hooks_of(state))
@@ -145,6 +152,24 @@ def is_plain_method(learner: FederatedModule, harmless: set[str]) -> bool:
         and not learner._buffers
         and learner.automatic_optimization
         and not learner.wants_index
+    )
+
+
+def is_plain_task(task: Task) -> bool:
+    """Whether a loss is cross-entropy, and nothing else."""
+    return (
+        type(task) is Classification
+        and not vars(task)  # a `loss` may hang on it
+        and all(vars(cls) == as_imported for cls, as_imported in TASK_AS_IMPORTED)
+        and tasks.F is F  # where it finds its loss
+    )
+
+
+def measures_classes(method: FederatedModule) -> bool:
+    """Whether cross-entropy and accuracy are all that a method measures; of many clients they come in one pass."""
+    kind = type(method)
+    return (
+        kind.loss is LOSS and kind.metrics is METRICS and "loss" not in vars(method) and is_plain_task(task_of(method))
     )
 
 
@@ -256,10 +281,11 @@ def is_plain_batch(found: Perceptron, x: Tensor, y: Tensor) -> bool:
 
 def is_plain_data(found: Perceptron, batches: Batches, samples: int, batch_size: int) -> bool:
     """Whether batches are views of tensors as a stack of such clients wants them."""
+    if type(batches) is not Batches:  # any other may have neither
+        return False
     x, y = batches.x, batches.y
     return (
-        type(batches) is Batches
-        and vars(batches).keys() <= OF_BATCHES  # an `order` of its own may hang on it
+        vars(batches).keys() <= OF_BATCHES  # an `order` of its own may hang on it
         and batches.transform is None
         and not batches.indexed
         and batches.batch_size == batch_size

@@ -4,22 +4,22 @@ The same module trains under a plain ``lightning.Trainer``, as one client that o
 a `Federation`.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MethodType
 from typing import Any, Literal
 
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MetricCollection
-from torchmetrics.functional.classification import multiclass_accuracy
+from torchmetrics import Metric, MetricCollection
 
 from fedlit.aggregation import Mean, Rule, State, Upload
-from fedlit.bounds import check_choice
+from fedlit.bounds import check_choice, check_kind
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
+from fedlit.inputs import applied, batch_size
 from fedlit.methods.card import Card
 
 # All of them, used here or not: methods written for 0.1 import them from this module.
@@ -35,7 +35,9 @@ from fedlit.methods.factories import (  # noqa: F401
 )
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import copy_into, frozen, record, twin  # noqa: F401
+from fedlit.tasks import Classification, Task
 
+OF_THE_TASK = ("loss", "metrics")
 Weighting = Literal["examples", "uniform"]
 
 
@@ -46,6 +48,7 @@ class FederatedModule(LightningModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for; classification by default.
     """
 
     network: nn.Module
@@ -88,11 +91,19 @@ class FederatedModule(LightningModule):
     """Clients that may take part in what is averaged; the federation sets it, under a plain Trainer there is one."""
 
     monitor: str | None = None
-    """What best.ckpt is the best of, unless `trainer.monitor` says; None is the clients' own accuracy."""
+    """What best.ckpt is the best of, unless `trainer.monitor` says; None is the first of `metrics`, on clients' own."""
 
-    def __init__(self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None) -> None:
+    task: Task = Classification()
+    """What outputs are for: the loss, the metrics and what a prediction means."""
+
+    def __init__(
+        self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None, task: Task | None = None
+    ) -> None:
         super().__init__()
         check_builders(optimizer, client_optimizers)
+        if task is not None:
+            check_kind("model.task", task, Task, "a task of fedlit.tasks, such as Regression()")
+            self.task = task
         self.optimizer = optimizer
         self.client_optimizers = client_optimizers
         self.client: Client | None = None
@@ -182,23 +193,31 @@ class FederatedModule(LightningModule):
         """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit."""
         return self.network
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any, /) -> Any:
         """The network that a client uses for itself; evaluated as `personal`."""
-        return self.global_model()(x)
+        return applied(self.global_model(), x)
+
+    def loss(self, output: Any, target: Any) -> Tensor:
+        """The mean over a batch, of what a network gives and the targets: what is trained, watched and reported."""
+        return task_of(self).loss(output, target)
+
+    def metrics(self) -> dict[str, Metric]:
+        """What is measured beside the loss, by name; the first says what best.ckpt is the best of."""
+        return task_of(self).metrics()
 
     def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter] | Iterable[dict[str, Any]]:
         """What the optimiser of a visit trains; in groups, if you like, each clipped by itself."""
         return (p for p in self.parameters() if p.requires_grad)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         x, y = batch
-        loss = F.cross_entropy(self(x), y)
+        loss = loss_of(self)(self(x), y)
         self.log("train_loss", loss)
         return loss
 
-    def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
-        """What early stopping watches, of outputs ``[N, C]`` and targets ``[N]``."""
-        return F.cross_entropy(z, y)
+    def validation_loss(self, z: Any, y: Any) -> Tensor:
+        """What early stopping watches, of outputs and targets."""
+        return loss_of(self)(z, y)
 
     def personalise(self, client: Client) -> None:
         """Adapt a client's model before it is evaluated, exported or predicts: its state is loaded, gradients are on.
@@ -207,7 +226,7 @@ class FederatedModule(LightningModule):
         """
 
     def probe(self, client: Client) -> dict[str, float]:
-        """More numbers of a client's model, such as the mean of a gate; recorded beside its accuracy."""
+        """More numbers of a client's model, such as the mean of a gate; recorded beside its metrics."""
         return {}
 
     def on_fit_start(self) -> None:
@@ -229,12 +248,29 @@ class FederatedModule(LightningModule):
         chosen = for_client(self.optimizer, self.client_optimizers, self.client)
         return chosen(self.parameters_of(self.client))
 
-    def _log_evaluation(self, prefix: str, batch: tuple[Tensor, Tensor]) -> None:
+    def _log_evaluation(self, prefix: Literal["val", "test"], batch: tuple[Any, Any]) -> None:
         x, y = batch
         z = self(x)
-        self.log(f"{prefix}_loss", F.cross_entropy(z, y), batch_size=len(y))
-        accuracy = multiclass_accuracy(z, y, num_classes=z.shape[1], average="micro")
-        self.log(f"{prefix}_acc", accuracy, prog_bar=True, batch_size=len(y))
+        size = batch_size(x, y)
+        self.log(f"{prefix}_loss", loss_of(self)(z, y), batch_size=size)
+        for name, metric in self._metrics_of(prefix):
+            metric.update(*task_of(self).measured(z, y))
+            self.log(f"{prefix}_{name}", metric, prog_bar=True, batch_size=size)
+
+    def _metrics_of(self, prefix: Literal["val", "test"]) -> Iterator[tuple[str, Metric]]:
+        """Made when they are first asked for, under a Trainer; parts of the module, so that Lightning resets them."""
+        if not hasattr(self, "_evaluated"):
+            own = {key: metrics_of(self) for key in ("val", "test")}
+            parts = {key: nn.ModuleList(metrics.values()) for key, metrics in own.items()}
+            self._evaluated = nn.ModuleDict(parts).to(self.device)
+            self._evaluated_names = list(own["val"])
+        metrics: Any = self._evaluated[prefix]
+        return zip(self._evaluated_names, metrics, strict=True)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in OF_THE_TASK and isinstance(value, nn.Module):
+            vars(self)[name] = value  # else the class's own of this name would hide a `self.loss = nn.MSELoss()`
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """As in Lightning; in a federation, the mean over a visit (or `reduce_fx`) is recorded for the client.
@@ -249,3 +285,24 @@ class FederatedModule(LightningModule):
     def log_dict(self, dictionary: Mapping[str, Any] | MetricCollection, *args: Any, **kwargs: Any) -> None:
         for name, value in dictionary.items():
             self.log(name, value, *args, **kwargs)
+
+
+def loss_of(method: FederatedModule) -> Callable[[Any, Any], Tensor]:
+    """A method's `loss`; a number that it keeps under the name is its own affair."""
+    found = method.loss
+    if callable(found):
+        return found
+    return MethodType(type(method).loss, method)
+
+
+def task_of(method: FederatedModule) -> Task:
+    """A method's `task`; whatever else it keeps under the name is its own affair, and it classifies."""
+    found = method.task
+    if isinstance(found, Task):
+        return found
+    return FederatedModule.task
+
+
+def metrics_of(method: FederatedModule) -> dict[str, Metric]:
+    """What a method's class says in `metrics`; metrics that it keeps under the name are its own affair."""
+    return type(method).metrics(method)

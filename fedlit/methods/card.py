@@ -15,6 +15,7 @@ class Card:
         link: Where the paper is.
         stages: Names of its programme, in order.
         recipes: That come with fedlit.
+        tasks: Names of the tasks that it is for, as fedlit.tasks has them; any by default.
     """
 
     law: str
@@ -24,3 +25,4 @@ class Card:
     link: str | None = None
     stages: tuple[str, ...] = ("federate",)
     recipes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()

@@ -121,6 +121,7 @@ class DLAD(FederatedModule):
         stages=("classify", "density", "distil"),
         recipes=("dlad_fashion.yaml", "dlad_cifar10.yaml"),
         law="equal confidences are the mean of all teachers; every client uploads once",
+        tasks=("classification",),
     )
 
     shared = ()
@@ -315,10 +316,9 @@ class DLAD(FederatedModule):
                 device=self.device,
             )
 
-        confidence: Confidence
         if self.aggregator == "adaptive":
             density = ensemble("density", self._density)
-            confidence = lambda x, y: density(x).sigmoid().squeeze(2)  # noqa: E731
+            confidence: Confidence = lambda x, y: density(x).sigmoid().squeeze(2)  # noqa: E731
         elif self.aggregator == "average":
             confidence = lambda x, y: x.new_zeros(len(clients), len(x))  # noqa: E731
         else:

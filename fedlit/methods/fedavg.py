@@ -15,6 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.tasks import Task
 
 
 class FedAvg(FederatedModule):
@@ -26,6 +27,7 @@ class FedAvg(FederatedModule):
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -50,7 +52,8 @@ class FedAvg(FederatedModule):
         optimizer: OptimizerCallable,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.network = build(network, "model.network")
         self.weighting = weighting

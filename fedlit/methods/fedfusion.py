@@ -14,20 +14,22 @@ Laws: lam held at 0 is FedAvg; while E_l = E_g the gradient of lam is 0; E_g is 
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.inputs import applied
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
+from fedlit.tasks import Task
 
 LAM = "network.fusion.lam"
 EXTRACTOR = "network.extractor."
@@ -79,10 +81,10 @@ class FusedNetwork(nn.Module):
         self.fusion = fusion
         self.reference = reference.requires_grad_(False)
 
-    def forward(self, x: Tensor, reference_features: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any, reference_features: Tensor | None = None) -> Any:
         if reference_features is None:
-            reference_features = self.reference(x)
-        return self.head(self.fusion(self.extractor(x), reference_features))
+            reference_features = applied(self.reference, x)
+        return self.head(self.fusion(applied(self.extractor, x), reference_features))
 
     def train(self, mode: bool = True) -> "FusedNetwork":
         super().train(mode)
@@ -106,6 +108,7 @@ class FedFusion(FederatedModule):
             authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -130,8 +133,9 @@ class FedFusion(FederatedModule):
         record: bool = True,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         if not 0 <= check_number("model.ema", ema) < 1:
             raise ValueError(f"`model.ema` must lie in [0, 1), got {ema}.")
         local: Any = build(network, "model.network")
@@ -151,18 +155,19 @@ class FedFusion(FederatedModule):
         self.network.reference.eval()
         self._recorded = None
         if self.record:
-            self._recorded = record(self.network.reference, client, next(self.parameters()))
+            reference = partial(applied, self.network.reference)
+            self._recorded = record(reference, client, next(self.parameters()))
 
     def on_client_end(self, client: Client) -> None:
         self._recorded = None
         self.log_dict(self.network.fusion.judged())
 
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         x, y, *index = batch
         reference_features = None
         if self._recorded is not None:
             reference_features = self._recorded[index[0]]
-        loss = F.cross_entropy(self.network(x, reference_features), y)
+        loss = loss_of(self)(self.network(x, reference_features), y)
         self.log("train_loss", loss)
         return loss
 

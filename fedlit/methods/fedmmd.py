@@ -15,17 +15,18 @@ import copy
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
+from fedlit.inputs import applied
 from fedlit.losses import half_squared_error, mmd
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of, task_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
+from fedlit.tasks import Task
 
 FLOOR = 1e-4  # below it the authors' code returns the floor, which has no gradient
 Distance = Literal["mmd", "l2"]
@@ -51,6 +52,7 @@ class FedMMD(FederatedModule):
             authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -74,8 +76,9 @@ class FedMMD(FederatedModule):
         record: bool = True,
         weighting: Weighting = "uniform",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_number("model.lam", lam, least=0)
         check_choice("model.distance", distance, Distance)
         check_choice("model.kernel", kernel, Kernel)
@@ -104,29 +107,29 @@ class FedMMD(FederatedModule):
         self._global = []
         self._recorded = None
 
-    def _streams(self, network: Any, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What is compared, ``[N, D]``, and the logits."""
+    def _streams(self, network: Any, x: Any) -> tuple[Tensor, Any]:
+        """What is compared, ``[N, D]``, and the outputs."""
         if self.compare == "logits":
-            z = network(x)
-            return z, z
-        features = network.extractor(x)
+            z = applied(network, x)
+            return task_of(self).output(z).flatten(1), z
+        features = applied(network.extractor, x)
         return features.flatten(1), network.head(features)
 
-    def _global_stream(self, x: Tensor) -> Tensor:
+    def _global_stream(self, x: Any) -> Tensor:
         compared, _ = self._streams(self._global[0], x)
         return compared
 
-    def _reference(self, x: Tensor, index: list[Tensor]) -> Tensor:
+    def _reference(self, x: Any, index: list[Tensor]) -> Tensor:
         """G's part of the comparison, from the record where there is one."""
         if self._recorded is not None:
             return self._recorded[index[0]]
         with torch.no_grad():
             return self._global_stream(x)
 
-    def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Tensor:
         x, y, *index = batch
         local, z = self._streams(self.network, x)
-        loss = F.cross_entropy(z, y)
+        loss = loss_of(self)(z, y)
         self.log("train_loss", loss)
         if not self._global:  # lam = 0, or a plain Trainer, which has no rounds
             return loss

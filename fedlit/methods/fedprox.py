@@ -7,6 +7,8 @@ As FedAvg, but a client is held near the global model w_t that its round began w
 Law: mu = 0 is FedAvg.
 """
 
+from typing import Any
+
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import frozen
+from fedlit.tasks import Task
 
 
 class FedProx(FederatedModule):
@@ -29,6 +32,7 @@ class FedProx(FederatedModule):
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -46,8 +50,9 @@ class FedProx(FederatedModule):
         mu: float = 0.01,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_number("model.mu", mu, least=0)
         self.network = build(network, "model.network")
         self.mu = mu
@@ -57,6 +62,6 @@ class FedProx(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         self.anchors = frozen(self.network.parameters())
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         return loss + proximal_penalty(self.network.parameters(), self.anchors, self.mu)

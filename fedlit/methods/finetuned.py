@@ -5,7 +5,6 @@ FedAvg's.
 """
 
 import warnings
-from typing import Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 
@@ -15,6 +14,7 @@ from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.notices import Notice
+from fedlit.tasks import Task
 
 
 class FineTuned(FederatedModule):
@@ -25,12 +25,13 @@ class FineTuned(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         finetune_epochs: Epochs of the last visit, at most; 0 leaves every client with the global
             model.
-        stop_on: Stop the last visit early on the client's own validation `loss` or `acc`, and keep
-            the best state.
+        stop_on: Stop the last visit early on the client's own validation samples, by `loss` or a
+            metric of the task, such as `acc`, and keep the best state.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
         monitor: The name of `stop_on` in 0.1, for one release more.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -46,12 +47,13 @@ class FineTuned(FederatedModule):
         network: NetworkFactory,
         optimizer: OptimizerCallable,
         finetune_epochs: int = 5,
-        stop_on: Literal["loss", "acc"] | None = None,
+        stop_on: str | None = None,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
-        monitor: Literal["loss", "acc"] | None = None,
+        monitor: str | None = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_count("model.finetune_epochs", finetune_epochs, least=0)
         self.network = build(network, "model.network")
         self.finetune_epochs = finetune_epochs

@@ -90,6 +90,7 @@ class FML(FederatedModule):
             "fml_newcomer_fashion.yaml",
         ),
         law="beta = 1: the global model is FedAvg's; alpha = 1: the personal one is trained alone",
+        tasks=("classification",),
     )
 
     weighting = "uniform"

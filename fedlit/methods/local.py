@@ -18,6 +18,7 @@ from fedlit.methods.factories import (
     for_client,
 )
 from fedlit.methods.stage import Stage
+from fedlit.tasks import Task
 
 
 class LocalOnly(FederatedModule):
@@ -30,6 +31,7 @@ class LocalOnly(FederatedModule):
             from client id.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -48,8 +50,9 @@ class LocalOnly(FederatedModule):
         optimizer: OptimizerCallable,
         client_networks: ClientNetworks = None,
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.factory = network
         self.client_networks = client_networks
         self.network = build(network, "model.network")

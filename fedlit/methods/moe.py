@@ -90,6 +90,7 @@ class MixtureOfExperts(FederatedModule):
         stages=("federate", "local", "longer", "finetune", "mixture"),
         recipes=("moe_fashion.yaml", "moe_cifar10.yaml"),
         law="a gate of 1 is the local expert, of 0 the global one; no upload depends on an opted-out sample",
+        tasks=("classification",),
     )
 
     shared = ("federated.",)

@@ -13,14 +13,14 @@ class EarlyStopping:
     """Stop a visit on the client's own validation samples, and keep the best state.
 
     Attributes:
-        metric: What is watched: `loss` is to fall, `acc` to rise.
+        metric: What is watched: `loss`, or one of the method's `metrics`, such as `acc`, which knows whether to rise.
         patience: Checks without improvement before a visit stops.
         check_every: Epochs between checks.
         first_check: The epoch after which the first check comes; 0 is before any training, so that the state which
             came may be the best.
     """
 
-    metric: Literal["loss", "acc"] = "loss"
+    metric: str = "loss"
     patience: int = 10
     check_every: int = 5
     first_check: int = 0

@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
+from fedlit.inputs import like as made_like
 
 if TYPE_CHECKING:
     from fedlit.methods.base import FederatedModule
@@ -31,8 +32,8 @@ def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def record(network: Callable[[Tensor], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
-    """What a frozen network says of each sample of a visit, by position; None if inputs vary.
+def record(network: Callable[[Any], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
+    """What a frozen network says of each sample of a visit, by position; None if inputs vary, or outputs in shape.
 
     Args:
         network: Does not change during the visit.
@@ -43,7 +44,10 @@ def record(network: Callable[[Tensor], Tensor], client: Client | None, like: Ten
         return None
     batches = client.train_batches()
     batches.drop_last = False
-    return torch.cat([network(x.to(like)) for x, _ in batches])
+    said = [network(made_like(x, like)) for x, _ in batches]
+    if len({part.shape[1:] for part in said}) > 1:  # texts of different lengths
+        return None
+    return torch.cat(said)
 
 
 def twin(module: "FederatedModule") -> "FederatedModule":

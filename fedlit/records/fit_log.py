@@ -29,6 +29,7 @@ class FitLog:
         progress: Where a person is told.
         draws: Whether to leave pictures, too.
         checkpoint_read: The file that the run goes on from, if it does.
+        metric: What curves are drawn of.
 
     Attributes:
         saved_round: Of the last checkpoint.
@@ -43,8 +44,10 @@ class FitLog:
         progress: Progress,
         draws: bool = True,
         checkpoint_read: Path | None = None,
+        metric: str = "acc",
     ) -> None:
         self.folder = folder
+        self.metric = metric
         self.draws = draws
         self.progress = progress
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
@@ -107,7 +110,7 @@ class FitLog:
     def _draw(self, folder: Path, round: int) -> None:
         """The pictures of the end."""
         if round:
-            draw_curves(folder / "metrics.csv", folder / "curves.png")
+            draw_curves(folder / "metrics.csv", folder / "curves.png", metric=self.metric)
             self.recorder.picture("curves", folder / "curves.png", round)
         self._draw_epochs(folder, round)
         self._draw_confusion(folder, round)
@@ -116,7 +119,7 @@ class FitLog:
         """Of visits at home that were followed, if any were."""
         picture = folder / "epochs.png"
         if (folder / EPOCHS).exists():
-            draw_curves(folder / EPOCHS, picture, over="epoch")
+            draw_curves(folder / EPOCHS, picture, over="epoch", metric=self.metric)
         if picture.exists():
             self.recorder.picture("epochs", picture, round)
 

@@ -1,4 +1,4 @@
-"""Pictures of a run: who holds what, and accuracy over rounds."""
+"""Pictures of a run: who holds what, and accuracy, or what else is measured, over rounds."""
 
 import csv
 from collections import defaultdict
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
     from fedlit.data import FederatedData
 
-Points = list[tuple[int, float]]  # round and accuracy
+Points = list[tuple[int, float]]  # round and value
 Lines = dict[str, Points]  # of every client
 MOST_COUNTS = 20  # classes of a confusion matrix whose cells can hold a number
+SPOKEN = {"acc": "accuracy", "r2": "R2", "f1": "F1", "iou": "IoU"}
 MOST_LINES = 100  # in one panel; more would hide each other
 
 
@@ -72,13 +73,13 @@ def draw_partition(counts: np.ndarray, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "round") -> None:
-    """Accuracy over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
+def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "round", metric: str = "acc") -> None:
+    """A metric over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
 
     Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
     From an epochs.csv, `over` epochs: those of the last visit.
     """
-    panels = _read_panels(metrics, over)
+    panels = _read_panels(metrics, over, metric)
     if not panels:
         return
     once = {title for title, lines in panels.items() if _is_one_round(lines)}
@@ -98,7 +99,7 @@ def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "ro
         axes.set_xlabel(over)
     if compares:
         _draw_comparison(all_axes[-1], panels)
-    all_axes[0].set_ylabel("accuracy")
+    all_axes[0].set_ylabel(SPOKEN.get(metric, metric))
     figure.savefig(path, dpi=110)
 
 
@@ -129,12 +130,12 @@ def draw_confusion(path_of_counts: Path, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _read_panels(metrics: Path, over: str) -> dict[str, Lines]:
-    """Every accuracy of a metrics.csv: by model and data, then by client."""
+def _read_panels(metrics: Path, over: str, metric: str) -> dict[str, Lines]:
+    """Every value of a metric in a metrics.csv: by model and data, then by client."""
     panels: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     with metrics.open() as file:
         for row in csv.DictReader(file):
-            if row["metric"] == "acc":
+            if row["metric"] == metric:
                 title = f"{row['model']} on {row['data']}"
                 point = (int(row[over]), float(row["value"]))
                 line = panels[title][row["client"]]
@@ -149,7 +150,7 @@ def _is_one_round(lines: Lines) -> bool:
 
 
 def _draw_comparison(axes: "Axes", panels: dict[str, Lines]) -> None:
-    """The last accuracy of every model, side by side: clients thin, their mean thick."""
+    """The last value of every model, side by side: clients thin, their mean thick."""
     for x, lines in enumerate(panels.values()):
         last = [points[-1][1] for points in lines.values()]
         mean = float(np.mean(last))

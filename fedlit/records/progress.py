@@ -16,10 +16,12 @@ class Progress:
         total: Rounds of the whole run.
         done: Rounds that a resumed run starts with.
         enabled: Off on all processes but the first, or if the user says so.
+        metric: What a round is told by.
     """
 
-    def __init__(self, total: int, done: int = 0, enabled: bool = True) -> None:
+    def __init__(self, total: int, done: int = 0, enabled: bool = True, metric: str = "acc") -> None:
         self.total = total
+        self.metric = metric
         self.enabled = enabled
         self.bar: tqdm | None = None
         if enabled and sys.stderr is not None and sys.stderr.isatty():  # None: it was closed
@@ -35,7 +37,7 @@ class Progress:
         if not self.enabled:
             return
         found = summary(rows)
-        told = {_spoken(key): parts for key, parts in found.items() if key.startswith("acc/")}
+        told = {_spoken(key): parts for key, parts in found.items() if key.rpartition("/")[0] == self.metric}
         if not told:  # not evaluated in this round: what the method itself logs
             told = {key.rpartition("/")[0]: parts for key, parts in found.items()}
         words = ", ".join(f"{name} {parts['mean']:.4f}" for name, parts in told.items())

@@ -4,7 +4,9 @@ import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedlit.records.progress import table
@@ -44,9 +46,49 @@ def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Map
         probabilities: Of classes, ``[N, C]``.
         more: Further columns, such as the label.
     """
-    path = folder / f"predictions_{whose}.csv"
     confidence, predicted = probabilities.max(dim=1)
     columns = {"predicted": predicted.tolist(), "probability": [f"{p:.6f}" for p in confidence.tolist()], **more}
+    return _write_table(folder / f"predictions_{whose}.csv", columns)
+
+
+def write_outputs(
+    folder: Path, whose: str, outputs: Tensor | list[Tensor], target: Any, more: Mapping[str, Sequence[object]]
+) -> Path:
+    """What a model says of every sample, in order; where it is.
+
+    Numbers of a sample are columns of a CSV, beside those of its target; what has more dimensions, such as a map of
+    pixels, is a torch file with `predictions` and `targets`.
+
+    Args:
+        folder: Of the run.
+        whose: By which model, of what: the file is named after it.
+        outputs: ``[N]`` or ``[N, D]``, or of any shape; a list of batches that differ in theirs.
+        target: Likewise, if there is one.
+        more: Further columns, such as names of files.
+    """
+    columns = _columns("predicted", outputs)
+    if columns is None:
+        path = folder / f"predictions_{whose}.pt"
+        torch.save({"predictions": outputs, "targets": target, **more}, path)
+        return path
+    beside = _columns("target", target) or {}
+    return _write_table(folder / f"predictions_{whose}.csv", {**columns, **beside, **more})
+
+
+def _columns(name: str, values: Any) -> dict[str, list[Any]] | None:
+    """A column for each number of a sample; None if a table is not the place for them."""
+    if not isinstance(values, Tensor) or values.ndim > 2:
+        return None
+    if values.ndim == 1:
+        values = values[:, None]
+    names = [name] if values.shape[1] == 1 else [f"{name}_{i}" for i in range(values.shape[1])]
+    shown = values.tolist()
+    if values.is_floating_point():
+        shown = [[f"{value:.9g}" for value in row] for row in shown]
+    return {name: [row[i] for row in shown] for i, name in enumerate(names)}
+
+
+def _write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> Path:
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["index", *columns])

@@ -45,8 +45,10 @@ def double():
 
 
 NETWORKS = {
-    "the network of client 0 must give one tensor of logits, got a tuple": partial(Forward, lambda z: (z, z)),
-    "the network of client 0 must give one tensor of logits, got a dict": partial(Forward, lambda z: {"z": z}),
+    "the network of client 0 must give one tensor, got a tuple": partial(Forward, lambda z: (z, z)),
+    "the network of client 0 must give one tensor, got a mapping of a, b; of": partial(
+        Forward, lambda z: {"a": z, "b": z}
+    ),
     r"the network of client 0 cannot take inputs of shape \[1, 8, 8\]: AssertionError: three": partial(Forward, fails),
     r"the network of client 0 cannot take inputs of .*: KeyError: 'a'": partial(Forward, lambda z: {}["a"]),
     r"the network of client 0 cannot take inputs of .*: 'Tensor' object has no attribute 'logits'": partial(

@@ -131,7 +131,7 @@ def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_told_
 
 
 def test_metrics_that_are_all_there_are_not_missed():
-    found = [Row(1, "s", 0, "global", "own", name, 0.5) for name in ("acc", "f1")]
+    found = [Row(1, "s", 0, "global", "own", name, 0.5) for name in ("loss", "f1")]
     assert unmeasured(found, ["f1"]) == []
     assert unmeasured(found[:1], ["f1"]) == [(0, "global", "own", "f1")]
 
@@ -139,7 +139,7 @@ def test_metrics_that_are_all_there_are_not_missed():
 @pytest.mark.parametrize("name", ["acc", "loss"])
 def test_a_metric_that_the_federation_measures_itself_is_refused(name):
     with pytest.raises(ValueError, match=f"^`trainer.metrics` must leave acc and loss .* give '{name}' another name"):
-        Federation(metrics={name: MulticlassAccuracy(3)})
+        fitted(FedAvg(linear, SGD), metrics={name: MulticlassAccuracy(3)})
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "", "tab\there", "\u2028"])

@@ -25,12 +25,14 @@ from fedlit.fast.permission import (
     is_plain_factory,
     is_plain_sgd,
     is_same,
+    measures_classes,
     steps_without_closure,
 )
 from fedlit.fast.recognition import perceptron
 from fedlit.methods import FML, Card, FedProx, FineTuned
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.networks import MLP
+from fedlit.tasks import Classification, Regression
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(5,))
@@ -56,7 +58,7 @@ OUTSIDE_VISITS = {
     "select_clients",
 }
 # Early stopping calls it between steps; there is none in a stack.
-BETWEEN_STEPS_ALONE = {"validation_loss"}
+BETWEEN_STEPS_ALONE = {"metrics", "validation_loss"}
 PYTHON_S = {"__init__", "__repr__"}
 HOOKS = {name for name in dir(ModelHooks) if name.startswith(("on_", "configure_"))}
 METHODS = {name for name in vars(FederatedModule) if callable(getattr(FederatedModule, name)) and name[:2] != "__"}
@@ -203,8 +205,34 @@ def with_state(change):
 
 
 def patched_loss(monkeypatch):
-    monkeypatch.setattr("fedlit.methods.base.F", SimpleNamespace(cross_entropy=torch.nn.functional.cross_entropy))
+    monkeypatch.setattr("fedlit.tasks.F", SimpleNamespace(cross_entropy=torch.nn.functional.cross_entropy))
     return plain()
+
+
+def patched_task(monkeypatch):
+    monkeypatch.setattr(Classification, "loss", lambda *_: None)
+    return plain()
+
+
+class Classified(Classification):
+    """The same under another name."""
+
+
+def with_a_loss_of_its_own():
+    task = Classification()
+    task.loss = lambda *_: None
+    return task
+
+
+TASKS_THAT_ARE_NOT_PLAIN = {
+    "another task": lambda _: plain(task=Regression()),
+    "another task of the class": lambda _: defining(task=Regression()),
+    "a task that is computed": lambda _: defining(task=property(lambda _: Classification())),
+    "a task of a class of its own": lambda _: plain(task=Classified()),
+    "a loss that hangs on the task": lambda _: plain(task=with_a_loss_of_its_own()),
+    "a task that was replaced in fedlit": patched_task,
+    "a loss that was replaced in fedlit": patched_loss,
+}
 
 
 METHODS_THAT_ARE_NOT_PLAIN = {
@@ -212,7 +240,7 @@ METHODS_THAT_ARE_NOT_PLAIN = {
     "a class of another kind": lambda _: plain(Kind("Own", (FedAvg,), {})),
     "a hook that was replaced in Lightning": patched_hook,
     "a step that was replaced in fedlit": patched_step,
-    "a loss that was replaced in fedlit": patched_loss,
+    **TASKS_THAT_ARE_NOT_PLAIN,
     "another loss": lambda _: FedProx(SMALL, SGD, mu=0.1),
     "two networks": lambda _: FML(SMALL, SMALL, SGD),
     "a forward hook": with_state(lambda method: method.register_forward_hook(lambda *_: None)),
@@ -233,6 +261,32 @@ def test_a_method_that_is_not_plain_goes_the_ordinary_way(build, monkeypatch):
     parameters = list(method.network.parameters()) if hasattr(method, "network") else method.parameters()
     assert not may_step(method, SGD(parameters))
     assert not may_stack(method)
+
+
+OWN_MEASURES = {
+    **TASKS_THAT_ARE_NOT_PLAIN,
+    "a loss of its own": lambda _: defining(loss=passing_on("loss")),
+    "metrics of its own": lambda _: defining(metrics=passing_on("metrics")),
+    "a loss that hangs on it": lambda _: with_state(lambda method: setattr(method, "loss", nn.MSELoss()))(_),
+}
+del OWN_MEASURES["a task that is computed"]  # it is asked in every evaluation
+
+
+@pytest.mark.parametrize("build", OWN_MEASURES.values(), ids=OWN_MEASURES)
+def test_who_measures_otherwise_is_evaluated_batch_by_batch(build, monkeypatch):
+    assert not measures_classes(build(monkeypatch))
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, partial(FML, SMALL)])
+def test_whoever_measures_classes_is_evaluated_in_one_pass(kind):
+    assert measures_classes(kind(SMALL, SGD))
+    assert measures_classes(plain(task=Classification()))
+    assert measures_classes(defining(validation_loss=passing_on("validation_loss")))
+
+
+def test_a_plain_task_may_be_named():
+    assert may_step(plain(task=Classification()))
+    assert may_stack(plain(task=Classification()))
 
 
 class Functions(TorchFunctionMode):
