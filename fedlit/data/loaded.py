@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fedlit.data.batches import next_order, num_batches
+from fedlit.data.batches import Batches, next_order, num_batches
 from fedlit.data.items import Roles, as_input, as_target
 from fedlit.data.trees import Tree, mapped, moved, stacked, told
 from fedlit.rng import derive, isolated, seed_cpu
@@ -253,3 +253,6 @@ def without_targets(y: Tree, hidden: Tensor) -> Tree:
         return leaf.index_fill(0, rows, -1)
 
     return mapped(hide, y)
+
+
+AnyBatches = Batches | LoadedBatches

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from fedlit.data.batches import Batches
 from fedlit.data.client import Client
+from fedlit.data.loaded import AnyBatches
 from fedlit.engine.personalising import personalised
 from fedlit.engine.scores import evaluate
 from fedlit.engine.state import FederationState
@@ -48,7 +48,7 @@ class EpochScores:
                 scores = evaluate(self.state.fabric, learner, batches, self.state.measures)
                 self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]
 
-    def _samples(self) -> Iterator[tuple[str, Batches]]:
+    def _samples(self) -> Iterator[tuple[str, AnyBatches]]:
         """What it is evaluated on when the visit is over, too."""
         data = self.state.data
         k = self.client.id

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from fedlit.data.batches import Batches
+from fedlit.data.loaded import AnyBatches
 from fedlit.engine.found import Found, found_of, pack, unpack
 from fedlit.engine.loading import loaded
 from fedlit.engine.log_sinks import check_own_names, noted
@@ -184,7 +184,7 @@ class Scorer:
                 rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
         return rows
 
-    def predict(self, client: int | None, batches: Batches | None = None) -> tuple[list[Tensor], list[Any]]:
+    def predict(self, client: int | None, batches: AnyBatches | None = None) -> tuple[list[Tensor], list[Any]]:
         """What the task takes outputs for, and targets, of each of some batches, else of the test set.
 
         By the network that `loaded` gives.
@@ -232,7 +232,7 @@ class Scorer:
                 found.add(k, "global", "own_test", scores)
         return found
 
-    def _scores_of_each(self, batches: Batches, sizes: np.ndarray) -> list[Scores]:
+    def _scores_of_each(self, batches: AnyBatches, sizes: np.ndarray) -> list[Scores]:
         """Of the global model, for clients whose samples lie end to end."""
         if len(sizes) == 1:
             return [evaluate(self.state.fabric, self.network, batches, self.measures)]
@@ -292,10 +292,10 @@ class Scorer:
     def _reported_as(self) -> str:
         return self.stage.reported_as or "personal"
 
-    def _scores(self, network: nn.Module, batches: Batches) -> Scores:
+    def _scores(self, network: nn.Module, batches: AnyBatches) -> Scores:
         return evaluate(self.state.fabric, network, self._limited(batches), self.measures)
 
-    def _limited(self, batches: Batches) -> Batches:
+    def _limited(self, batches: AnyBatches) -> AnyBatches:
         """Few samples in a development run."""
         if self.state.options.fast_dev_run:
             return batches.first(DEV_SAMPLES)

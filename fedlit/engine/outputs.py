@@ -11,6 +11,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
+from fedlit.data.loaded import AnyBatches
 from fedlit.engine.modes import modes_of, restore
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.inputs import applied
@@ -20,7 +21,7 @@ from fedlit.tasks import Classification, Task
 CLASSES = Classification()
 
 
-def each_output(fabric: Fabric, network: nn.Module, batches: Batches) -> Iterator[tuple[Any, Any]]:
+def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iterator[tuple[Any, Any]]:
     """What a network gives for each batch, in single precision at least, and the batch's targets, on the device."""
     modes = modes_of(network)
     network.eval()
@@ -40,7 +41,7 @@ def _widened(output: Tensor) -> Tensor:
     return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
 
 
-def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
+def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Tensor, Tensor]:
     """Logits ``[N, C]`` and targets ``[N]`` of all batches."""
     logits: list[Tensor] = []
     targets: list[Tensor] = []
@@ -50,7 +51,7 @@ def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tenso
     return torch.cat(logits).cpu(), torch.cat(targets).cpu()
 
 
-def predictions(fabric: Fabric, network: nn.Module, batches: Batches, task: Task) -> tuple[list[Tensor], list[Any]]:
+def predictions(fabric: Fabric, network: nn.Module, batches: AnyBatches, task: Task) -> tuple[list[Tensor], list[Any]]:
     """What outputs mean, and the targets, of each batch."""
     found: list[Tensor] = []
     targets: list[Any] = []
@@ -60,12 +61,14 @@ def predictions(fabric: Fabric, network: nn.Module, batches: Batches, task: Task
     return found, targets
 
 
-def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: Batches) -> bool:
+def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
     """Whether what a network says of a sample depends neither on others in its batch nor on chance: tried on these.
 
     BatchNorm without running statistics does the one, dropout that never sleeps the other. Then clients must not share
     a batch: who stands beside whom depends on the number of processes.
     """
+    if not isinstance(batches, Batches):  # they would have to be read twice
+        return False
     with isolated(0):
         before = torch.get_rng_state()
         try:

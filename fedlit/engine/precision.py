@@ -12,6 +12,7 @@ from lightning.fabric.plugins.precision import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.data.batches import Batches
+from fedlit.data.loaded import AnyBatches
 
 # bf16 on some CPUs that claim the instructions dies of SIGILL: only another process can find out.
 PROBE = """
@@ -60,7 +61,7 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def converted(fabric: Fabric, batches: Batches) -> "Batches | Converted":
+def converted(fabric: Fabric, batches: AnyBatches) -> "AnyBatches | Converted":
     """Batches whose floats have the dtype of the precision; the very same where they have it already."""
     is_single = type(fabric.strategy.precision) is Precision
     if is_single and type(batches) is Batches and _has_it(batches.x) and _has_it(batches.y):
@@ -81,7 +82,7 @@ class Converted:
         batches: As they come.
     """
 
-    def __init__(self, fabric: Fabric, batches: Batches) -> None:
+    def __init__(self, fabric: Fabric, batches: AnyBatches) -> None:
         self.fabric = fabric
         self.batches = batches
 

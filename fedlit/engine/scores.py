@@ -10,14 +10,14 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from fedlit.data.batches import Batches
+from fedlit.data.loaded import AnyBatches
 from fedlit.engine.measures import LOSS, Measures
 from fedlit.engine.outputs import each_output, outputs
 from fedlit.engine.tally import Scores, Tally, tell_left_out
 from fedlit.records.rows import Row
 
 
-def evaluate(fabric: Fabric, network: nn.Module, batches: Batches, measures: Measures | None = None) -> Scores:
+def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: Measures | None = None) -> Scores:
     """The scores of a network on some samples, by default as a classifier; none if there are none."""
     if batches.num_samples == 0:
         return {}

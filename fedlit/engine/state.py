@@ -313,6 +313,6 @@ def partition_hash(data: FederatedData) -> str:
     for part in data.splits.train.fingerprint():
         digest.update(part)
     assignment = data.assignment
-    for part in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
-        digest.update(part.tobytes())
+    for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
+        digest.update(index.tobytes())
     return digest.hexdigest()

@@ -9,8 +9,8 @@ from lightning.fabric import Fabric
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State
-from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
+from fedlit.data.loaded import AnyBatches
 from fedlit.engine.early_stopping import Best
 from fedlit.engine.freezing import thawed_again
 from fedlit.engine.hooked_step import HookedStep, wants_hooks
@@ -116,7 +116,7 @@ class LocalEpochs:
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None
 
-    def _batches(self, client: Client) -> Batches | Converted:
+    def _batches(self, client: Client) -> AnyBatches | Converted:
         stage = self.plan.stage
         order = None
         if self.plan.is_shuffled:

@@ -20,6 +20,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from fedlit import tasks
 from fedlit.data.batches import Batches
+from fedlit.data.loaded import AnyBatches
 from fedlit.fast.forward_code import is_data
 from fedlit.fast.recognition import Perceptron, perceptron
 from fedlit.fast.transparency import hooks_of, names_beside
@@ -279,7 +280,7 @@ def is_plain_batch(found: Perceptron, x: Tensor, y: Tensor) -> bool:
     )
 
 
-def is_plain_data(found: Perceptron, batches: Batches, samples: int, batch_size: int) -> bool:
+def is_plain_data(found: Perceptron, batches: AnyBatches, samples: int, batch_size: int) -> bool:
     """Whether batches are views of tensors as a stack of such clients wants them."""
     if type(batches) is not Batches:  # any other may have neither
         return False

@@ -181,6 +181,7 @@ class Cohort:
                 return None
             if not is_plain_data(found, batches, kind.samples, kind.batch_size):
                 return None
+            assert isinstance(batches, Batches)  # plain data lie in memory
             return Member(client, batches, optimizer.param_groups[0]["lr"] * plan.lr_factor, factory)
         except Exception:
             return None

@@ -102,7 +102,7 @@ class PerFedAvg(FederatedModule):
         mean = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
         for x, y in batches.to(self.device):
             for name, gradient in self._gradients(w, (x.to(self.dtype), y)).items():
-                mean[name] += len(y) / len(batches.y) * gradient
+                mean[name] += len(y) / batches.num_samples * gradient
         with torch.no_grad():
             for name, tensor in w.items():
                 tensor.sub_(self.alpha * mean[name])
