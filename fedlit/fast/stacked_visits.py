@@ -12,6 +12,7 @@ from typing import Any
 from lightning.fabric import Fabric
 
 from fedlit.aggregation import State, Upload
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.fast.permission import for_stack, is_plain_data, is_plain_factory, is_same, trains_all
