@@ -47,9 +47,13 @@ class Inputs:
     def _check(self, example: Tree) -> None:
         is_tensor = isinstance(example, Tensor)
         if self.differ and not (is_tensor and example.ndim > 2):
-            raise ValueError(f"`data.partition` changes how clients see images, but inputs are {told(example)}.")
+            raise ValueError(
+                f"`data.partition` changes how clients see images, but inputs are {told(example, of_many=True)}."
+            )
         if self.augmentation and not is_tensor:
-            raise ValueError(f"`data.augmentation` is for images in one tensor, but inputs are {told(example)}.")
+            raise ValueError(
+                f"`data.augmentation` is for images in one tensor, but inputs are {told(example, of_many=True)}."
+            )
 
     @property
     def is_random(self) -> bool:
