@@ -319,7 +319,7 @@ def values(**options) -> FederatedData:
 
 def test_a_partition_by_class_refuses_data_without_classes_by_name():
     told = (
-        r"`data.partition`: Dirichlet deals samples out by their classes, but their targets are float32 \[1\]; take IID"
+        r"`data.partition`: Dirichlet deals samples out by their classes, but their targets are float32 \[N\]; take IID"
     )
     for partition in (Dirichlet(1.0), OverTime(2, Dirichlet(1.0))):
         name = type(partition).__name__
@@ -333,7 +333,10 @@ def test_a_partition_of_ones_own_is_taken_with_validation_from_anywhere():
     for validation in ("train", "test", "reserve"):
         data = ready(toy_data(partition=Halves(), validation=validation, val_size=0.2))
         assert data.assignment.num_clients == 3
-    with pytest.raises(ValueError, match=r"if Halves is your own and looks at no label, set its `by_class = False`"):
+    with pytest.raises(
+        ValueError,
+        match=r"Halves deals .* targets are float32 \[N\]; if it looks at no label, set its `by_class = False`",
+    ):
         values(partition=Halves()).setup()
 
 

@@ -37,14 +37,15 @@ class Dealer:
         if self.partition.by_owner:
             self.owners = Owners(splits, options.num_clients)
         if self.partition.by_class and not self.num_classes and not isinstance(self.partition, Saved):
-            self._refuse_without_classes(told(splits.train.example[1]))
+            self._refuse_without_classes(told(splits.train.example[1], of_many=True))
 
     def _refuse_without_classes(self, target: str) -> None:
-        name = type(self.partition).__name__
-        raise ValueError(
-            f"`data.partition`: {name} deals samples out by their classes, but their targets are {target}; take IID, "
-            f"Quantity or ByColumn, or, if {name} is your own and looks at no label, set its `by_class = False`."
-        )
+        kind = type(self.partition)
+        remedy = "take IID, Quantity or ByColumn"
+        if not kind.__module__.startswith("fedlit."):
+            remedy = "if it looks at no label, set its `by_class = False`"
+        told_what = f"{kind.__name__} deals samples out by their classes, but their targets are {target}"
+        raise ValueError(f"`data.partition`: {told_what}; {remedy}.")
 
     def assign(self, round: int) -> Assignment:
         """Deal the samples out; the round matters only to a partition that resplits or goes over time."""

@@ -47,9 +47,13 @@ class Inputs:
     def _check(self, example: Tree) -> None:
         is_tensor = isinstance(example, Tensor)
         if self.differ and not (is_tensor and example.ndim > 2):
-            raise ValueError(f"`data.partition` changes how clients see images, but inputs are {told(example)}.")
+            raise ValueError(
+                f"`data.partition` changes how clients see images, but inputs are {told(example, of_many=True)}."
+            )
         if self.augmentation and not is_tensor:
-            raise ValueError(f"`data.augmentation` is for images in one tensor, but inputs are {told(example)}.")
+            raise ValueError(
+                f"`data.augmentation` is for images in one tensor, but inputs are {told(example, of_many=True)}."
+            )
 
     @property
     def is_random(self) -> bool:
@@ -61,7 +65,7 @@ class Inputs:
         """Whether clients see the same image differently."""
         if self.partition.pixel_permutation(0, 1, 0) is not None:
             return True
-        return any(self.view(k) for k in range(self.num_clients))
+        return any(self.partition.view(k, self.seed) for k in range(self.num_clients))
 
     def view(self, client: int) -> list[Augmentation]:
         """Steps through which a client sees every image."""
@@ -89,7 +93,7 @@ class Inputs:
             x = self.normalisation(x)
         if client is None or x.ndim < 2:
             return x
-        permutation = self.permutation(client, x[0, 0].numel())
+        permutation = self.permutation(client, x.shape[2:].numel())
         if permutation is None:
             return x
         return x.flatten(2)[:, :, permutation].view_as(x)

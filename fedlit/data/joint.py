@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+from torch import Tensor
 
 from fedlit.data.assignment import Assignment
 from fedlit.data.client import Client
 from fedlit.data.federated import AnyBatches, FederatedData
 from fedlit.data.parts import Splits, Stacked
 from fedlit.data.public_pool import PublicPool
-from fedlit.data.trees import joined
+from fedlit.data.trees import joined, told
 
 
 class JointData(FederatedData):
@@ -54,6 +55,9 @@ class JointData(FederatedData):
         for part in self.parts:
             if not isinstance(part.splits.train, Stacked) or not isinstance(part.splits.test, Stacked):
                 raise ValueError("`data.parts` must be in memory; set their `in_memory` to true.")
+            if not isinstance(part.splits.train.x, Tensor):
+                kind = told(part.splits.train.x, of_many=True)
+                raise ValueError(f"`data.parts` must have inputs in one tensor, got {kind}.")
         shapes = [list(part.images.train_x.shape[1:]) for part in self.parts]
         if any(shape != shapes[0] for shape in shapes):
             raise ValueError(f"`data.parts` must have inputs of one shape, got {shapes}.")

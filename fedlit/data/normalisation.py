@@ -32,7 +32,9 @@ def normalisation(splits: Splits, mean: Channels, std: Channels) -> Normalisatio
     if not isinstance(x, Tensor) or not (is_images(x) or x.is_floating_point()):
         for name, given in (("mean", mean), ("std", std)):
             if given is not None:
-                raise ValueError(f"`data.{name}` is for images or features in one tensor, but inputs are {told(x)}.")
+                raise ValueError(
+                    f"`data.{name}` is for images or features in one tensor, but inputs are {told(x, True)}."
+                )
         return None
     shape = x.shape[1:]
     num_channels = shape[0] if shape else 1

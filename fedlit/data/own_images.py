@@ -50,7 +50,7 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     path = Path(images).expanduser()
     like = data.splits.train.example[0]
     if not isinstance(like, Tensor):
-        raise ValueError(f"`--images` is for data whose inputs are images, these are {told(like)}.")
+        raise ValueError(f"`--images` is for data whose inputs are images, these are {told(like, of_many=True)}.")
     if path.is_dir():
         own = _read_folder(path, like)
     elif path.is_file():
@@ -58,7 +58,9 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     else:
         raise ValueError(f"`--images` must be an .npz or a folder of images, got {images}, which is neither.")
     if own.x.dtype != like.dtype or own.x.shape[1:] != like.shape[1:]:
-        raise ValueError(f"`--images` {images} holds {_told(own.x)}, but the data are {_told(like)}.")
+        raise ValueError(
+            f"`--images` {images} holds {told(own.x, of_many=True)}, but the data are {told(like, of_many=True)}."
+        )
     if len(own.x) == 0:
         raise ValueError(f"`--images` {images} holds no image.")
     return own
@@ -89,7 +91,9 @@ def _read_folder(folder: Path, like: Tensor) -> OwnImages:
         raise ValueError(f"`--images` {folder} holds no image file ({', '.join(ENDINGS)}).")
     mode = {1: "L", 3: "RGB"}.get(like.shape[1]) if like.dtype == torch.uint8 else None
     if mode is None:
-        raise ValueError(f"`--images` {folder}: a folder of images is for grey or RGB data, these are {_told(like)}.")
+        raise ValueError(
+            f"`--images` {folder}: a folder of images is for grey or RGB data, these are {told(like, of_many=True)}."
+        )
     arrays = []
     for path in files:
         try:
@@ -103,8 +107,3 @@ def _read_folder(folder: Path, like: Tensor) -> OwnImages:
             raise ValueError(f"`--images`: {path} is {height} x {width} pixels, but the data are {wanted}.")
     x = channels_first(np.stack(arrays), f"images of {folder}")
     return OwnImages(folder.resolve().name, x, [path.name for path in files])
-
-
-def _told(x: Tensor) -> str:
-    shape = ", ".join(map(str, x.shape[1:]))
-    return f"{str(x.dtype).removeprefix('torch.')} [N, {shape}]"

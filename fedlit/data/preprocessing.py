@@ -67,7 +67,7 @@ def preprocessing(data: "FederatedData", client: int | None, dtype: torch.dtype)
     if client is not None:
         steps = [*inputs.view(client), *steps]
     if client is not None and inputs.differ:  # then they are images
-        drawn = inputs.permutation(client, data.splits.train.example[0][0, 0].numel())
+        drawn = inputs.permutation(client, data.splits.train.example[0].shape[2:].numel())
         if drawn is not None:
             permutation = torch.as_tensor(drawn)
     return Preprocessing(steps, mean, std, permutation, dtype)

@@ -99,20 +99,25 @@ def num_bytes(tree: Tree) -> int:
     return total
 
 
-def told(tree: Tree) -> str:
-    """Dtypes and shapes, in words that are equal for samples of one kind.
+def told(tree: Tree, of_many: bool = False) -> str:
+    """Dtypes and shapes, in words that are equal for samples of one kind; `of_many`, without their number.
 
     Example:
         >>> told({"ids": torch.zeros(4, dtype=torch.int64), "more": (torch.zeros(2, 3),)})
         '{ids: int64 [4], more: (float32 [2, 3])}'
+        >>> told(torch.zeros(2, 3), of_many=True)
+        'float32 [N, 3]'
     """
     if isinstance(tree, Mapping):
-        return "{" + ", ".join(f"{key}: {told(value)}" for key, value in tree.items()) + "}"
+        return "{" + ", ".join(f"{key}: {told(value, of_many)}" for key, value in tree.items()) + "}"
     if isinstance(tree, tuple | list):
-        return "(" + ", ".join(map(told, tree)) + ")"
-    if isinstance(tree, Tensor):
-        return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
-    return type(tree).__name__
+        return "(" + ", ".join(told(value, of_many) for value in tree) + ")"
+    if not isinstance(tree, Tensor):
+        return type(tree).__name__
+    sizes = [str(size) for size in tree.shape]
+    if of_many and sizes:
+        sizes[0] = "N"
+    return f"{str(tree.dtype).removeprefix('torch.')} [{', '.join(sizes)}]"
 
 
 def equal(tree: Tree, other: Tree) -> bool:

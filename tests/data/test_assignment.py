@@ -250,3 +250,17 @@ def test_a_missing_file_and_assigning_a_saved_partition_are_refused(tmp_path):
         saved.assign(CIFAR, 5, 10, seed=0)
     assert saved.scaled(0.5) is saved
     assert isinstance(saved, Partition)
+
+
+def test_samples_without_classes_are_written_with_empty_labels_and_read_back(tmp_path):
+    path, nothing = tmp_path / "partition.csv", np.full(4, -1)
+    assignment = Assignment([np.array([0, 2])], [np.array([1])], "train", [np.array([True, False])])
+    assignment.write(path, nothing, nothing)
+    assert path.read_text() == HEADER + "0,train,0,,1\n0,train,2,,0\n0,val_train,1,,0\n"
+    again = Saved(str(path)).read(nothing, nothing)
+    assert all_equal(again.train + again.val + again.opted_in, assignment.train + assignment.val + assignment.opted_in)
+    with pytest.raises(ValueError, match="line 2: label none, but sample 0 of the training set has label 7"):
+        Saved(str(path)).read(np.full(4, 7), nothing)
+    path.write_text(HEADER + "0,train,0,3,1\n")
+    with pytest.raises(ValueError, match="line 2: label 3, but sample 0 of the training set has label none"):
+        Saved(str(path)).read(nothing, nothing)

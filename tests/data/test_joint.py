@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import SGD, TrunkAndHead, fitted, linear, rows, toy_datasets
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from fedlit import FederatedData
 from fedlit.data.joint import JointData
@@ -69,3 +70,21 @@ def test_inputs_of_different_shapes_are_refused():
         ValueError, match=r"`data.parts` must have inputs of one shape, got \[\[1, 8, 8\], \[1, 28, 28\]\]"
     ):
         data.setup()
+
+
+@pytest.mark.filterwarnings("ignore::fedlit.notices.Notice")
+def test_samples_that_are_read_or_come_in_trees_cannot_be_joined():
+    class Pairs(TensorDataset):
+        def __getitem__(self, index):
+            return {"a": self.tensors[0][index], "b": torch.zeros(2)}, int(self.tensors[1][index])
+
+    x, y = torch.zeros(20, 2), torch.arange(20) % 2
+    for dataset, message in (
+        (FederatedData(train_dataset=TensorDataset(x, y), test_size=0.2, num_clients=2, in_memory=False), "in memory"),
+        (
+            FederatedData(train_dataset=[*Pairs(x, y)], test_size=0.2, num_clients=2),
+            r"one tensor, got \{a: float32 \[N, 2\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=rf"`data.parts` must .*{message}"):
+            JointData([dataset]).setup()

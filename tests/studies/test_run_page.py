@@ -2,7 +2,9 @@ import csv
 import json
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 from conftest import SGD, SmallCNN, fitted
 from read_page import PageReader
@@ -12,6 +14,7 @@ from fedlit import FedAvg, LocalOnly
 from fedlit.cli import report
 from fedlit.studies import after_fit
 from fedlit.studies.outcome import Outcome
+from fedlit.studies.run_charts import class_counts
 from fedlit.studies.run_page import run_page, write_run_page
 
 
@@ -26,6 +29,15 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(folder):
     return PageReader((folder / "report.html").read_text())
+
+
+def test_who_holds_what_is_counted_where_samples_have_no_class():
+    rows = [(0, "train"), (0, "train"), (1, "train"), (1, "val_train")]
+    partition = pd.DataFrame([{"client": k, "split": split, "index": 0, "label": None} for k, split in rows])
+    counts = class_counts(SimpleNamespace(partition=partition))
+    assert counts.to_numpy().tolist() == [[2], [1]]
+    partition["label"] = [0, 1, 1, 1]
+    assert class_counts(SimpleNamespace(partition=partition)).to_numpy().tolist() == [[1, 1], [0, 1]]
 
 
 def lines(folder, name):
