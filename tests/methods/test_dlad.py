@@ -186,7 +186,8 @@ def test_only_labeled_can_see_the_labels_of_the_pool(aggregator, sees):
         data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
         data.setup()
         if spoil:
-            data.public_pool._hidden.copy_((data.public_pool._hidden + 1) % 3)
+            labels = data.public_pool.targets(reveal=True)
+            labels.copy_((labels + 1) % 3)
         return fitted(seeded(aggregator=aggregator), data).global_state
 
     assert equal(student(False), student(True)) is not sees
