@@ -11,7 +11,6 @@ from typing import Literal
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
@@ -26,12 +25,12 @@ from fedlit.engine.processes import broadcast
 from fedlit.engine.scoreboard import Scoreboard
 from fedlit.engine.sending import Sent, sends_apart, sent_by
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage
 from fedlit.records.rows import Row
 from fedlit.rng import derive
 
 GIGABYTE = 1e9
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 @dataclass(frozen=True)
@@ -295,9 +294,7 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
     """The entries of the state that travel in every round; with `batch_norm: local`, BatchNorm layers stay at home."""
     stay = set(constant_names(module))
     if batch_norm == "local":
-        for prefix, part in module.named_modules():
-            if isinstance(part, BATCH_NORMS):
-                stay |= {f"{prefix}.{name}" for name in part.state_dict()}
+        stay |= batch_norm_names(module)
     return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
 
 

@@ -4,8 +4,10 @@ Beside the methods there is what the author of another one needs: the contract, 
 networks are built and copied with.
 """
 
+from fedlit.methods.apfl import APFL
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
+from fedlit.methods.ditto import Ditto
 from fedlit.methods.dlad import DLAD
 from fedlit.methods.factories import (
     ClientNetworks,
@@ -17,38 +19,52 @@ from fedlit.methods.factories import (
     for_client,
 )
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.fedbn import FedBN
 from fedlit.methods.feddf import FedDF
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedmmd import FedMMD
+from fedlit.methods.fedper import FedPer
 from fedlit.methods.fedprox import FedProx
+from fedlit.methods.fedrep import FedRep
 from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
+from fedlit.methods.lgfedavg import LGFedAvg
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
+from fedlit.methods.moon import MOON
 from fedlit.methods.perfedavg import PerFedAvg
+from fedlit.methods.pfedme import PFedMe
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.states import copy_into, frozen, record
 
 __all__ = [
+    "APFL",
     "DLAD",
     "FML",
+    "MOON",
     "Card",
     "ClientNetworks",
     "ClientOptimizers",
+    "Ditto",
     "EarlyStopping",
     "FedAvg",
+    "FedBN",
     "FedDF",
     "FedFusion",
     "FedMD",
     "FedMMD",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FederatedModule",
     "FineTuned",
+    "LGFedAvg",
     "LocalOnly",
     "MixtureOfExperts",
     "NetworkFactory",
+    "PFedMe",
     "PerFedAvg",
     "Ramp",
     "Stage",
