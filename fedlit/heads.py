@@ -29,7 +29,7 @@ def with_outputs(network: nn.Module, number: int) -> nn.Module:
         >>> with_outputs(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1)[2]
         Linear(in_features=3, out_features=1, bias=True)
     """
-    path, last = _last_linear(network)
+    path, last = _inner_last_linear(network)
     head = nn.Linear(last.in_features, number, bias=last.bias is not None)
     _replace(network, path, head.to(last.weight))
     return network
@@ -47,7 +47,7 @@ def with_projection(network: nn.Module, width: int) -> nn.Module:
           (3): Linear(in_features=8, out_features=10, bias=True)
         )
     """
-    path, last = _last_linear(network)
+    path, last = _inner_last_linear(network)
     features = last.in_features
     projection = [nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width)]
     output = nn.Linear(width, last.out_features, bias=last.bias is not None)
@@ -55,11 +55,25 @@ def with_projection(network: nn.Module, width: int) -> nn.Module:
     return network
 
 
-def _last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+    """Path and layer of the linear layer that a network holds last: what makes its outputs of features.
+
+    Example:
+        >>> last_linear(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)))
+        ('2', Linear(in_features=3, out_features=10, bias=True))
+    """
     linear = linear_layers(network)
-    if not linear or linear[-1][0] == "":
-        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last, to be given another head.")
+    if not linear:
+        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last.")
     return linear[-1]
+
+
+def _inner_last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+    """One that can be replaced."""
+    path, last = last_linear(network)
+    if path == "":
+        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last, to be given another head.")
+    return path, last
 
 
 def _replace(network: nn.Module, path: str, part: nn.Module) -> None:
@@ -81,7 +95,7 @@ def with_features(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     def listen(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         given.append(inputs[0])
 
-    _, last = _last_linear(network)
+    _, last = last_linear(network)
     handle = last.register_forward_pre_hook(listen)
     try:
         z = network(x)

@@ -18,13 +18,17 @@ from fedlit.methods.factories import (
     check_ids,
     for_client,
 )
+from fedlit.methods.fd import FD
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedbn import FedBN
 from fedlit.methods.feddf import FedDF
+from fedlit.methods.feddyn import FedDyn
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedmmd import FedMMD
+from fedlit.methods.fednova import FedNova
 from fedlit.methods.fedper import FedPer
+from fedlit.methods.fedproto import FedProto
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.fedrep import FedRep
 from fedlit.methods.finetuned import FineTuned
@@ -36,14 +40,17 @@ from fedlit.methods.moon import MOON
 from fedlit.methods.perfedavg import PerFedAvg
 from fedlit.methods.pfedme import PFedMe
 from fedlit.methods.ramp import Ramp
+from fedlit.methods.scaffold import SCAFFOLD
 from fedlit.methods.stage import EarlyStopping, Stage
-from fedlit.methods.states import copy_into, frozen, record
+from fedlit.methods.states import Vectors, copy_into, evaluating, frozen, mean_gradient, numbers, record, trained
 
 __all__ = [
     "APFL",
     "DLAD",
+    "FD",
     "FML",
     "MOON",
+    "SCAFFOLD",
     "Card",
     "ClientNetworks",
     "ClientOptimizers",
@@ -52,10 +59,13 @@ __all__ = [
     "FedAvg",
     "FedBN",
     "FedDF",
+    "FedDyn",
     "FedFusion",
     "FedMD",
     "FedMMD",
+    "FedNova",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FederatedModule",
@@ -68,12 +78,17 @@ __all__ = [
     "PerFedAvg",
     "Ramp",
     "Stage",
+    "Vectors",
     "Weighting",
     "build",
     "check_choices",
     "check_ids",
     "copy_into",
+    "evaluating",
     "for_client",
     "frozen",
+    "mean_gradient",
+    "numbers",
     "record",
+    "trained",
 ]
