@@ -307,8 +307,8 @@ def num_sharing(data: FederatedData) -> int:
 def partition_hash(data: FederatedData) -> str:
     """Of the targets, about a hundred inputs (of samples that are read, a few), and who holds what."""
     digest = sha256()
-    for part in data.splits.train.fingerprint():
-        digest.update(part)
+    for content in data.splits.train.fingerprint():
+        digest.update(content)
     assignment = data.assignment
     for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
         digest.update(index.tobytes())
