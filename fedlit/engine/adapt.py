@@ -14,8 +14,10 @@ from functools import partial
 from torch import nn
 
 from fedlit.engine.evaluation import Scorer
+from fedlit.engine.measures import Measures
 from fedlit.engine.personalising import personalised
 from fedlit.engine.plan import Memory, Plan
+from fedlit.engine.scoreboard import Scoreboard
 from fedlit.engine.scores import evaluate
 from fedlit.engine.state import FederationState
 from fedlit.engine.tally import Scores
@@ -24,11 +26,13 @@ from fedlit.engine.visit import visit
 from fedlit.fast.permission import measures_classes
 from fedlit.methods.base import FederatedModule, task_of, twin
 from fedlit.methods.stage import Stage
+from fedlit.records.progress import epochs_table
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import Row
+from fedlit.records.rows import Row, summary
 from fedlit.rng import derive, isolated
 
 STAGE = Stage("adapt", samples="all", upload="none")
+CONVERGENCE = "epochs_to_converge"
 CONVERGED = 0.005  # half a point below the best accuracy is as good as the best; of what is above 1, this share
 
 
@@ -80,7 +84,7 @@ def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
         values = [scores[first] for scores in followed if first in scores]
         if len(values) == len(followed):  # a client may have no validation samples
             needed = epochs_to_converge(values, state.measures.rises(first))
-            rows.append(Row(epochs, STAGE.name, k, name, "unseen", "epochs_to_converge", needed))
+            rows.append(Row(epochs, STAGE.name, k, name, "unseen", CONVERGENCE, needed))
     return rows
 
 
@@ -95,6 +99,33 @@ def epochs_to_converge(values: list[float], rises: bool = True) -> int:
     best = min(losses)
     enough = best + CONVERGED * max(1.0, abs(best))
     return next(epoch for epoch, loss in enumerate(losses) if loss <= enough)
+
+
+def table_of_epochs(rows: list[Row], measures: Measures) -> str:
+    """Means over new clients: before any training, after the last epoch, and in the best.
+
+    Args:
+        rows: Of `adapt`, whose rounds are epochs.
+        measures: Which know whether a higher value is better.
+    """
+    measured = [row for row in rows if row.metric != CONVERGENCE]
+    board = Scoreboard(measures, None)
+    before: dict[str, float] = {}
+    for epoch in sorted({row.round for row in measured}):
+        board.note(epoch, [row for row in measured if row.round == epoch])
+        for key, parts in board.last.items():
+            before.setdefault(key, parts["mean"])
+    after = {key: parts["mean"] for key, parts in board.last.items()}
+    told = epochs_table(before, after, board.best)
+    needed = summary(row for row in rows if row.metric == CONVERGENCE)
+    if needed:
+        words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]
+        told += f"\nepochs to converge: {', '.join(words)}"
+    return told
+
+
+def _model(key: str) -> str:
+    return key.rpartition("/")[2].partition("_on_")[0]
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:

@@ -19,6 +19,7 @@ from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_num
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.methods.factories import check_builder
 from fedlit.privacy import ClientLevelDP
+from fedlit.records.run_folder import check_name
 
 RATIOS = ("max_weight_ratio", "max_norm_ratio")
 AT_LEAST_ONE = (
@@ -82,6 +83,7 @@ class Options:
     overfit_batches: int | float | None
     max_time: str | timedelta | Mapping[str, int] | None
     profiler: Profiler = field(repr=False)
+    run_name: str | None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -109,6 +111,8 @@ class Options:
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
         self._check_batches()
+        if self.run_name is not None:
+            check_name(self.run_name)
         self._check_bad_clients()
         self._check_privacy()
         self._check_metrics()

@@ -30,6 +30,7 @@ class FitLog:
         draws: Whether to leave pictures, too.
         checkpoint_read: The file that the run goes on from, if it does.
         metric: What curves are drawn of.
+        title: Of pictures, before the name of the run.
 
     Attributes:
         saved_round: Of the last checkpoint.
@@ -45,10 +46,12 @@ class FitLog:
         draws: bool = True,
         checkpoint_read: Path | None = None,
         metric: str = "acc",
+        title: str = "",
     ) -> None:
         self.folder = folder
         self.metric = metric
         self.draws = draws
+        self.title = title if folder is None else f"{title}: {folder.name}".lstrip(": ")
         self.progress = progress
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
         self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", checkpoint_read)
@@ -66,7 +69,7 @@ class FitLog:
             return
         picture = self.folder / "partition.png"
         if not picture.exists():
-            draw_who_holds_what(data, picture)
+            draw_who_holds_what(data, picture, self.title)
             self.recorder.picture("partition", picture, 0)
 
     def round(self, number: int, stage: str, record: RoundRecord, rows: list[Row], seconds: float) -> None:
@@ -110,7 +113,7 @@ class FitLog:
     def _draw(self, folder: Path, round: int) -> None:
         """The pictures of the end."""
         if round:
-            draw_curves(folder / "metrics.csv", folder / "curves.png", metric=self.metric)
+            draw_curves(folder / "metrics.csv", folder / "curves.png", metric=self.metric, title=self.title)
             self.recorder.picture("curves", folder / "curves.png", round)
         self._draw_epochs(folder, round)
         self._draw_confusion(folder, round)
@@ -119,7 +122,7 @@ class FitLog:
         """Of visits at home that were followed, if any were."""
         picture = folder / "epochs.png"
         if (folder / EPOCHS).exists():
-            draw_curves(folder / EPOCHS, picture, over="epoch", metric=self.metric)
+            draw_curves(folder / EPOCHS, picture, over="epoch", metric=self.metric, title=self.title)
         if picture.exists():
             self.recorder.picture("epochs", picture, round)
 
@@ -127,7 +130,7 @@ class FitLog:
         """Of the global model, if there is one."""
         if (folder / CONFUSION).exists():
             picture = folder / "confusion.png"
-            draw_confusion(folder / CONFUSION, picture)
+            draw_confusion(folder / CONFUSION, picture, self.title)
             self.recorder.picture("confusion", picture, round)
 
     def abandon(self) -> None:
