@@ -44,7 +44,7 @@ def _factory_options(method: type | None) -> list[str]:
     if method is None:
         return []
     try:
-        hints = get_type_hints(method.__init__)
+        hints = get_type_hints(method.__init__)  # type: ignore[misc]  # of a class, whatever it is
     except (NameError, TypeError):  # it is told of where it matters
         return []
     return [name for name, hint in hints.items() if _takes_factory(hint)]

@@ -30,7 +30,8 @@ def table() -> str:
 
 def _kinds(kind: type) -> Iterator[type]:
     """Those that can be given, of fedlit and of a user's modules that are imported."""
-    for inner in kind.__subclasses__():
+    subclasses: list[type] = kind.__subclasses__()
+    for inner in subclasses:
         if not inspect.isabstract(inner):
             yield inner
         yield from _kinds(inner)
