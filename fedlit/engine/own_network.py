@@ -35,7 +35,8 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
 def behind(method: FederatedModule, x: Tensor) -> nn.Module:
     """The part of a method that does all that its `forward` does; the method itself if `forward` does more.
 
-    It is known by what it does: it is given the very inputs of `forward`, and what it returns is returned.
+    It is known by what it does: it is given the very inputs of `forward`, what it returns is returned, and by itself it
+    returns the same: a method may lend it other weights (`torch.func.functional_call`).
     """
     heard: list[tuple[nn.Module, Tensor]] = []
 
@@ -48,12 +49,13 @@ def behind(method: FederatedModule, x: Tensor) -> nn.Module:
     was_training = method.training
     try:
         result = method.eval()(x)
+        found = [part for part, output in heard if output is result]
+        alike = [part for part in found if torch.equal(part(x), result)]
     finally:
         method.train(was_training)
         for handle in handles:
             handle.remove()
-    found = [part for part, output in heard if output is result]
-    return found[-1] if found else method  # the last to end is the outermost
+    return alike[-1] if alike else method  # the last to end is the outermost
 
 
 def _copied(network: nn.Module) -> nn.Module:
