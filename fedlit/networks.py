@@ -41,13 +41,14 @@ class Network(nn.Module):
 
 
 class Block(NamedTuple):
-    """A convolution, ReLU and a max-pool of stride 2; ``pool=None`` leaves the pool out."""
+    """A convolution, BatchNorm if asked for, ReLU and a max-pool of stride 2; ``pool=None`` leaves the pool out."""
 
     channels: int
     kernel: int
     padding: int = 0
     pool: int | None = 2
     pool_padding: int = 0
+    batch_norm: bool = False
 
 
 def require_at_least(minimum: int, **options: int) -> None:
@@ -75,7 +76,8 @@ def conv_extractor(in_channels: int, image_size: int, *blocks: Block) -> tuple[n
     layers: list[nn.Module] = []
     for block in blocks:
         pool = [] if block.pool is None else [MaxPool(block.pool, stride=2, padding=block.pool_padding)]
-        layers += [nn.Conv2d(in_channels, block.channels, block.kernel, padding=block.padding), *pool]
+        norm = [nn.BatchNorm2d(block.channels)] if block.batch_norm else []
+        layers += [nn.Conv2d(in_channels, block.channels, block.kernel, padding=block.padding), *norm, *pool]
         layers.append(nn.ReLU())  # after the pool: the same outputs and gradients, a quarter of the work
         in_channels = block.channels
     size = output_size(image_size, blocks)
@@ -137,10 +139,17 @@ class MLP(Network):
 
 
 class LeNet5(Network):
-    """LeNet5 of FML, for CIFAR10: 5x5 convolutions (6, 16), layers of 120 and 84 (62,006 parameters)."""
+    """LeNet5 of FML, for CIFAR10: 5x5 convolutions (6, 16), layers of 120 and 84 (62,006 parameters).
 
-    def __init__(self, in_channels: int = 3, image_size: int = 32, num_classes: int = 10) -> None:
-        extractor, shape = conv_extractor(in_channels, image_size, Block(6, 5), Block(16, 5))
+    Args:
+        batch_norm: After each convolution, for FedBN; not in the paper.
+    """
+
+    def __init__(
+        self, in_channels: int = 3, image_size: int = 32, num_classes: int = 10, batch_norm: bool = False
+    ) -> None:
+        blocks = [Block(channels, 5, batch_norm=batch_norm) for channels in (6, 16)]
+        extractor, shape = conv_extractor(in_channels, image_size, *blocks)
         super().__init__(extractor, fc_head(math.prod(shape), num_classes, (120, 84)), shape)
 
 
@@ -225,6 +234,7 @@ class CIFARCNN(Network):
     Args:
         dropout: After each hidden layer; FedFusion's code has 0.2.
         init: FedFusion's code has `xavier`.
+        batch_norm: After each convolution, for FedBN; not in the papers.
     """
 
     def __init__(
@@ -234,8 +244,10 @@ class CIFARCNN(Network):
         num_classes: int = 10,
         dropout: float = 0.0,
         init: Init = "default",
+        batch_norm: bool = False,
     ) -> None:
-        extractor, shape = conv_extractor(in_channels, image_size, *[Block(64, 5, 2, pool=3, pool_padding=1)] * 2)
+        block = Block(64, 5, 2, pool=3, pool_padding=1, batch_norm=batch_norm)
+        extractor, shape = conv_extractor(in_channels, image_size, block, block)
         super().__init__(extractor, fc_head(math.prod(shape), num_classes, (384, 192), [dropout] * 2), shape)
         initialise(self, init)
 

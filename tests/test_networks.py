@@ -49,6 +49,8 @@ COUNTS = [
     ("FedMMD code", McMahanCNN, {"hidden": 1024}, 3_274_634),
     ("FedFusion code", McMahanCNN, {"fusion_code": True}, 1_630_602),
     ("003 paper", CIFARCNN, {}, 1_756_426),
+    ("by hand, with BatchNorm: 2 * 2 * 64 more", CIFARCNN, {"batch_norm": True}, 1_756_682),
+    ("by hand, with BatchNorm: 2 * (6 + 16) more", LeNet5, {"batch_norm": True}, 62_050),
     ("FedMMD code", TwoStreamAlexNet, {}, 3_630_602),
     ("MoE code, CIFAR10", MoEExpert, {}, 62_006),
     ("MoE code, CIFAR100", MoEExpert, {"num_classes": 100}, 69_656),
