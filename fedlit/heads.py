@@ -1,13 +1,25 @@
-"""Networks made of networks: another head, a head for some classes, a gate between two, one from torchvision."""
+"""Networks made of networks: another head, one held apart, weights between two, a gate, one from torchvision."""
 
+import copy
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedlit.losses import Mix, mixture
+
+
+def linear_layers(network: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Paths and linear layers of a network, in order of `named_modules`; the last of them is taken for its output.
+
+    Example:
+        >>> linear_layers(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)))[-1]
+        ('2', Linear(in_features=3, out_features=10, bias=True))
+    """
+    return [(path, part) for path, part in network.named_modules() if isinstance(part, nn.Linear)]
 
 
 def with_outputs(network: nn.Module, number: int) -> nn.Module:
@@ -17,14 +29,130 @@ def with_outputs(network: nn.Module, number: int) -> nn.Module:
         >>> with_outputs(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1)[2]
         Linear(in_features=3, out_features=1, bias=True)
     """
-    linear = [(path, part) for path, part in network.named_modules() if isinstance(part, nn.Linear)]
+    path, last = _last_linear(network)
+    head = nn.Linear(last.in_features, number, bias=last.bias is not None)
+    _replace(network, path, head.to(last.weight))
+    return network
+
+
+def with_projection(network: nn.Module, width: int) -> nn.Module:
+    """The network with two new layers before its last linear one, which is drawn anew behind them (MOON).
+
+    Example:
+        >>> with_projection(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 8)[2]
+        Sequential(
+          (0): Linear(in_features=3, out_features=3, bias=True)
+          (1): ReLU()
+          (2): Linear(in_features=3, out_features=8, bias=True)
+          (3): Linear(in_features=8, out_features=10, bias=True)
+        )
+    """
+    path, last = _last_linear(network)
+    features = last.in_features
+    projection = [nn.Linear(features, features), nn.ReLU(), nn.Linear(features, width)]
+    output = nn.Linear(width, last.out_features, bias=last.bias is not None)
+    _replace(network, path, nn.Sequential(*projection, output).to(last.weight))
+    return network
+
+
+def _last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+    linear = linear_layers(network)
     if not linear or linear[-1][0] == "":
         raise ValueError(f"{type(network).__name__} must hold a linear layer as its last, to be given another head.")
-    path, last = linear[-1]
+    return linear[-1]
+
+
+def _replace(network: nn.Module, path: str, part: nn.Module) -> None:
     parent, _, name = path.rpartition(".")
-    head = nn.Linear(last.in_features, number, bias=last.bias is not None)
-    setattr(network.get_submodule(parent), name, head.to(last.weight))
-    return network
+    setattr(network.get_submodule(parent), name, part)
+
+
+def with_features(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the last linear layer is given of each input, ``[N, D]``, and what the network says of it.
+
+    Example:
+        >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10))
+        >>> features, z = with_features(network, torch.zeros(5, 2, 2))
+        >>> features.shape, z.shape
+        (torch.Size([5, 3]), torch.Size([5, 10]))
+    """
+    given: list[Tensor] = []
+
+    def listen(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        given.append(inputs[0])
+
+    _, last = _last_linear(network)
+    handle = last.register_forward_pre_hook(listen)
+    try:
+        z = network(x)
+    finally:
+        handle.remove()
+    if not given:
+        raise ValueError(f"the last linear layer of {type(network).__name__} takes no part in its `forward`.")
+    return given[-1].flatten(1), z
+
+
+class Lent(nn.Module):
+    """Stands where a layer was; the layer itself is held, and its values are named, elsewhere."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self._layer = [layer]  # in a list, so that it is no part of this one
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # some networks read the weight of a layer of theirs
+            return getattr(self._layer[0], name)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._layer[0](x)
+
+
+class Headed(nn.Module):
+    """A network whose last linear layers are held apart as `head`, so that their names do not depend on the rest.
+
+    Args:
+        network: Computes what it did; what it keeps is the `body`.
+        layers: Linear layers of the head, the last in order of `named_modules`.
+
+    Example:
+        >>> list(Headed(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1).state_dict())
+        ['body.0.weight', 'body.0.bias', 'head.0.weight', 'head.0.bias']
+    """
+
+    def __init__(self, network: nn.Module, layers: int) -> None:
+        super().__init__()
+        found = linear_layers(network)[-layers:]
+        for path, layer in found:
+            _replace(network, path, Lent(layer))
+        self.body = network
+        self.head = nn.ModuleList([layer for _, layer in found])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+class Mixed(nn.Module):
+    """Two networks of one architecture as one, whose weights lie between theirs: alpha v + (1 - alpha) w.
+
+    Args:
+        network: ``w``, which receives no gradient; ``v`` starts as its copy, and has its own statistics of BatchNorm.
+        alpha: In [0, 1]; 0 is ``w``, 1 is ``v``, to the bit.
+    """
+
+    def __init__(self, network: nn.Module, alpha: float) -> None:
+        super().__init__()
+        self.w = network
+        self.v = copy.deepcopy(network)
+        self.alpha: Tensor
+        self.register_buffer("alpha", torch.tensor(float(alpha)))
+
+    def forward(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+        weight = self.alpha if alpha is None else alpha
+        w = dict(self.w.named_parameters())
+        between = {name: torch.lerp(w[name].detach(), v, weight) for name, v in self.v.named_parameters()}
+        return functional_call(self.v, between, (x,))
 
 
 class Scattered(nn.Module):

@@ -63,6 +63,30 @@ def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: flo
     return weight * F.nll_loss(log_p, target) + (1 - weight) * imitation
 
 
+def model_contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float = 0.5) -> Tensor:
+    r"""Draw features to one network's and away from another's.
+
+    .. math:: -\log \frac{e^{s(z, z_{glob}) / T}}{e^{s(z, z_{glob}) / T} + e^{s(z, z_{prev}) / T}}
+
+    with :math:`s` the cosine; the mean over samples. Where both others agree it is :math:`\log 2`.
+
+    Args:
+        z: ``[N, D]``, trained.
+        z_glob: ``[N, D]``; receives no gradient.
+        z_prev: ``[N, D]``; receives no gradient.
+        temperature: ``T``, above 0; small tells the two apart sharply.
+
+    Example:
+        >>> model_contrastive(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]]), 0.5)
+        tensor(0.1269)
+    """
+    if not temperature > 0:
+        raise ValueError(f"`temperature` must be above 0, got {temperature}.")
+    positive = F.cosine_similarity(z, z_glob.detach(), dim=1)
+    negative = F.cosine_similarity(z, z_prev.detach(), dim=1)
+    return F.softplus((negative - positive) / temperature).mean()
+
+
 def half_squared_error(a: Tensor, b: Tensor) -> Tensor:
     r"""Half the sum of squared differences, over samples and components: a sum, not a mean.
 

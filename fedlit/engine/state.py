@@ -10,7 +10,6 @@ from typing import Literal
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
@@ -22,11 +21,11 @@ from fedlit.engine.plan import Memory
 from fedlit.engine.processes import broadcast
 from fedlit.engine.scoreboard import Scoreboard
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage
 from fedlit.records.rows import Row
 
 GIGABYTE = 1e9
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 class FederationState:
@@ -169,11 +168,7 @@ class FederationState:
 
 def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
     """The entries of the state that travel; with `batch_norm: local`, BatchNorm layers stay at home."""
-    stay: set[str] = set()
-    if batch_norm == "local":
-        for prefix, part in module.named_modules():
-            if isinstance(part, BATCH_NORMS):
-                stay |= {f"{prefix}.{name}" for name in part.state_dict()}
+    stay = batch_norm_names(module) if batch_norm == "local" else frozenset()
     return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
 
 

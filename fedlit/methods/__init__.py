@@ -17,6 +17,7 @@ from fedlit.methods.factories import (
     for_client,
 )
 from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.fedbn import FedBN
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmmd import FedMMD
 from fedlit.methods.fedprox import FedProx
@@ -36,6 +37,7 @@ __all__ = [
     "ClientOptimizers",
     "EarlyStopping",
     "FedAvg",
+    "FedBN",
     "FedFusion",
     "FedMMD",
     "FedProx",

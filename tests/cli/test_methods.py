@@ -11,8 +11,8 @@ import yaml
 
 from fedlit import methods
 from fedlit.cli.methods import card_of, main, methods_of
-from fedlit.methods import DLAD, FML, MixtureOfExperts
-from fedlit.networks import McMahanCNN
+from fedlit.methods import DLAD, FML, FedBN, MixtureOfExperts
+from fedlit.networks import LeNet5, McMahanCNN
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -23,6 +23,8 @@ OWN = methods_of(methods)
 def made(method):
     if method is FML:
         return FML(McMahanCNN, McMahanCNN, SGD)
+    if method is FedBN:  # which keeps something only of a network that has such layers
+        return FedBN(partial(LeNet5, in_channels=1, batch_norm=True), SGD)
     return method(McMahanCNN, SGD)
 
 
@@ -34,7 +36,7 @@ def table_in_the_readme() -> dict[str, list[str]]:
 def test_every_method_has_a_card():
     exported = {kind for kind in methods.FederatedModule.__subclasses__() if kind.__name__ in methods.__all__}
     assert set(OWN) == exported
-    assert len(OWN) == 9
+    assert len(OWN) == 10
 
 
 @pytest.mark.parametrize("method", OWN)
