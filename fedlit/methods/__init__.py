@@ -20,6 +20,7 @@ from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedbn import FedBN
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmmd import FedMMD
+from fedlit.methods.fedper import FedPer
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
@@ -40,6 +41,7 @@ __all__ = [
     "FedBN",
     "FedFusion",
     "FedMMD",
+    "FedPer",
     "FedProx",
     "FederatedModule",
     "FineTuned",

@@ -1,0 +1,58 @@
+"""FedPer: federated learning with personalisation layers. Arivazhagan et al., 2019. https://arxiv.org/abs/1912.00818
+
+A client's network is a body W_B that all share and a head W_P of its own. A visit trains both
+together; the server averages the bodies:
+
+    W_B <- sum_k a_k W_B,k,    a_k = n_k / n
+
+The head is the last linear layers; the paper's residual networks also keep their last blocks. There
+is no code of the authors'. The paper draws every client's head at random; here all start from one.
+
+Law: a head of 0 layers is FedAvg.
+"""
+
+from lightning.pytorch.cli import OptimizerCallable
+
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.parts import head_names
+
+
+class FedPer(FederatedModule):
+    """A shared body and a personal head, trained together.
+
+    Args:
+        network: Builds the network, whose last linear layers are the head.
+        optimizer: Builds the optimiser of a visit from the parameters of both.
+        head_layers: Linear layers that stay with the client, the last of the network; 0 is FedAvg.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
+    """
+
+    card = Card(
+        paper="Arivazhagan et al., 2019",
+        link="https://arxiv.org/abs/1912.00818",
+        travels="the body",
+        stays="a head",
+        recipes=("fedper_fashion.yaml", "fedper_cifar10.yaml"),
+        law="a head of 0 layers is FedAvg",
+    )
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        head_layers: int = 1,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.network = build(network, "model.network")
+        self.head_layers = head_layers
+        self.own_names = head_names(self.network, head_layers)
+        self.weighting = weighting
+
+    def is_shared(self, name: str) -> bool:
+        return super().is_shared(name) and name.removeprefix("network.") not in self.own_names
