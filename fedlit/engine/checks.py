@@ -60,6 +60,7 @@ def check_experiment(
     check_hooks(model, stages, command)
     if command == "fit":
         _tell_modes(model)
+        _tell_what_plays_no_part(model, stages, options)
         _tell_what_is_not_measured(model, stages, data)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
@@ -82,6 +83,16 @@ def _tell_what_is_not_measured(model: FederatedModule, stages: list[Stage], data
     if data.unseen_clients and not is_shared:
         told = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
         warnings.warn(f"{told}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
+
+
+def _tell_what_plays_no_part(model: FederatedModule, stages: list[Stage], options: Options) -> None:
+    """How long visits are where every stage says so itself."""
+    if any(stage.epochs is None and stage.side == "clients" for stage in stages):
+        return
+    given = [name for name in ("local_epochs", "local_steps", "client_epochs") if getattr(options, name)]
+    for name in given:
+        told = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs"
+        warnings.warn(f"{told}.", Notice, stacklevel=2)
 
 
 def _check_state(model: FederatedModule) -> None:

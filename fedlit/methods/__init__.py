@@ -22,6 +22,7 @@ from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmmd import FedMMD
 from fedlit.methods.fedper import FedPer
 from fedlit.methods.fedprox import FedProx
+from fedlit.methods.fedrep import FedRep
 from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
 from fedlit.methods.local import LocalOnly
@@ -43,6 +44,7 @@ __all__ = [
     "FedMMD",
     "FedPer",
     "FedProx",
+    "FedRep",
     "FederatedModule",
     "FineTuned",
     "LocalOnly",
