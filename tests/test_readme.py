@@ -31,11 +31,11 @@ def command_line(monkeypatch):
 
 def test_the_method_in_the_readme_runs_with_its_recipe_as_printed(command_line, tmp_path, capsys):
     (tmp_path / "my_methods.py").write_text(blocks("python")[0])
-    (tmp_path / "ditto.yaml").write_text(blocks("yaml")[0])
-    command_line(["fit", "--config", "ditto.yaml", "--trainer.num_rounds", "1"])
+    (tmp_path / "own_bias.yaml").write_text(blocks("yaml")[0])
+    command_line(["fit", "--config", "own_bias.yaml", "--trainer.num_rounds", "1"])
     assert "personal on own" in capsys.readouterr().out
     ledger = (tmp_path / "lightning_logs/version_0/ledger.csv").read_text().splitlines()[1:]
-    lenet_28 = 4 * 44_426  # the personal network would double it
+    lenet_28 = 4 * 44_426  # the bias would make it 40 more
     assert {int(line.rsplit(",", 1)[1]) for line in ledger} == {lenet_28}
 
 

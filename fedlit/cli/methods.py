@@ -16,7 +16,7 @@ examples:
   fedlit methods                     all of fedlit's
   fedlit methods FML                 one, with its equations and options
   fedlit methods my_methods          those of a module of yours that declare a `card`
-  fedlit methods my_methods.Ditto    one of yours
+  fedlit methods my_methods.OwnBias  one of yours
 """
 HEADER = ["method", "paper", "travels", "stays", "stages", "recipe", "law"]
 Method = type[FederatedModule]

@@ -6,6 +6,7 @@ networks are built and copied with.
 
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
+from fedlit.methods.ditto import Ditto
 from fedlit.methods.dlad import DLAD
 from fedlit.methods.factories import (
     ClientNetworks,
@@ -37,6 +38,7 @@ __all__ = [
     "Card",
     "ClientNetworks",
     "ClientOptimizers",
+    "Ditto",
     "EarlyStopping",
     "FedAvg",
     "FedBN",

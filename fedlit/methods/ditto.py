@@ -1,0 +1,91 @@
+"""Ditto. Li et al., 2021. https://arxiv.org/abs/2012.04221
+
+The shared network w is FedAvg's. Beside it a client trains a network v_k of its own, held near the
+w_t that it received:
+
+    w_k <- w_k - lr * grad f_k(w_k);    v_k <- v_k - lr * (grad f_k(v_k) + lam * (v_k - w_t))
+
+Both see the same batches for as many epochs, as in the authors' code; all v_k start where w does.
+
+Laws: lam = 0, v_k is trained alone; w is FedAvg's whatever lam.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.bounds import check_number
+from fedlit.data.client import Client
+from fedlit.losses import proximal_penalty
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.parts import groups
+from fedlit.methods.states import frozen
+from fedlit.rng import Stream, derive
+
+
+class Ditto(FederatedModule):
+    """A shared network, and a personal one that is held near it.
+
+    Args:
+        network: Builds both networks.
+        optimizer: Builds the optimiser of a visit from the parameters of both.
+        lam: Strength of the pull towards the network that a client received; 0 trains the personal
+            one alone. The authors: 0.1 to 2.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
+    """
+
+    card = Card(
+        paper="Li et al., 2021",
+        link="https://arxiv.org/abs/2012.04221",
+        travels="the network",
+        stays="a personal network",
+        recipes=("ditto_fashion.yaml", "ditto_cifar10.yaml"),
+        law="the global model is FedAvg's; lam = 0: the personal one is trained alone",
+    )
+
+    shared = ("network.",)
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        lam: float = 0.1,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        check_number("model.lam", lam, least=0)
+        self.network = build(network, "model.network")
+        self.personal = copy.deepcopy(self.network)
+        self.lam = lam
+        self.weighting = weighting
+        self.anchors: list[Tensor] = []
+        self.personal_stream = Stream(0)
+
+    def on_client_start(self, client: Client | None) -> None:
+        self.anchors = frozen(self.network.parameters())
+        # Dropout of the personal network must not move the shared one's random numbers, or that were not FedAvg's.
+        self.personal_stream = Stream(derive(torch.initial_seed(), "personal"))
+
+    def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
+        return groups(self.network, self.personal)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.personal(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self.network(x), y)
+        with self.personal_stream:
+            personal_loss = F.cross_entropy(self.personal(x), y)
+        self.log_dict({"train_loss": loss, "personal_loss": personal_loss})
+        return loss + personal_loss + proximal_penalty(self.personal.parameters(), self.anchors, self.lam)
