@@ -26,6 +26,7 @@ from fedlit.methods.fedprox import FedProx
 from fedlit.methods.fedrep import FedRep
 from fedlit.methods.finetuned import FineTuned
 from fedlit.methods.fml import FML
+from fedlit.methods.lgfedavg import LGFedAvg
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
 from fedlit.methods.ramp import Ramp
@@ -49,6 +50,7 @@ __all__ = [
     "FedRep",
     "FederatedModule",
     "FineTuned",
+    "LGFedAvg",
     "LocalOnly",
     "MixtureOfExperts",
     "NetworkFactory",

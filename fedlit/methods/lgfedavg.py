@@ -1,0 +1,106 @@
+"""LG-FedAvg: think locally, act globally. Liang et al., 2020. https://arxiv.org/abs/2001.01523
+
+The converse of FedPer: a client keeps its extractor l_m, of any architecture, and all share the head
+g, which is the last linear layers:
+
+    y = g(l_m(x));    theta_g <- sum_m a_m theta_g,m,    theta_l,m stays
+
+A visit trains both together. The authors' code starts from a network that FedAvg has trained (here
+that is a `network` that loads its weights), weighs all clients alike, and tests each client's best
+network so far with an average of the best heads; here it is the last one with the last mean.
+
+Law: a head of all layers (the extractor has none) is FedAvg.
+"""
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import nn
+
+from fedlit.bounds import check_count
+from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
+from fedlit.heads import Headed
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    check_choices,
+    for_client,
+)
+from fedlit.methods.parts import check_head
+from fedlit.rng import isolated
+
+
+class LGFedAvg(FederatedModule):
+    """A personal extractor and a shared head, trained together.
+
+    Args:
+        network: Builds the network, whose last linear layers are the head.
+        optimizer: Builds the optimiser of a visit from the parameters of both.
+        head_layers: Linear layers that travel, the last of the network.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
+            authors' code).
+        client_networks: Another network for some clients, with a head of the same shape: a list with
+            one for each, or a mapping from client id. Every client then draws its own extractor.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
+    """
+
+    card = Card(
+        paper="Liang et al., 2020",
+        link="https://arxiv.org/abs/2001.01523",
+        travels="the head",
+        stays="an extractor",
+        recipes=("lgfedavg_fashion.yaml", "lgfedavg_cifar10.yaml"),
+        law="a head of all layers is FedAvg",
+    )
+
+    network: Headed
+    shared = ("network.head.",)
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        head_layers: int = 1,
+        weighting: Weighting = "examples",
+        client_networks: ClientNetworks = None,
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        check_count("model.head_layers", head_layers)
+        self.factory = network
+        self.head_layers = head_layers
+        self.client_networks = client_networks
+        self.weighting = weighting
+        self.network = self._build(network, "model.network")
+
+    def _build(self, factory: NetworkFactory, option: str) -> Headed:
+        network = build(factory, option)
+        check_head(network, self.head_layers, option)
+        return Headed(network, self.head_layers)
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
+        wanted = _shapes(self.network.head)
+        for k in range(data.num_clients):
+            factory = for_client(None, self.client_networks, data.client(k))
+            if factory is None:
+                continue
+            with isolated(0):
+                found = _shapes(self._build(factory, "model.client_networks").head)
+            if found != wanted:
+                told = f"`model.client_networks` of client {k} must have a head as `model.network`, {wanted}"
+                raise ValueError(f"{told}, got {found}.")
+
+    def configure_client(self, client: Client) -> None:
+        if self.client_networks is not None:
+            factory = for_client(self.factory, self.client_networks, client)
+            self.network = self._build(factory, "model.client_networks")
+
+
+def _shapes(head: nn.Module) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in head.state_dict().values()]
