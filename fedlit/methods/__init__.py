@@ -29,6 +29,7 @@ from fedlit.methods.fml import FML
 from fedlit.methods.lgfedavg import LGFedAvg
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
+from fedlit.methods.pfedme import PFedMe
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.states import copy_into, frozen, record
@@ -54,6 +55,7 @@ __all__ = [
     "LocalOnly",
     "MixtureOfExperts",
     "NetworkFactory",
+    "PFedMe",
     "Ramp",
     "Stage",
     "Weighting",

@@ -1,0 +1,116 @@
+"""pFedMe: personalised federated learning with Moreau envelopes. Dinh et al., 2020. https://arxiv.org/abs/2006.08848
+
+A client's personal network theta_i is what is best for it near w_i; w_i follows, batch by batch:
+
+    theta_i <- theta_i - lr * (grad f_i(theta_i) + lam * (theta_i - w_i))    K times on the same batch
+    w_i     <- w_i - eta * lam * (w_i - theta_i)
+    w       <- (1 - beta) w + beta * mean_i w_i                              on the server
+
+As in the authors' code theta_i starts from the w that a client receives and goes on from batch to
+batch; that code also adds 0.001 theta_i to its gradient (here: the optimiser's `weight_decay`) and
+weighs by examples. As w is never run in training, its statistics of BatchNorm are theta_i's.
+
+Laws: lam = 0, w does not move; beta = 0, the server's w does not.
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload
+from fedlit.bounds import check_count, check_number
+from fedlit.data.client import Client
+from fedlit.losses import proximal_penalty
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.parts import groups
+from fedlit.methods.states import copy_into
+
+
+class PFedMe(FederatedModule):
+    """A personal network near the shared one, which follows it.
+
+    Args:
+        network: Builds both networks.
+        optimizer: Builds the optimiser of the personal network; the paper's is plain SGD.
+        lam: Strength of the pull between both; 0 leaves the shared one where it is.
+        eta: Learning rate of the shared network, whose step is eta * lam of the way.
+        inner_steps: K, steps of the personal network on each batch.
+        beta: How far the server goes towards the mean; 1 is all the way, 0 stays.
+        weighting: A client counts by its `examples` (the authors' code), or all count the same
+            (`uniform`, the paper).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a
+            mapping from client id.
+    """
+
+    card = Card(
+        paper="Dinh et al., 2020",
+        link="https://arxiv.org/abs/2006.08848",
+        travels="the network",
+        stays="a personal network",
+        recipes=("pfedme_fashion.yaml", "pfedme_cifar10.yaml"),
+        law="lam = 0: the global model does not move",
+    )
+
+    shared = ("network.",)
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        lam: float = 15.0,
+        eta: float = 0.005,
+        inner_steps: int = 5,
+        beta: float = 1.0,
+        weighting: Weighting = "uniform",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        for name, value in {"lam": lam, "eta": eta, "beta": beta}.items():
+            check_number(f"model.{name}", value, least=0)
+        check_count("model.inner_steps", inner_steps)
+        self.network = build(network, "model.network")
+        self.personal = copy.deepcopy(self.network)
+        self.lam = lam
+        self.eta = eta
+        self.inner_steps = inner_steps
+        self.beta = beta
+        self.weighting = weighting
+
+    def on_client_start(self, client: Client | None) -> None:
+        copy_into(self.personal.state_dict(keep_vars=True), self.network.state_dict())
+
+    def on_client_end(self, client: Client) -> None:
+        copy_into(dict(self.network.named_buffers()), dict(self.personal.named_buffers()))
+
+    def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
+        return groups(self.personal)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.personal(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        loss = F.cross_entropy(self.personal(x), y)
+        self.log("train_loss", loss)
+        return loss + proximal_penalty(self.personal.parameters(), self.network.parameters(), self.lam)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        for _ in range(self.inner_steps):
+            optimizer.step(closure=optimizer_closure)
+        with torch.no_grad():
+            for w, theta in zip(self.network.parameters(), self.personal.parameters(), strict=True):
+                w.lerp_(theta, self.eta * self.lam)
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        agreed = self.combine(uploads, current)
+        if self.beta == 1:
+            return agreed
+        floating = {name: mean for name, mean in agreed.items() if mean.is_floating_point()}
+        return agreed | {name: torch.lerp(current[name], mean, self.beta) for name, mean in floating.items()}
