@@ -4,6 +4,7 @@ Beside the methods there is what the author of another one needs: the contract, 
 networks are built and copied with.
 """
 
+from fedlit.methods.apfl import APFL
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.ditto import Ditto
@@ -35,6 +36,7 @@ from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.states import copy_into, frozen, record
 
 __all__ = [
+    "APFL",
     "DLAD",
     "FML",
     "Card",
