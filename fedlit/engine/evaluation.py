@@ -74,6 +74,14 @@ class Scorer:
                 return self.state.has_trained(k, f"{name}.")
         return True
 
+    @property
+    def _is_personal(self) -> bool:
+        """Whether a client's model is another than the global one, whatever else it keeps."""
+        if self.stage.upload != "aggregate":
+            return True
+        is_own = is_overridden("forward", self.learner, FederatedModule)
+        return not all(self._held(self.learner if is_own else self.learner.global_model()))
+
     def _held(self, network: nn.Module) -> list[bool]:
         """Of each value of a network, whether the server holds it."""
         live = self.state.live.tensors()
@@ -108,8 +116,7 @@ class Scorer:
         if self.state.options.fast_dev_run:
             own = own[:2]
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
-        is_personal = self.stage.upload != "aggregate" or not all(self._held(self.learner))
-        if not is_personal:  # a client's model is the global one
+        if not self._is_personal:
             if is_overridden("probe", self.personal, FederatedModule):
                 jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
@@ -162,7 +169,9 @@ class Scorer:
         if self.has_complete_global_model:
             rows += self._rows(self._global_on_pooled(), self.state.round)
         memories = self.state.memories
-        owners = {*self.state.collected, *(k for k in memories if memories.names(k))}
+        owners = {*self.state.collected}
+        if self._is_personal:
+            owners |= {k for k in memories if memories.names(k)}
         for k in sorted(owners):
             if self.has_model(k):
                 rows += self._rows(self._client_on_pooled(k), self.state.round)

@@ -30,6 +30,7 @@ from fedlit.methods.fml import FML
 from fedlit.methods.lgfedavg import LGFedAvg
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
+from fedlit.methods.moon import MOON
 from fedlit.methods.pfedme import PFedMe
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.stage import EarlyStopping, Stage
@@ -39,6 +40,7 @@ __all__ = [
     "APFL",
     "DLAD",
     "FML",
+    "MOON",
     "Card",
     "ClientNetworks",
     "ClientOptimizers",
