@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from fedlit import FedAvg, FederatedData, FederatedModule, Federation, FedProx, FineTuned, LocalOnly
 from fedlit.augment import Flip, PadEdge, Standardise
-from fedlit.methods import DLAD, FML, FedFusion, FedMMD, MixtureOfExperts
+from fedlit.methods import APFL, DLAD, FML, MOON, FedBN, FedFusion, FedMMD, LGFedAvg, MixtureOfExperts
 from fedlit.partition import IID, PermutedPixels
 
 
@@ -73,6 +73,10 @@ METHODS = {
     "DLAD": lambda: DLAD(linear, SGD, client_epochs=1, density_epochs=1, distil_epochs=1),
     "LocalOnly": lambda: LocalOnly(Small, SGD),
     "FineTuned": lambda: FineTuned(Small, SGD, finetune_epochs=1),
+    "FedBN": lambda: FedBN(Small, SGD),
+    "LGFedAvg": lambda: LGFedAvg(Small, SGD),
+    "APFL": lambda: APFL(Small, SGD),
+    "MOON": lambda: MOON(Small, SGD, projection=4),
     "Averaged": lambda: Averaged(Small, SGD),
     "Lent": lambda: Lent(Small, SGD),
 }
@@ -90,7 +94,7 @@ def trained(request, tmp_path_factory):
 
 
 def models(method: FederatedModule) -> list[int | None]:
-    return [0, 2] if isinstance(method, LocalOnly) else [None, 0, 2]
+    return [0, 2] if isinstance(method, LocalOnly | FedBN | LGFedAvg) else [None, 0, 2]
 
 
 def said(network: nn.Module, batches) -> torch.Tensor:
@@ -141,7 +145,7 @@ def test_clients_differ_where_they_have_their_own(trained):
     federation, method, data = trained
     batches = list(data.test_batches())
     differ = not torch.equal(said(federation.network(0), batches), said(federation.network(2), batches))
-    same = isinstance(method, FedAvg | FedProx | FedMMD | FedFusion) and not isinstance(method, Averaged)
+    same = isinstance(method, FedAvg | FedProx | FedMMD | FedFusion | MOON) and not isinstance(method, Averaged)
     keeps = not same
     assert differ == keeps
 
