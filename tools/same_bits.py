@@ -13,7 +13,25 @@ import torch
 
 from fedlit.data import FederatedData
 from fedlit.federation import Federation
-from fedlit.methods import DLAD, FML, FedAvg, FedFusion, FedMMD, FedProx, FineTuned, LocalOnly, MixtureOfExperts
+from fedlit.methods import (
+    APFL,
+    DLAD,
+    FML,
+    MOON,
+    Ditto,
+    FedAvg,
+    FedBN,
+    FedFusion,
+    FedMMD,
+    FedPer,
+    FedProx,
+    FedRep,
+    FineTuned,
+    LGFedAvg,
+    LocalOnly,
+    MixtureOfExperts,
+    PFedMe,
+)
 from fedlit.networks import MLP, LeNet5, McMahanCNN
 from fedlit.partition import Dirichlet
 
@@ -28,6 +46,10 @@ def plain_sgd(parameters):
 
 def lenet():
     return LeNet5(in_channels=1, image_size=28)
+
+
+def normalised():
+    return LeNet5(in_channels=1, image_size=28, batch_norm=True)
 
 
 def fusible():
@@ -45,6 +67,14 @@ METHODS = {
     "DLAD": lambda: DLAD(MLP, plain_sgd, client_epochs=2, density_epochs=2, distil_epochs=2),
     "LocalOnly": lambda: LocalOnly(lenet, sgd),
     "FineTuned": lambda: FineTuned(MLP, plain_sgd, finetune_epochs=2, stop_on="loss"),
+    "FedBN": lambda: FedBN(normalised, sgd),
+    "FedPer": lambda: FedPer(lenet, sgd),
+    "FedRep": lambda: FedRep(lenet, sgd, head_epochs=1),
+    "LGFedAvg": lambda: LGFedAvg(lenet, sgd),
+    "Ditto": lambda: Ditto(lenet, sgd),
+    "APFL": lambda: APFL(lenet, sgd),
+    "PFedMe": lambda: PFedMe(lenet, plain_sgd, inner_steps=2),
+    "MOON": lambda: MOON(lenet, sgd, projection=32),
 }
 
 
