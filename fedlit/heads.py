@@ -17,14 +17,50 @@ def with_outputs(network: nn.Module, number: int) -> nn.Module:
         >>> with_outputs(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1)[2]
         Linear(in_features=3, out_features=1, bias=True)
     """
-    linear = [(path, part) for path, part in network.named_modules() if isinstance(part, nn.Linear)]
-    if not linear or linear[-1][0] == "":
+    path, last = last_linear(network)
+    if path == "":
         raise ValueError(f"{type(network).__name__} must hold a linear layer as its last, to be given another head.")
-    path, last = linear[-1]
     parent, _, name = path.rpartition(".")
     head = nn.Linear(last.in_features, number, bias=last.bias is not None)
     setattr(network.get_submodule(parent), name, head.to(last.weight))
     return network
+
+
+def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
+    """Path and layer of the linear layer that a network holds last: what makes its outputs of features.
+
+    Example:
+        >>> last_linear(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)))
+        ('2', Linear(in_features=3, out_features=10, bias=True))
+    """
+    linear = [(path, part) for path, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not linear:
+        raise ValueError(f"{type(network).__name__} must hold a linear layer as its last.")
+    return linear[-1]
+
+
+def features_and_outputs(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What a network's last linear layer is given, ``[N, D]``, and the network's outputs.
+
+    Example:
+        >>> features, z = features_and_outputs(nn.Sequential(nn.ReLU(), nn.Linear(2, 1)), torch.tensor([[-1.0, 5.0]]))
+        >>> features, z.shape
+        (tensor([[0., 5.]]), torch.Size([1, 1]))
+    """
+    _, last = last_linear(network)
+    given: list[Tensor] = []
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        given.append(inputs[0])
+
+    hook = last.register_forward_pre_hook(note)
+    try:
+        z = network(x)
+    finally:
+        hook.remove()
+    if len(given) != 1 or given[0].dim() != 2:
+        raise ValueError(f"the last linear layer of {type(network).__name__} must be given features [N, D] once.")
+    return given[0], z
 
 
 class Scattered(nn.Module):

@@ -133,6 +133,48 @@ class _MMD(torch.autograd.Function):
         return joint[: ctx.n].to(dtype_a), joint[ctx.n :].to(dtype_b), None
 
 
+def class_sums(values: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """Sums of the values of each class, ``[C, D]``, and how many there are, ``[C]``.
+
+    Args:
+        values: ``[N, D]``.
+        target: Class indices ``[N]``.
+        num_classes: ``C``.
+
+    Example:
+        >>> class_sums(torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([0, 0, 2]), 3)
+        (tensor([[3.],
+                [0.],
+                [5.]]), tensor([2, 0, 1]))
+    """
+    members = F.one_hot(target, num_classes)
+    return members.T.to(values) @ values, members.sum(dim=0)
+
+
+def prototype_distance(features: Tensor, target: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+    r"""How far the classes of a batch are from their prototypes.
+
+    .. math:: \sum_{j} \| C^j - \bar C^j \|^2
+
+    over the classes of the batch that have a prototype, with :math:`C^j` the mean of their features.
+
+    Args:
+        features: ``[N, D]``.
+        target: Class indices ``[N]``.
+        prototypes: One for each class, ``[C, D]``; they receive no gradient.
+        known: Whether there is one, ``[C]``.
+
+    Example:
+        >>> features = torch.tensor([[1.0, 0.0], [3.0, 0.0], [7.0, 7.0]])
+        >>> prototype_distance(features, torch.tensor([0, 0, 1]), torch.zeros(2, 2), torch.tensor([True, False]))
+        tensor(4.)
+    """
+    sums, counts = class_sums(features, target, len(prototypes))
+    means = sums / counts.clamp_min(1)[:, None]
+    distances = (means - prototypes.detach()).square().sum(dim=1)
+    return (distances * (known & (counts > 0))).sum()
+
+
 def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_prob") -> Tensor:
     r"""Two experts under a gate: a log-probability per class, or with `logits` a logit.
 

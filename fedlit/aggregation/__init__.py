@@ -1,5 +1,6 @@
 """From uploads to what all agree on: the weighted mean, and rules that bear clients who lie (`trainer.aggregator`)."""
 
+from fedlit.aggregation.classwise import class_totals
 from fedlit.aggregation.rules import (
     Aggregator,
     GeometricMedian,
@@ -15,7 +16,7 @@ from fedlit.aggregation.rules import (
     median,
     trimmed_mean,
 )
-from fedlit.aggregation.uploads import NOTHING, State, Upload, defect, num_bytes, weighted_mean
+from fedlit.aggregation.uploads import NOTHING, State, Upload, defect, num_bytes, watched, weighted_mean
 
 __all__ = [
     "NOTHING",
@@ -31,10 +32,12 @@ __all__ = [
     "TooFewUploads",
     "TrimmedMean",
     "Upload",
+    "class_totals",
     "defect",
     "fewest_uploads",
     "median",
     "num_bytes",
     "trimmed_mean",
+    "watched",
     "weighted_mean",
 ]

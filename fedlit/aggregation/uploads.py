@@ -5,7 +5,7 @@ Sums run in client order and in float64, so a round ends in the same bits on one
 counters) are never averaged: the largest wins.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, sqrt
@@ -25,6 +25,20 @@ class Upload:
     client: int
     state: State
     weight: float = 1.0
+
+
+def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iterator[Upload]:
+    """The uploads as they are, each looked at on its way: none is held.
+
+    Example:
+        >>> weights = []
+        >>> sent = [Upload(0, {"w": torch.ones(1)}, 3), Upload(1, {"w": torch.ones(1)}, 4)]
+        >>> weighted_mean(watched(sent, lambda upload: weights.append(upload.weight))), weights
+        ({'w': tensor([1.])}, [3, 4])
+    """
+    for upload in uploads:
+        look(upload)
+        yield upload
 
 
 def num_bytes(state: Mapping[str, Tensor]) -> int:

@@ -1,13 +1,14 @@
 """What a method builds networks and optimisers with, and how some clients come to have others than the rest."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from numbers import Integral
 from typing import Any
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 from fedlit.data.client import Client
 
@@ -15,6 +16,7 @@ NetworkFactory = Callable[[], nn.Module]
 # Containers first and int keys: in another order the CLI saves a config that it cannot read again.
 ClientNetworks = list[NetworkFactory] | dict[int, NetworkFactory] | None
 ClientOptimizers = list[OptimizerCallable] | dict[int, OptimizerCallable] | None
+BESIDE_A_RATE = ("momentum", "dampening", "nesterov", "maximize")  # of SGD; weight decay is a part of the gradient
 
 
 def build(network: NetworkFactory, option: str) -> nn.Module:
@@ -57,6 +59,37 @@ def check_builder(option: str, optimizer: OptimizerCallable) -> None:
             f"`{option}` must be a class or function that builds an optimiser from parameters, such as "
             f"partial(torch.optim.SGD, lr=0.1), since each use has its own; got a ready {type(optimizer).__name__}."
         )
+
+
+def check_sgd(
+    optimizer: OptimizerCallable, client_optimizers: ClientOptimizers, may_have: Collection[str], why: str
+) -> None:
+    """Refuse what is not torch's SGD, for a method that reckons with its steps.
+
+    Args:
+        optimizer: For all.
+        client_optimizers: For some.
+        may_have: What the steps may have beside a rate, such as momentum.
+        why: Told with a refusal.
+    """
+    chosen = {"model.optimizer": optimizer}
+    some = client_optimizers or {}
+    numbered = some.items() if isinstance(some, dict) else enumerate(some)
+    chosen |= {f"model.client_optimizers[{k}]": factory for k, factory in numbered}
+    for option, factory in chosen.items():
+        try:
+            built = factory([nn.Parameter(torch.zeros(1))])
+        except Exception:  # it is told later what is wrong with it
+            continue
+        odd = [type(built).__name__] if type(built) is not SGD else _beside_a_rate(built, may_have)
+        if odd:
+            without = " and ".join(name for name in BESIDE_A_RATE if name not in may_have)
+            raise ValueError(f"`{option}` must be torch.optim.SGD without {without}, {why}; got {odd[0]}.")
+
+
+def _beside_a_rate(optimizer: Optimizer, may_have: Collection[str]) -> list[str]:
+    names = [name for name in BESIDE_A_RATE if name not in may_have]
+    return [f"{name} {group[name]}" for group in optimizer.param_groups for name in names if group[name]]
 
 
 def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:

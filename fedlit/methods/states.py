@@ -1,14 +1,17 @@
 """Copies of what a network knows: into another network, frozen beside it, or recorded sample by sample."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
+from fedlit.losses import class_sums
 
 if TYPE_CHECKING:
     from fedlit.methods.base import FederatedModule
@@ -44,6 +47,100 @@ def record(network: Callable[[Tensor], Tensor], client: Client | None, like: Ten
     batches = client.train_batches()
     batches.drop_last = False
     return torch.cat([network(x.to(like)) for x, _ in batches])
+
+
+class Vectors(nn.Module):
+    """Buffers in the shapes of some parameters, zeros at first: what is remembered of each, by its number.
+
+    Args:
+        parameters: What they are like.
+
+    Example:
+        >>> c = Vectors([torch.ones(2), torch.ones(1, 3)])
+        >>> list(c.state_dict()), [tensor.tolist() for tensor in c]
+        (['0', '1'], [[0.0, 0.0], [[0.0, 0.0, 0.0]]])
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__()
+        for number, parameter in enumerate(parameters):
+            self.register_buffer(str(number), torch.zeros_like(parameter, requires_grad=False))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.buffers()
+
+    @torch.no_grad()
+    def put(self, tensors: Iterable[Tensor]) -> None:
+        """Copy values into them."""
+        for mine, tensor in zip(self, tensors, strict=True):
+            mine.copy_(tensor)
+
+
+def trained(network: nn.Module) -> list[nn.Parameter]:
+    """The parameters that train."""
+    return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
+def numbers(module: nn.Module) -> dict[str, int]:
+    """Where each name of a parameter that trains stands in `trained`; one that has two names stands there once.
+
+    Example:
+        >>> numbers(nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1, bias=False)))
+        {'0.weight': 0, '0.bias': 1, '2.weight': 2}
+    """
+    places = {id(parameter): place for place, parameter in enumerate(trained(module))}
+    found = dict(module.named_parameters(remove_duplicate=False))
+    return {name: places[id(parameter)] for name, parameter in found.items() if parameter.requires_grad}
+
+
+def mean_gradient(network: nn.Module, client: Client, like: Tensor) -> list[Tensor]:
+    """Of the cross-entropy over all samples of a visit, in evaluation mode, for each parameter that trains.
+
+    Args:
+        network: Gives logits.
+        client: Whose samples.
+        like: A tensor of the dtype and on the device that inputs are to have.
+    """
+    batches = client.train_batches().to(like.device)
+    batches.drop_last = False
+    total = [torch.zeros_like(parameter) for parameter in trained(network)]
+    with torch.enable_grad(), evaluating(network):
+        for x, y in batches:
+            loss = F.cross_entropy(network(x.to(like)), y, reduction="sum") / len(batches.y)
+            torch._foreach_add_(total, torch.autograd.grad(loss, trained(network)))
+    return total
+
+
+@torch.no_grad()
+def class_means(
+    values: Callable[[Tensor], Tensor], client: Client, like: Tensor, num_classes: int
+) -> tuple[Tensor, Tensor]:
+    """Of each class among a visit's samples, the mean of what is computed of them, ``[C, D]``, and how many, ``[C]``.
+
+    Args:
+        values: Gives ``[N, D]``.
+        client: Whose samples.
+        like: A tensor of the dtype and on the device that inputs are to have.
+        num_classes: ``C``.
+    """
+    batches = client.train_batches().to(like.device)
+    batches.drop_last = False
+    parts = [class_sums(values(x.to(like)), y, num_classes) for x, y in batches]
+    sums = torch.stack([sums for sums, _ in parts]).sum(dim=0)
+    counts = torch.stack([counts for _, counts in parts]).sum(dim=0)
+    return sums / counts.clamp_min(1)[:, None], counts
+
+
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """In evaluation mode, and then every part in the mode that it was in."""
+    before = [(part, part.training) for part in network.modules()]
+    network.eval()
+    try:
+        yield
+    finally:
+        for part, mode in before:
+            part.training = mode
 
 
 def twin(module: "FederatedModule") -> "FederatedModule":

@@ -1,0 +1,123 @@
+"""Federated distillation. Jeong et al., 2018. https://arxiv.org/abs/1811.11479 (algorithm 1)
+
+Clients share no weights, only their mean output for each label. F is a softmax of logits, which the paper calls a logit
+vector:
+
+    F_i^l = mean of F(x) over the samples of label l that client i trains on, while it trains
+    Fhat_i^l = mean of F_j^l over the others, j != i, that hold label l
+    loss = CE(p, y) + gamma * CE(p, Fhat_i^y)                   where there is an Fhat_i^y
+
+What comes down is the sum over all clients of the last round and their number; a client that was among them takes its
+own part out again, and so has the mean of the others.
+
+Laws: gamma = 0 is local training; of two clients, each learns from the other alone.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, class_totals
+from fedlit.bounds import check_number
+from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
+from fedlit.heads import last_linear
+from fedlit.losses import class_sums, soft_cross_entropy
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
+
+
+class FD(FederatedModule):
+    """A network per client; each learns what the others say of a label on the mean.
+
+    Args:
+        network: Builds the network of a client; it ends in a linear layer.
+        optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
+        gamma: Weight of the others' mean output; 0 is local training.
+        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    card = Card(
+        paper="Jeong et al., 2018",
+        link="https://arxiv.org/abs/1811.11479",
+        travels="mean outputs per label, and counts",
+        stays="the network, and what it sent last",
+        recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
+        law="gamma = 0 is local training",
+    )
+
+    shared = ()
+    download_only = ("total", "holders", "number")
+    upload_only = ("means", "counts")
+    total: Tensor
+    holders: Tensor
+    number: Tensor
+    means: Tensor
+    counts: Tensor
+    own_means: Tensor
+    own_counts: Tensor
+    own_number: Tensor
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        gamma: float = 0.1,
+        client_networks: ClientNetworks = None,
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.factory = network
+        self.client_networks = client_networks
+        self.network = build(network, "model.network")
+        self.gamma = check_number("model.gamma", gamma, least=0)
+        classes = last_linear(self.network)[1].out_features
+        for name in ("total", "means", "own_means"):
+            self.register_buffer(name, torch.zeros(classes, classes))
+        for name in ("holders", "counts", "own_counts"):
+            self.register_buffer(name, torch.zeros(classes, dtype=torch.int64))
+        for name in ("number", "own_number"):  # of the mean: how many were taken before
+            self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
+
+    def configure_client(self, client: Client) -> None:
+        self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
+
+    def on_client_start(self, client: Client | None) -> None:
+        own_part = (self.own_number == self.number) * self.own_counts.sign()  # 0 of what others sent without me
+        self.others = self.holders - own_part
+        self.teacher = (self.total - own_part[:, None] * self.own_means) / self.others.clamp_min(1)[:, None]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        z = self.network(x)
+        sums, counts = class_sums(z.detach().softmax(dim=1), y, len(self.counts))
+        self.means += sums
+        self.counts += counts
+        loss = F.cross_entropy(z, y)
+        self.log("train_loss", loss)
+        taught = self.others[y] > 0
+        if self.gamma == 0 or not taught.any():
+            return loss
+        distance = soft_cross_entropy(z[taught], self.teacher[y[taught]]) * taught.float().mean()
+        self.log("distillation", distance)
+        return loss + self.gamma * distance
+
+    def on_client_end(self, client: Client) -> None:
+        self.means /= self.counts.clamp_min(1)[:, None]
+        self.own_means.copy_(self.means)
+        self.own_counts.copy_(self.counts)
+        self.own_number.copy_(self.number + 1)
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        total, holders = class_totals(uploads, "uniform")
+        number = current["number"] + 1
+        return {"total": total.to(current["total"]), "holders": holders.to(number), "number": number}

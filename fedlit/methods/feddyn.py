@@ -1,0 +1,88 @@
+"""FedDyn. Acar et al., 2021. https://arxiv.org/abs/2111.04263 (algorithm 1)
+
+Every client's loss is bent in every round so that the clients' optima and the global one come to agree. A client has
+h_i, the server h, all zero at first:
+
+    y_i = argmin_y f_i(y) - <h_i, y> + alpha/2 ||y - x||^2,    h_i <- h_i - alpha (y_i - x)
+    h  <- h - alpha/N sum_S (y_i - x),                         x  <- mean_S y_i - h / alpha
+
+N clients may take part, those in S do; local epochs stand for the argmin, every client counts the same, buffers are the
+mean. We follow the paper; the authors' code divides alpha by a client's share of the samples, and clips gradients.
+
+Laws: h is the mean of all N h_i after every round, whoever took part (rounding); in the first round the uploads are
+FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, watched
+from fedlit.bounds import check_positive
+from fedlit.data.client import Client
+from fedlit.losses import proximal_penalty
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.states import Vectors, frozen, numbers, trained
+
+
+class FedDyn(FederatedModule):
+    """One network for all; a client's loss is corrected by how far it has moved in all rounds.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit from the parameters.
+        alpha: Strength of the pull and of its memory; the paper has 0.01 to 0.1.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    card = Card(
+        paper="Acar et al., 2021",
+        link="https://arxiv.org/abs/2111.04263",
+        travels="the network",
+        stays="a gradient h_i",
+        recipes=("feddyn_fashion.yaml", "feddyn_cifar10.yaml"),
+        law="h is the mean of all h_i; the first uploads are FedProx's with mu = alpha",
+    )
+
+    shared = ("network.",)
+    server_only = ("h.",)
+    weighting = "uniform"
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        alpha: float = 0.1,
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.network = build(network, "model.network")
+        self.alpha = check_positive("model.alpha", alpha)
+        self.h = Vectors(trained(self.network))
+        self.h_i = Vectors(trained(self.network))
+
+    def on_client_start(self, client: Client | None) -> None:
+        self.x = frozen(trained(self.network))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        loss = loss + proximal_penalty(trained(self.network), self.x, self.alpha)
+        pairs = zip(trained(self.network), self.h_i, strict=True)
+        return loss - sum((y * h_i).sum() for y, h_i in pairs)
+
+    def on_client_end(self, client: Client) -> None:
+        moved = zip(self.h_i, trained(self.network), self.x, strict=True)
+        self.h_i.put([h_i - self.alpha * (y.detach() - x) for h_i, y, x in moved])
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        seen: list[int] = []
+        agreed = self.combine(watched(uploads, lambda upload: seen.append(upload.client)), current)
+        share = self.alpha * len(seen) / self.num_clients
+        new: State = {}
+        for name, number in numbers(self).items():
+            h = current[f"h.{number}"] - share * (agreed[name] - current[name])
+            new |= {f"h.{number}": h, name: agreed[name] - h / self.alpha}
+        return agreed | new

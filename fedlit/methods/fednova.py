@@ -1,0 +1,120 @@
+"""FedNova. Wang et al., 2020. https://arxiv.org/abs/2007.07481 (equations 6 to 8)
+
+Who takes more steps counts more in FedAvg than its samples say. FedNova averages clients' directions, each divided by
+the norm of what its steps add up to, and then goes as far as the clients did on the mean:
+
+    d_i = (x - y_i) / |a_i|,    x <- x - tau_eff sum_i p_i d_i,    tau_eff = sum_i p_i |a_i|
+
+    |a_i| = tau                                                   tau steps of SGD
+    |a_i| = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)     with momentum rho
+    |a_i| = (1 - (1 - lr mu)^tau) / (lr mu)                       with a proximal term mu/2 ||y - x||^2
+
+Buffers are the plain mean. Momentum begins anew in every visit (`trainer.optimizer_state: keep` would break the norm).
+
+Laws: equal norms are FedAvg (rounding), also with momentum; mu alone with equal norms is FedProx.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload
+from fedlit.bounds import check_number
+from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
+from fedlit.losses import proximal_penalty
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
+from fedlit.methods.states import frozen, numbers
+
+
+class FedNova(FederatedModule):
+    """One network for all; clients' directions count by samples, however many steps they took.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit: torch.optim.SGD, with momentum or without.
+        mu: Strength of the pull towards the global model, as in FedProx; 0 is none.
+        weighting: A client counts by its `examples` (the paper), or all count the same (`uniform`).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    card = Card(
+        paper="Wang et al., 2020",
+        link="https://arxiv.org/abs/2007.07481",
+        travels="the network; the norm of a client's steps up",
+        recipes=("fednova_fashion.yaml", "fednova_cifar10.yaml"),
+        law="equal numbers of steps are FedAvg",
+    )
+
+    shared = ("network.",)
+    upload_only = ("norm",)
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        mu: float = 0.0,
+        weighting: Weighting = "examples",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        self.network = build(network, "model.network")
+        self.mu = check_number("model.mu", mu, least=0)
+        self.weighting = weighting
+        self.norm: Tensor
+        self.register_buffer("norm", torch.zeros(1))
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        may_have = () if self.mu else ("momentum",)  # the paper has a norm for either, none for both
+        why = "of which the norm is known" + (" beside `model.mu`" if self.mu else "")
+        check_sgd(self.optimizer, self.client_optimizers, may_have, why)
+
+    def on_client_start(self, client: Client | None) -> None:
+        self.anchors = frozen(self.network.parameters())
+        self.tau = 0
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.tau += 1
+        loss = super().training_step(batch, batch_idx)
+        if self.mu == 0:
+            return loss
+        return loss + proximal_penalty(self.network.parameters(), self.anchors, self.mu)
+
+    def on_client_end(self, client: Client) -> None:
+        settings = self.trainer.optimizers[0].param_groups[0]
+        self.norm.fill_(norm_of_steps(self.tau, settings["momentum"], settings["lr"] * self.mu))
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        trained = numbers(self)
+        norms: list[tuple[float, float]] = []
+
+        def normalised() -> Iterator[Upload]:
+            for upload in uploads:
+                norm = float(upload.state["norm"]) or 1.0  # who took no step has not moved
+                norms.append((upload.weight, norm))
+                state = {name: current[name] + (upload.state[name] - current[name]) / norm for name in trained}
+                yield replace(upload, state=upload.state | state)
+
+        agreed = self.combine(normalised(), current)
+        tau_eff = sum(weight * norm for weight, norm in norms) / sum(weight for weight, _ in norms)
+        return agreed | {name: current[name] + tau_eff * (agreed[name] - current[name]) for name in trained}
+
+
+def norm_of_steps(tau: int, rho: float = 0.0, lr_mu: float = 0.0) -> float:
+    """How much ``tau`` gradients count together in what a client has moved, in units of lr.
+
+    Example:
+        >>> norm_of_steps(3), norm_of_steps(3, rho=0.5), norm_of_steps(3, lr_mu=0.5)
+        (3.0, 4.25, 1.75)
+    """
+    if rho:
+        return (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    if lr_mu:
+        return (1 - (1 - lr_mu) ** tau) / lr_mu
+    return float(tau)

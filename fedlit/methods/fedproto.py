@@ -1,0 +1,136 @@
+"""FedProto. Tan et al., 2022. https://arxiv.org/abs/2105.00243 (algorithm 1)
+
+Clients share no weights, only the mean feature of each class, its prototype. C_i^j is client i's of class j:
+
+    loss = CE(p, y) + lam * sum_j ||C_i^j - Cbar^j||^2       over the classes of a batch, and C_i^j of the batch
+    C_i^j = mean of f_i(x) over own samples of class j       after local training, in evaluation mode
+    Cbar^j = sum_i |D_i^j| C_i^j / sum_i |D_i^j|             over clients of the round that hold class j
+
+f_i is a network up to its last linear layer: networks may differ in all but the width there. A class keeps its last
+prototype in a round without it. We follow the paper, but for the 1 / |N_j| of its equation 6, which would shrink
+prototypes; the authors' code has `weighting: uniform`, mean squares over samples and features, and C_i^j of batches.
+
+Laws: lam = 0 is local training; a class that nobody holds has no prototype, and no term.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, class_totals
+from fedlit.bounds import check_choice, check_number
+from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
+from fedlit.heads import features_and_outputs, last_linear
+from fedlit.losses import prototype_distance
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
+from fedlit.methods.states import class_means, evaluating
+
+Predict = Literal["classifier", "prototype"]
+
+
+class FedProto(FederatedModule):
+    """A network per client; they agree on what features of a class should be.
+
+    Args:
+        network: Builds the network of a client; it ends in a linear layer.
+        optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
+        lam: Strength of the pull of features towards prototypes; 0 is local training.
+        predict: By the network's `classifier`, or the class of the nearest `prototype`.
+        weighting: Prototypes count by `examples` of their class (the paper), or all the same (`uniform`, the code).
+        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    card = Card(
+        paper="Tan et al., 2022",
+        link="https://arxiv.org/abs/2105.00243",
+        travels="class means of features, and counts up",
+        stays="the network",
+        recipes=("fedproto_fashion.yaml", "fedproto_cifar10.yaml"),
+        law="lam = 0 is local training",
+    )
+
+    shared = ()
+    download_only = ("prototypes", "known")
+    upload_only = ("means", "counts")
+    prototypes: Tensor
+    known: Tensor
+    means: Tensor
+    counts: Tensor
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        lam: float = 1.0,
+        predict: Predict = "classifier",
+        weighting: Weighting = "examples",
+        client_networks: ClientNetworks = None,
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        check_choice("model.predict", predict, Predict)
+        self.factory = network
+        self.client_networks = client_networks
+        self.network = build(network, "model.network")
+        self.lam = check_number("model.lam", lam, least=0)
+        self.predict = predict
+        self.weighting = weighting
+        _, last = last_linear(self.network)
+        features = torch.zeros(last.out_features, last.in_features)
+        self.register_buffer("prototypes", features)
+        self.register_buffer("known", torch.zeros(last.out_features, dtype=torch.bool))
+        self.register_buffer("means", features.clone())
+        self.register_buffer("counts", torch.zeros(last.out_features, dtype=torch.int64))
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_choices("model.client_networks", self.client_networks, data.num_clients)
+
+    def configure_client(self, client: Client) -> None:
+        self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
+        _, last = last_linear(self.network)
+        wanted = self.prototypes.shape[1]
+        if last.in_features != wanted:
+            told = f"the last linear layer of client {client.id} must take {wanted} features, got {last.in_features}."
+            raise ValueError(f"`model.client_networks`: {told}")
+
+    def features(self, x: Tensor) -> Tensor:
+        return features_and_outputs(self.network, x)[0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.predict == "classifier" or not self.known.any():
+            return self.network(x)
+        nearness = -torch.cdist(self.features(x), self.prototypes).square()
+        return nearness.masked_fill(~self.known, -torch.inf)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        features, z = features_and_outputs(self.network, x)
+        loss = F.cross_entropy(z, y)
+        self.log("train_loss", loss)
+        if self.lam == 0:
+            return loss
+        distance = prototype_distance(features, y, self.prototypes, self.known)
+        self.log("distance", distance)
+        return loss + self.lam * distance
+
+    def on_client_end(self, client: Client) -> None:
+        with evaluating(self.network):
+            means, counts = class_means(self.features, client, like=self.means, num_classes=len(self.counts))
+        self.means.copy_(means)
+        self.counts.copy_(counts)
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        total, weight = class_totals(uploads, self.weighting)
+        held = (weight > 0).to(current["known"])
+        means = (total / weight.clamp_min(1)[:, None]).to(current["prototypes"])
+        prototypes = torch.where(held[:, None], means, current["prototypes"])
+        return {"prototypes": prototypes, "known": current["known"] | held}

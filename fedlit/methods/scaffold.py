@@ -1,0 +1,117 @@
+"""SCAFFOLD. Karimireddy et al., 2020. https://arxiv.org/abs/1910.06378 (algorithm 1)
+
+A client corrects each of its steps by where the others would go. The server has x and a control variate c, a client
+its own c_i, all zero at first:
+
+    y   <- y - lr (g_i(y) - c_i + c)                K steps from y = x
+    c_i+ = g_i(x)                                   option I: the gradient at x over all own samples
+    c_i+ = c_i - c + (x - y) / (K lr)               option II
+    x   <- x + lr_g mean_S (y_i - x),    c <- c + |S|/N mean_S (c_i+ - c_i)
+
+N clients may take part, those in S do. Option I takes g_i(x) in evaluation mode. Weight decay is a part of g_i.
+
+Laws: c and c_i held at 0 are FedAvg with uniform weights; where all take part, c is the mean of all c_i after every
+round, and one client is a plain loop of SGD (both but for rounding).
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, watched
+from fedlit.aggregation.uploads import wide
+from fedlit.bounds import check_choice, check_positive
+from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
+from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.card import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
+from fedlit.methods.states import Vectors, frozen, mean_gradient, numbers, trained
+
+Option = Literal["I", "II"]
+
+
+class SCAFFOLD(FederatedModule):
+    """One network for all; control variates keep clients from drifting apart.
+
+    Args:
+        network: Builds the network.
+        optimizer: Builds the optimiser of a visit: torch.optim.SGD without momentum.
+        option: How c_i is renewed: `II` from the steps taken, `I` by one more pass over the samples.
+        lr_g: How far the server goes towards the mean; 1 is there.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, the paper).
+        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+    """
+
+    card = Card(
+        paper="Karimireddy et al., 2020",
+        link="https://arxiv.org/abs/1910.06378",
+        travels="the network; c down, the change of c_i up",
+        stays="a control variate c_i",
+        recipes=("scaffold_fashion.yaml", "scaffold_cifar10.yaml"),
+        law="c and c_i held at 0 are FedAvg with uniform weights; c is the mean of all c_i",
+    )
+
+    shared = ("network.",)
+    download_only = ("c.",)
+    upload_only = ("change.",)
+
+    def __init__(
+        self,
+        network: NetworkFactory,
+        optimizer: OptimizerCallable,
+        option: Option = "II",
+        lr_g: float = 1.0,
+        weighting: Weighting = "uniform",
+        client_optimizers: ClientOptimizers = None,
+    ) -> None:
+        super().__init__(optimizer, client_optimizers)
+        check_choice("model.option", option, Option)
+        self.network = build(network, "model.network")
+        self.option = option
+        self.lr_g = check_positive("model.lr_g", lr_g)
+        self.weighting = weighting
+        self.c = Vectors(trained(self.network))
+        self.c_i = Vectors(trained(self.network))
+        self.change = Vectors(trained(self.network))
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_sgd(self.optimizer, self.client_optimizers, may_have=(), why="whose steps are lr times a gradient")
+
+    def on_client_start(self, client: Client | None) -> None:
+        self.x = frozen(trained(self.network))
+        self.drift = [c - c_i for c, c_i in zip(self.c, self.c_i, strict=True)]
+        self.steps = 0
+        if self.option == "I" and client is not None:
+            self.renewed = mean_gradient(self.network, client, like=self.x[0])
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        self.steps += 1
+        loss = super().training_step(batch, batch_idx)
+        pairs = zip(trained(self.network), self.drift, strict=True)
+        return loss + sum((y * drift).sum() for y, drift in pairs)  # the gradient of which is c - c_i
+
+    def on_client_end(self, client: Client) -> None:
+        if self.steps == 0:
+            return
+        if self.option == "II":
+            moved = self.steps * self.trainer.optimizers[0].param_groups[0]["lr"]
+            steps = zip(self.x, trained(self.network), self.drift, strict=True)
+            self.renewed = [(x - y.detach()) / moved - drift for x, y, drift in steps]
+        self.change.put(new - old for new, old in zip(self.renewed, self.c_i, strict=True))
+        self.c_i.put(self.renewed)
+
+    def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        c = {name: wide(tensor).clone() for name, tensor in current.items() if name.startswith("c.")}
+
+        def add(upload: Upload) -> None:
+            for name, tensor in c.items():
+                tensor += wide(upload.state[name.replace("c.", "change.")]) / self.num_clients
+
+        agreed = self.combine(watched(uploads, add), current)
+        if self.lr_g != 1:
+            agreed |= {name: current[name] + self.lr_g * (agreed[name] - current[name]) for name in numbers(self)}
+        return agreed | {name: tensor.to(current[name]) for name, tensor in c.items()}

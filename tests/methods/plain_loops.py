@@ -1,0 +1,52 @@
+"""What a client does in a visit, written out: no federation, no module, no stages."""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from conftest import toy_data
+
+from fedlit.partition import Dirichlet
+from fedlit.rng import derive, generator
+
+RATE = 0.1
+PLAIN = partial(torch.optim.SGD, lr=RATE)
+
+
+def uneven(**options):
+    return toy_data(partition=Dirichlet(alpha=1.0, min_samples=6), **options)
+
+
+def samples(data, k):
+    data.setup()
+    held = data.assignment.train[k]
+    return data.images.train_x[held], data.images.train_y[held]
+
+
+def batches(data, number, k, epochs=1):
+    """A client's batches of a round, in the order of the stage `federate`; torch's own generator is seeded for it."""
+    x, y = samples(data, k)
+    torch.manual_seed(derive(0, "visit", "federate", number, k))
+    shuffle = generator(0, "batches", "federate", number, k)
+    for _ in range(epochs):
+        for batch in torch.randperm(len(y), generator=shuffle).split(8):
+            yield x[batch], y[batch]
+
+
+def gradients(network, loss) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(network.parameters())))
+
+
+def cross_entropy(network, x, y):
+    return F.cross_entropy(network(x), y)
+
+
+def taking_part(method, cohorts):
+    """The method with clients of our choice in every round."""
+    chosen = dict(enumerate(cohorts, start=1))
+    return type(f"Chosen{method.__name__}", (method,), {"select_clients": lambda self, round, _: chosen[round]})
+
+
+def under(prefix, state):
+    """The part of a state, without the prefix of its names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
