@@ -217,7 +217,7 @@ class Federation:
         return {k: self.state.personal(k) for k in clients}
 
     def fit(self, model: Method, datamodule: Data = None, ckpt_path: str | None = None) -> FitResult:
-        """Train a method over its rounds; what it leaves.
+        """Train a method over its rounds.
 
         Args:
             model: The method, or a function that builds it, which is called under `trainer.seed`.
