@@ -113,7 +113,7 @@ class Reader(Dataset):
         except Exception as error:
             return Unreadable(str(error), traceback.format_exc())
 
-    def batches(self, keys: list[Key]) -> Generator[tuple[Tree, Tree]]:
+    def batches(self, keys: list[Key]) -> Generator[tuple[Tree, Tree], None, None]:
         """Batches in the order of the keys."""
         loader: DataLoader = DataLoader(
             self,
