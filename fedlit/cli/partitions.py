@@ -28,7 +28,7 @@ def table() -> str:
     return f"{wrapped(rows)}\n\nOf one: {OPTION} {Saved.__name__}"
 
 
-def _kinds(kind: type[Partition]) -> Iterator[type[Partition]]:
+def _kinds(kind: type) -> Iterator[type]:
     """Those that can be given, of fedlit and of a user's modules that are imported."""
     for inner in kind.__subclasses__():
         if not inspect.isabstract(inner):

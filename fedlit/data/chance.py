@@ -63,8 +63,8 @@ def _draws_a_batch(reader: Reader) -> bool:
 
 def _states() -> tuple[Any, ...]:
     """Of the generators that everybody draws from."""
-    _, words, position, *gaussian = np.random.get_state()
-    return torch.get_rng_state().tolist(), words.tolist(), position, gaussian, random.getstate()
+    of_numpy = np.random.get_state(legacy=False)
+    return torch.get_rng_state().tolist(), repr(of_numpy["state"]["key"].tolist()), str(of_numpy), random.getstate()
 
 
 def _fresh_states(seed: int) -> tuple[Any, ...]:

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from fedlit.data.batches import Batches
-from fedlit.data.loaded import LoadedBatches
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -40,7 +39,7 @@ class Client:
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "no"
-    ) -> Batches | LoadedBatches:
+    ) -> Batches:
         """Training batches of this visit, or of the `samples` that are named; shuffled and augmented by `generator`.
 
         With `public: inputs` the public pool is mixed in, with target -1.
@@ -72,7 +71,7 @@ class Client:
             return self.class_shares()
         return torch.from_numpy(known[self.id]).float()
 
-    def val_batches(self) -> Batches | LoadedBatches:
+    def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
         batches, _ = self.data.val_batches([self.id], self.round)
         return batches
@@ -90,6 +89,6 @@ class Server(Client):
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "inputs"
-    ) -> Batches | LoadedBatches:
+    ) -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
         return self.data.public_batches(generator, labels=public == "labels").first(self.limit)

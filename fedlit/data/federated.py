@@ -20,23 +20,21 @@ from fedlit.augment import Augmentation
 from fedlit.data import sources
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
+from fedlit.data.batching import Batching
 from fedlit.data.checks import EMBEDDED, check_options
 from fedlit.data.client import Client, Samples
 from fedlit.data.dealer import Dealer
 from fedlit.data.inputs import Inputs
 from fedlit.data.items import Roles
-from fedlit.data.loaded import LoadedBatches
 from fedlit.data.normalisation import measured_on_opted_in, normalisation
-from fedlit.data.parts import Part, Read, Splits
+from fedlit.data.parts import Splits
 from fedlit.data.public_pool import PublicPool, set_apart
 from fedlit.data.stacking import Reading
-from fedlit.data.trees import Tree, joined, mapped
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
 from fedlit.rng import derive
 
 T = TypeVar("T")
-AnyBatches = Batches | LoadedBatches
 
 
 class FederatedData(LightningDataModule):
@@ -97,7 +95,7 @@ class FederatedData(LightningDataModule):
     _splits: Splits | None = None
     _public_pool: PublicPool | None = None
     _assignment: Assignment | None = None
-    _inputs: Inputs | None = None
+    _batching: Batching | None = None
 
     def __init__(
         self,
@@ -190,9 +188,14 @@ class FederatedData(LightningDataModule):
         return _after_setup(self._assignment)
 
     @property
+    def batching(self) -> Batching:
+        """What makes batches, once `setup` has run."""
+        return _after_setup(self._batching)
+
+    @property
     def inputs(self) -> Inputs:
         """What is done to samples before a network sees them, once `setup` has run."""
-        return _after_setup(self._inputs)
+        return self.batching.inputs
 
     @property
     def client_names(self) -> list[str] | None:
@@ -214,14 +217,15 @@ class FederatedData(LightningDataModule):
         assignment = self._dealer.assign(round=0)
         if self._splits.measured:
             self._splits = measured_on_opted_in(self._splits, assignment)
-        self._inputs = self._make_inputs(self._splits)
+        self._batching = self._make_batching(self._splits, self._public_pool)
         self._resplit: tuple[int, Assignment] = (0, assignment)
         self._assignment = assignment  # last: a refusal above leaves nothing set up
 
-    def _make_inputs(self, splits: Splits) -> Inputs:
+    def _make_batching(self, splits: Splits, pool: PublicPool) -> Batching:
         by = normalisation(splits, self.mean, self.std)
         example = splits.train.example[0]
-        return Inputs(example, self.partition, self.partition_seed, self.num_clients, self.augmentation, by)
+        inputs = Inputs(example, self.partition, self.partition_seed, self.num_clients, self.augmentation, by)
+        return Batching(splits, pool, inputs, self.drop_last, self.eval_batch_size)
 
     def _read(self) -> Splits:
         roles = Roles(self.target, self.features, self.client_column or self.partition.column)
@@ -280,77 +284,32 @@ class FederatedData(LightningDataModule):
 
     def train_batches(
         self, client: int, generator: torch.Generator | None, samples: Samples, round: int = 0, public: bool = False
-    ) -> AnyBatches:
+    ) -> Batches:
         """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
         held = self.held(client, samples, round)
-        part = self.splits.train
-        batch_size = self.batch_size_of(client)
-        if isinstance(part, Read):
-            return self._read_batches(part, held, batch_size, generator, client, public)
-        own = part.taken(held)
-        x = own.x
-        y = own.y
-        if not public and not self.inputs.is_random:
-            return Batches(self.inputs.ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
-        if public:
-            x = joined([x, self.public_pool.x])
-            y = joined([y, self.public_pool.targets()])
-        # On the way into each batch: a pool of floats would need four times the room.
-        return Batches(x, y, batch_size, generator, self.inputs.transform(client), self.drop_last)
+        return self.batching.train(held, self.batch_size_of(client), generator, client, public)
 
-    def _read_batches(
-        self,
-        part: Read,
-        held: np.ndarray,
-        batch_size: int,
-        generator: torch.Generator | None,
-        client: int | None,
-        public: bool,
-    ) -> LoadedBatches:
-        """Training batches of samples that are read; the pool's come without their targets."""
-        index = held
-        if public:
-            index = np.concatenate([held, self.public_pool.index])
-        batches = part.batches(index, batch_size, self.inputs.transform_read(client))
-        batches.generator = generator
-        batches.drop_last = self.drop_last
-        if public:
-            batches.hidden = torch.arange(len(index)) >= len(held)
-        return batches
-
-    def val_batches(self, clients: Sequence[int], round: int = 0) -> tuple[AnyBatches, np.ndarray]:
+    def val_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
         """The validation samples of some clients, in order, and how many each has."""
         assignment = self.at_round(round)
         part = self.splits.part(assignment.val_split)
-        return self._eval_batches(part, [assignment.val[k] for k in clients], clients)
+        return self.batching.evaluated(part, [assignment.val[k] for k in clients], clients)
 
-    def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[AnyBatches, np.ndarray]:
+    def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
         """The clients' shares of the test set, in order, and how many samples each has."""
         own_test = self.at_round(round).own_test
-        return self._eval_batches(self.splits.test, [own_test[k] for k in clients], clients)
+        return self.batching.evaluated(self.splits.test, [own_test[k] for k in clients], clients)
 
-    def test_batches(self, client: int | None = None) -> AnyBatches:
+    def test_batches(self, client: int | None = None) -> Batches:
         """The pooled test set (of a client's task); dealt out and changed where clients see images differently."""
-        part = self.splits.test
-        if self.pixels_differ:
-            parts = self._dealer.deal_test_set()
-            return self._eval_batches(part, parts, range(self.num_clients))[0]
-        if isinstance(part, Read):
-            return part.batches(np.arange(len(part)), self.eval_batch_size, self.inputs.transform_read(None))
-        # Not the test set itself: a network may work on its input in place.
-        return Batches(part.x, part.y, self.eval_batch_size, transform=lambda x, _: self.inputs.ready(_copied(x), None))
+        if not self.pixels_differ:
+            return self.batching.whole(self.splits.test)
+        parts = self._dealer.deal_test_set()
+        return self.batching.evaluated(self.splits.test, parts, range(self.num_clients))[0]
 
-    def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> AnyBatches:
+    def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
-        pool = self.public_pool
-        part = self.splits.train
-        if isinstance(part, Read):
-            batches = self._read_batches(part, pool.index, self.batch_size, generator, None, public=False)
-            if not labels:
-                batches.hidden = torch.ones(len(pool), dtype=torch.bool)
-            return batches
-        y = pool.targets(reveal=labels)
-        return Batches(pool.x, y, self.batch_size, generator, self.inputs.transform(None), self.drop_last)
+        return self.batching.public(self.batch_size, generator, labels)
 
     @property
     def pixels_differ(self) -> bool:
@@ -362,44 +321,23 @@ class FederatedData(LightningDataModule):
         """Whether a training sample may look different in every epoch."""
         return self.inputs.is_random or self.splits.train.is_random
 
-    def _eval_batches(
-        self, part: Part, parts: list[np.ndarray], clients: Sequence[int]
-    ) -> tuple[AnyBatches, np.ndarray]:
-        sizes = np.array([len(own) for own in parts])
-        index = np.concatenate(parts)
-        if isinstance(part, Read):
-            owners = np.repeat(np.asarray(clients), sizes)
-            return part.batches(index, self.eval_batch_size, self.inputs.transform_read(owners)), sizes
-        if not self.pixels_differ:
-            return part.batches(index, self.eval_batch_size, self.inputs.transform(None)), sizes
-        ready = [self.inputs.ready(part.taken(own).x, k) for own, k in zip(parts, clients, strict=True)]
-        return Batches(torch.cat(ready), part.taken(index).y, self.eval_batch_size), sizes
-
-    def train_dataloader(self) -> AnyBatches:
+    def train_dataloader(self) -> Batches:
         """All clients' training samples as one: what a single client that owns everything would see."""
         index = np.concatenate(self.assignment.train)
         generator = torch.Generator().manual_seed(torch.initial_seed())
-        part = self.splits.train
-        if isinstance(part, Read):
-            return self._read_batches(part, index, self.batch_size, generator, None, public=False)
-        own = part.taken(index)
-        return Batches(own.x, own.y, self.batch_size, generator, self.inputs.transform(None), self.drop_last)
+        return self.batching.train(index, self.batch_size, generator, client=None)
 
-    def val_dataloader(self) -> AnyBatches:
+    def val_dataloader(self) -> Batches:
         return self.val_batches(range(self.num_clients))[0]
 
-    def test_dataloader(self) -> AnyBatches:
+    def test_dataloader(self) -> Batches:
         return self.test_batches()
 
-    def predict_dataloader(self) -> AnyBatches:
+    def predict_dataloader(self) -> Batches:
         return self.test_batches()
 
 
 OPTIONS = frozenset(signature(FederatedData).parameters)
-
-
-def _copied(x: Tree) -> Tree:
-    return mapped(lambda leaf: leaf.clone(), x)
 
 
 def _renamed(validation: str) -> str:

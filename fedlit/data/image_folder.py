@@ -43,11 +43,11 @@ class ImageFiles(Dataset):
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         from PIL import Image
 
-        with Image.open(self.files[index]) as image:
-            image = image.convert(self.mode)
-            if self.size is not None:
-                image = image.resize((self.size, self.size))
-            return np.array(image), self.targets[index]
+        with Image.open(self.files[index]) as file:
+            image = file.convert(self.mode)
+        if self.size is not None:
+            image = image.resize((self.size, self.size))
+        return np.array(image), self.targets[index]
 
 
 def _mode(path: Path) -> str:

@@ -6,8 +6,9 @@ import numpy as np
 from torch import Tensor
 
 from fedlit.data.assignment import Assignment
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client
-from fedlit.data.federated import AnyBatches, FederatedData
+from fedlit.data.federated import FederatedData
 from fedlit.data.parts import Splits, Stacked
 from fedlit.data.public_pool import PublicPool
 from fedlit.data.trees import joined, told
@@ -69,7 +70,7 @@ class JointData(FederatedData):
         self._splits = splits
         nobody = np.empty(0, np.int64)
         self._public_pool = PublicPool(splits.train.taken(nobody), nobody)
-        self._inputs = self._make_inputs(splits)
+        self._batching = self._make_batching(splits, self._public_pool)
         self._part_of: list[FederatedData] = []
         for part in self.parts:
             self._part_of += [part] * part.num_clients
@@ -111,7 +112,7 @@ class JointData(FederatedData):
     def class_probabilities(self, round: int = 0) -> np.ndarray | None:
         return None  # classes are each part's own
 
-    def test_batches(self, client: int | None = None) -> AnyBatches:
+    def test_batches(self, client: int | None = None) -> Batches:
         if client is None:
             return super().test_batches()
         return self._part_of[client].test_batches()

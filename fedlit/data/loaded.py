@@ -11,7 +11,7 @@ import ctypes
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -113,7 +113,7 @@ class Reader(Dataset):
         except Exception as error:
             return Unreadable(str(error), traceback.format_exc())
 
-    def batches(self, keys: list[Key]) -> Iterator[tuple[Tree, Tree]]:
+    def batches(self, keys: list[Key]) -> Generator[tuple[Tree, Tree], None, None]:
         """Batches in the order of the keys."""
         loader: DataLoader = DataLoader(
             self,

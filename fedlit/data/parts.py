@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn
+from typing import Literal, NoReturn, cast
 
 import numpy as np
 import torch
@@ -124,9 +124,20 @@ class Read:
         labels[index] = -1
         return replace(self, labels=labels)
 
-    def batches(self, index: np.ndarray, batch_size: int, transform: Ready | None = None) -> LoadedBatches:
-        """Batches of some samples, in this order."""
-        return LoadedBatches(self.reader, self.index[np.asarray(index, np.int64)], batch_size, transform=transform)
+    def batches(
+        self,
+        index: np.ndarray,
+        batch_size: int,
+        transform: Ready | None = None,
+        generator: torch.Generator | None = None,
+        drop_last: bool = False,
+        hidden: Tensor | None = None,
+    ) -> Batches:
+        """Batches of some samples, in this order or in the generator's."""
+        places = self.index[np.asarray(index, np.int64)]
+        read = LoadedBatches(self.reader, places, batch_size, generator, transform, drop_last, hidden=hidden)
+        # They have all that anybody may ask of batches whose tensors need not be there.
+        return cast(Batches, read)
 
     def fingerprint(self) -> Iterator[bytes]:
         """Of all classes, and of a few samples under a seed."""

@@ -36,11 +36,15 @@ class PublicPool:
     def num_bytes(self) -> int:
         return self._part.num_bytes
 
+    @property
+    def _hidden(self) -> Tree:
+        return self._part.y
+
     def targets(self, reveal: bool = False) -> Tree:
         """-1 for every sample, unless the targets are revealed."""
         if reveal:
-            return self._part.y
-        return without_targets(self._part.y, torch.ones(len(self), dtype=torch.bool))
+            return self._hidden
+        return without_targets(self._hidden, torch.ones(len(self), dtype=torch.bool))
 
     def class_shares(self, num_classes: int) -> Tensor:
         """Fraction of each class ``[C]``, which reveals labels, too."""

@@ -50,8 +50,8 @@ def read_sets(sets: Mapping[str, Any], how: Reading, wanted: Wanted) -> Splits:
         parts, num_classes = _hugging_face_parts(given, names, how)
     else:
         parts += [part_of(dataset, name, how) for dataset, name in zip(given, names, strict=True)]
-    options = ("clients", "test_clients")
-    parts = [_owned(part, *listed) for part, *listed in zip(parts, wanted.owners, options, strict=False)]
+    parts[0] = _owned(parts[0], wanted.owners[0], "clients")
+    parts[-1] = _owned(parts[-1], wanted.owners[1], "test_clients") if len(parts) > 1 else parts[0]
     if len(parts) == 1:
         if wanted.test_size is None:
             raise ValueError(f"`{names[0]}` has no test set: set `data.test_size`, such as 0.2.")

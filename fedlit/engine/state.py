@@ -180,8 +180,8 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
 def partition_hash(data: FederatedData) -> str:
     """Of the targets, about a hundred inputs (of samples that are read, a few), and who holds what."""
     digest = sha256()
-    for part in data.splits.train.fingerprint():
-        digest.update(part)
+    for content in data.splits.train.fingerprint():
+        digest.update(content)
     assignment = data.assignment
     for part in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
         digest.update(part.tobytes())

@@ -109,7 +109,7 @@ class LocalEpochs:
             self.validation = Validation(fabric, learner, client, trainer)
         self.best: Best | None = None
         rule = plan.stage.early_stopping
-        if rule is not None and len(client.val_batches().y):  # without validation samples there is nothing to watch
+        if rule is not None and client.val_batches().num_samples:  # else there is nothing to watch
             self.best = Best(rule, fabric, learner, client, self.validation)
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None

@@ -22,7 +22,7 @@ def validates(learner: FederatedModule, client: Client, trainer: VisitTrainer) -
     is_asked = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
     if isinstance(client, Server) or not (is_asked or overridden(learner, VALIDATION_HOOKS)):
         return False
-    return len(client.val_batches().y) > 0
+    return client.val_batches().num_samples > 0
 
 
 class Validation:

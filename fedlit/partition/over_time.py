@@ -11,8 +11,9 @@ from fedlit.partition.by_size import IID
 
 
 class OverTime(Wrapper):
-    """A client's samples in the order of the data set, cut into slices: round 1 has the first, and after the last it
-    is the first again. Validation samples are the same in all rounds.
+    """In every round a client has the next slice of its training samples, in the order of the data set.
+
+    After the last slice it is the first again. Validation samples are the same in all rounds.
 
     Args:
         slices: Parts of a client's samples, which differ by at most one sample; 1 is all of them in every round.
