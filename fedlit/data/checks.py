@@ -80,8 +80,8 @@ def _check_reading(data: "FederatedData") -> None:
         check_count("data.image_size", data.image_size, most=MOST_PIXELS)
     if data.test_size is not None and not 0 < check_number("data.test_size", data.test_size) < 1:
         raise ValueError(f"`data.test_size` is a fraction in (0, 1), got {data.test_size}.")
-    if data.test_size is not None and data.test_dataset is not None:
-        raise ValueError("`data.test_size` is for data without a test set: give it or `data.test_dataset`.")
+    if data.image_size is not None and data.train_dataset is not None:
+        raise ValueError("`data.image_size` is for a folder of images, but `data.train_dataset` is given.")
     if data.test_dataset is not None and data.train_dataset is None:
         raise ValueError("`data.train_dataset` and `data.test_dataset` go together: the training set is missing.")
     if data.train_dataset is not None and data.test_dataset is None and data.test_size is None:

@@ -228,11 +228,10 @@ class FederatedData(LightningDataModule):
         return Batching(splits, pool, inputs, self.drop_last, self.eval_batch_size)
 
     def _read(self) -> Splits:
-        roles = Roles(self.target, self.features, self.client_column or self.partition.column)
-        if self.partition.owner_list(test=False) is not None:
-            roles = Roles(self.target, self.features, self.client_column)  # `column` is of the list's own file
-        how = Reading(roles, self.in_memory, self.num_workers, self.collate_fn)
         owners = (self.partition.owner_list(test=False), self.partition.owner_list(test=True))
+        column = self.partition.column if owners[0] is None else None  # else it is of the list's own file
+        roles = Roles(self.target, self.features, self.client_column or column)
+        how = Reading(roles, self.in_memory, self.num_workers, self.collate_fn)
         test_seed = derive(self.partition_seed, "test")
         wanted = sources.Wanted(self.test_size, test_seed, owners, self.image_size)
         if self.train_dataset is None:

@@ -52,7 +52,9 @@ def read_sets(sets: Mapping[str, Any], how: Reading, wanted: Wanted) -> Splits:
         parts += [part_of(dataset, name, how) for dataset, name in zip(given, names, strict=True)]
     parts[0] = _owned(parts[0], wanted.owners[0], "clients")
     parts[-1] = _owned(parts[-1], wanted.owners[1], "test_clients") if len(parts) > 1 else parts[0]
-    if len(parts) == 1:
+    if len(parts) > 1:
+        _refuse_beside_test_set(wanted)
+    else:
         if wanted.test_size is None:
             raise ValueError(f"`{names[0]}` has no test set: set `data.test_size`, such as 0.2.")
         parts = [*with_test_set(parts[0], wanted.test_size, wanted.seed)]
@@ -82,6 +84,8 @@ def fetch(dataset: str, root: str) -> Path:
 def read_path(dataset: str, root: str, how: Reading, wanted: Wanted) -> Splits:
     """A data set by its name, or a user's own file or folder: .npz, .csv, .parquet, images."""
     path = fetch(dataset, root)
+    if wanted.image_size is not None and not path.is_dir():
+        raise ValueError(f"`data.image_size` is for a folder of images, but `data.dataset` is {dataset}.")
     if _is_table(path):
         return read_sets({"data.dataset": read_table(path)}, how, wanted)
     if path.is_dir():
@@ -91,6 +95,7 @@ def read_path(dataset: str, root: str, how: Reading, wanted: Wanted) -> Splits:
             names = {part: f"data.dataset/{part}" for part in found}
         return read_sets({names[part]: files for part, files in found.items()}, how, wanted)
     _refuse_beside_arrays(how, f"`data.dataset` {dataset}, which is arrays")
+    _refuse_beside_test_set(wanted)
     splits = datasets.read_images(dataset, root)
     train = _owned(splits.train, wanted.owners[0], "clients")
     test = _owned(splits.test, wanted.owners[1], "test_clients")
@@ -104,6 +109,11 @@ def _owned(part: Part, listed: list | None, option: str) -> Part:
     if len(listed) != len(part):
         raise ValueError(f"`{option}` must name the client of each of {len(part)} samples, got {len(listed)}.")
     return replace(part, owners=np.array(listed))
+
+
+def _refuse_beside_test_set(wanted: Wanted) -> None:
+    if wanted.test_size is not None:
+        raise ValueError("`data.test_size` is for data without a test set, but these have one.")
 
 
 def _refuse_beside_arrays(how: Reading, told: str) -> None:

@@ -388,6 +388,22 @@ def test_images_of_different_sizes_are_resized_or_refused(tmp_path):
     assert of_folder("photos", test_size=0.25, image_size=6).splits.train.x.shape[1:] == (3, 6, 6)
 
 
+def test_options_that_have_no_meaning_are_refused(tmp_path):
+    write_images(tmp_path / "photos/train")
+    write_images(tmp_path / "photos/test")
+    for options in ({"dataset": "photos", "test_size": 0.2}, {"test_size": 0.2}):
+        with pytest.raises(ValueError, match=r"`data.test_size` is for data without a test set, but these have one"):
+            of_folder(options.pop("dataset", "fashion_sample"), **options)
+    with pytest.raises(
+        ValueError, match=r"`data.image_size` is for a folder of images, but `data.dataset` is fashion_sample"
+    ):
+        of_folder("fashion_sample", image_size=8)
+    with pytest.raises(
+        ValueError, match=r"`data.image_size` is for a folder of images, but `data.train_dataset` is given"
+    ):
+        FederatedData(train_dataset=frame(), test_size=0.2, image_size=8)
+
+
 def test_a_folder_without_images_or_with_a_broken_one_is_refused(tmp_path):
     (tmp_path / "photos/ant").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"`data.dataset` photos must hold a folder of images for each class"):
