@@ -87,7 +87,7 @@ def _picture(name: str | None) -> Path | None:
 
 def class_counts(data: FederatedData) -> np.ndarray:
     """Training samples of each class at each client, ``[K, C]``."""
-    return data.assignment.class_counts(data.images.train_y.numpy(), data.images.num_classes)
+    return data.assignment.class_counts(data.images.labels("train"), max(data.images.num_classes, 1))
 
 
 def told(data: FederatedData) -> str:

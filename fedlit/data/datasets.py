@@ -26,16 +26,21 @@ from fedlit.data.downloads import download, read_cinic10, save_npz
 class Images:
     """A labelled data set in memory: uint8 images (normalised on the fly) or float32 features (taken as they are)."""
 
-    train_x: Tensor  # [N, C, H, W] uint8, or float32 of any shape [N, ...]
-    train_y: Tensor  # [N] int64, in [0, num_classes)
+    train_x: Tensor  # [N, C, H, W] uint8, or any other dtype and shape [N, ...]
+    train_y: Tensor  # [N] int64, in [0, num_classes), or of any kind where there are no classes
     test_x: Tensor
     test_y: Tensor
-    num_classes: int
+    num_classes: int  # 0 where targets are no classes
     mean: tuple[float, ...]  # of each channel on the [0, 1] scale; () for float features
     std: tuple[float, ...]
     valid_x: Tensor | None = None  # CINIC-10's third split
     valid_y: Tensor | None = None
     measured: bool = False  # mean and std are not published ones, but of these images
+
+    def labels(self, name: Literal["train", "test"]) -> np.ndarray:
+        """What samples are dealt out by, ``[N]``: their classes, or 0 for all where there are none."""
+        _, y = self.split(name)
+        return y.numpy() if self.num_classes else np.zeros(len(y), np.int64)
 
     def split(self, name: Literal["train", "test"]) -> tuple[Tensor, Tensor]:
         """Inputs and labels of one of the two."""
@@ -61,6 +66,7 @@ _FACTS = {
 }
 DATASETS = tuple(_FACTS)
 MOST_CLASSES = 1_000_000
+FEATURES = (torch.float32, torch.float64, torch.int64)  # what is given to networks as it is
 _SAMPLE = Path(__file__).parent / "assets" / "fashion_mnist_7000.npz"
 
 
@@ -114,14 +120,18 @@ def from_datasets(train: Dataset, test: Dataset) -> Images:
 
 def _images(splits: dict[str, tuple[Tensor, np.ndarray]], source: str, facts: _Facts | None) -> Images:
     """The checked data set, training split first; without ``facts``, they are taken from the data."""
-    train_x = splits["train"][0]
+    train_x, train_y = splits["train"]
+    are_classes = np.issubdtype(train_y.dtype, np.integer) and train_y.ndim == 1
     labels: dict[str, Tensor] = {}
     for split, (x, y) in splits.items():
         _check_inputs(x, train_x, f"`{split}_images` of {source}", facts)
-        labels[split] = _labels(y, len(x), f"`{split}_labels` of {source}", facts)
+        if are_classes or facts is not None:
+            labels[split] = _labels(y, len(x), f"`{split}_labels` of {source}", facts)
+        else:
+            labels[split] = torch.from_numpy(y)
     measured = facts is None
     if facts is None:
-        highest = max(int(y.max()) for y in labels.values())
+        highest = max(int(y.max()) for y in labels.values()) if are_classes else -1
         facts = _Facts(highest + 1, *mean_std(train_x))
     valid_x = None
     if "valid" in splits:
@@ -142,7 +152,7 @@ def _images(splits: dict[str, tuple[Tensor, np.ndarray]], source: str, facts: _F
 
 def _check_inputs(x: Tensor, train_x: Tensor, name: str, facts: _Facts | None) -> None:
     are_images = x.dtype == torch.uint8 and x.ndim == 4
-    are_features = x.dtype == torch.float32 and x.ndim >= 2
+    are_features = x.dtype in FEATURES and x.ndim >= 2
     if not are_images and not are_features:
         raise ValueError(f"{name} must be uint8 [N, C, H, W] or float32 [N, ...], got {_kind(x)}.")
     if facts is not None and not (are_images and x.shape[1] == len(facts.mean)):
@@ -174,7 +184,7 @@ def _kind(x: Tensor | np.ndarray) -> str:
 
 def mean_std(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of each channel of uint8 images ``[N, C, H, W]`` on the [0, 1] scale; empty for float features."""
-    if x.is_floating_point():
+    if x.dtype != torch.uint8:
         return (), ()
     # How often each of the 256 levels occurs, [C, 256], gives both without a float copy of the images.
     counts = [torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)]

@@ -25,9 +25,9 @@ class Dealer:
     def __init__(self, options: "FederatedData", images: Images, private: np.ndarray) -> None:
         self.options = options
         self.partition = options.partition
-        self.num_classes = images.num_classes
-        self.labels = images.train_y.numpy()
-        self.test_labels = images.test_y.numpy()
+        self.num_classes = max(images.num_classes, 1)
+        self.labels = images.labels("train")
+        self.test_labels = images.labels("test")
         self.private = private
 
     def assign(self, round: int) -> Assignment:

@@ -53,7 +53,7 @@ def set_apart(images: Images, public: float | Literal["valid"], seed: int) -> tu
         pool = PublicPool(images.valid_x, images.valid_y)
     else:
         if public > 0:
-            private, pooled = split_off(images.train_y.numpy(), public, seed)
+            private, pooled = split_off(images.labels("train"), public, seed)
         pool = PublicPool(images.train_x[pooled], images.train_y[pooled])
     hidden = images.train_y.clone()
     hidden[pooled] = -1
