@@ -4,6 +4,8 @@ The *extractor* makes features ``[N, *feature_shape]`` of images ``[N, in_channe
 with the last pooling; the *head* flattens them and ends in logits ``[N, num_classes]``, without softmax. So fusion and
 partial sharing can take either half. Where a paper and its code disagree, the default is the paper's.
 
+Two small ones stand at the end for texts and pixels, each with an extractor and a head, too.
+
 Laws: parameter counts are the papers'; ``MoEExpert(dropout=0)`` is ``LeNet5``.
 """
 
@@ -301,3 +303,56 @@ class DenseNet(Network):
         del extractor.pool0
         extractor.append(nn.ReLU()).append(nn.AdaptiveAvgPool2d(1))
         super().__init__(extractor, fc_head(1024, num_classes), (1024, 1, 1))
+
+
+class TextGRU(nn.Module):
+    """A recurrent network that says the next token of every place: tokens ``[N, T]`` in, logits ``[N, T, V]`` out.
+
+    Args:
+        vocabulary: V, how many tokens there are.
+        embedding: Numbers that a token becomes.
+        hidden: Width of the recurrent layer.
+    """
+
+    def __init__(self, vocabulary: int, embedding: int = 16, hidden: int = 64) -> None:
+        super().__init__()
+        require_at_least(1, vocabulary=vocabulary, embedding=embedding, hidden=hidden)
+        self.extractor = nn.Sequential(nn.Embedding(vocabulary, embedding), Recurrent(embedding, hidden))
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.extractor(tokens))
+
+
+class Recurrent(nn.GRU):
+    """A GRU over ``[N, T, D]`` that gives its outputs alone."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__(features, hidden, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)[0]
+
+
+class PixelCNN(nn.Module):
+    """Convolutions that keep the size of an image: ``[N, in_channels, H, W]`` in, a logit per class of each pixel out.
+
+    Args:
+        in_channels: Of an image.
+        num_classes: Of a pixel.
+        channels: Of the layers between.
+        layers: 3x3 convolutions before the last one, which is 1x1.
+    """
+
+    def __init__(self, in_channels: int = 1, num_classes: int = 2, channels: int = 16, layers: int = 3) -> None:
+        super().__init__()
+        require_at_least(1, in_channels=in_channels, channels=channels, layers=layers)
+        require_at_least(2, num_classes=num_classes)
+        parts: list[nn.Module] = []
+        for width in [in_channels] + [channels] * (layers - 1):
+            parts += [nn.Conv2d(width, channels, 3, padding=1), nn.ReLU()]
+        self.extractor = nn.Sequential(*parts)
+        self.head = nn.Conv2d(channels, num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.extractor(x))
