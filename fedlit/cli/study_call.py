@@ -14,7 +14,7 @@ from fedlit.studies.outcome import Outcome
 from fedlit.studies.progress import StudyProgress, duration
 from fedlit.studies.questions import of_recipes, of_runs
 from fedlit.studies.reading import check_keys, read_mapping
-from fedlit.studies.results import Results
+from fedlit.studies.results import results_of
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
 from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen
 from fedlit.studies.tables import terminal_table
@@ -153,7 +153,7 @@ class StudyCall:
             for run in runs:
                 if run in self.failures:
                     failures[cell, run.seeds] = self.failures[run]
-        results = Results(self.study, self.outcomes, failures)
+        results = results_of(self.study, self.outcomes, failures)
         command = " ".join(["fedlit", *sys.argv[1:]])
         if not self.outcomes:
             print("No run is done yet: there is nothing to compare.", file=sys.stderr)

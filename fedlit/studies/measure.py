@@ -6,7 +6,7 @@ personal one, or the global one where the method has no other.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from fedlit.studies.reading import check_keys, is_number
@@ -15,7 +15,8 @@ At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]
 TO_TARGET: tuple[At, ...] = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
 Over = Literal["rounds", "epochs"]
-KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "over", "percent")
+Direction = Literal["max", "min"]
+KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "over", "percent", "direction")
 KEY = re.compile(r"(?P<metric>.+)/(?P<model>\w+)_on_(?P<data>\w+)")
 
 
@@ -33,6 +34,9 @@ class Measure:
         stage: Of this stage only.
         over: Values by `rounds`, or by the `epochs` of a stage at home (see `trainer.eval_every_n_epochs`).
         percent: Show a fraction as per cent, as papers do; by default, accuracies.
+        direction: Whether a larger value is a better one, `max`, or a smaller one, `min`; as the runs recorded it by
+            default.
+        is_default: Whether nobody has said which metric: it is then the first that a run's task measures.
     """
 
     metric: str = "acc/client_on_own"
@@ -43,6 +47,8 @@ class Measure:
     stage: str | None = None
     over: Over = "rounds"
     percent: bool = True
+    direction: Direction | None = None
+    is_default: bool = False
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> "Measure":
@@ -66,7 +72,25 @@ class Measure:
         percent = given.get("percent", metric.startswith("acc/"))
         if not isinstance(percent, bool):
             raise ValueError(f"`measure.percent` must be true or false, got {percent!r}.")
-        return cls(**{**given, "percent": percent})
+        if given.get("direction") is not None:
+            _check_choice("direction", given["direction"], get_args(Direction))
+        return cls(**{**given, "percent": percent, "is_default": "metric" not in given})
+
+    def for_run(self, directions: Mapping[str, Direction]) -> "Measure":
+        """As a run measures it, which records what it measures, and whether each is to rise; the first is the first.
+
+        Example:
+            >>> Measure(is_default=True).for_run({"perplexity": "min", "loss": "min"}).metric
+            'perplexity/client_on_own'
+        """
+        metric, _, where = self.metric.rpartition("/")
+        measure = self
+        if self.is_default and directions and metric not in directions:
+            metric = next(iter(directions))
+            measure = replace(measure, metric=f"{metric}/{where}", percent=False)
+        if measure.direction is None:
+            measure = replace(measure, direction=directions.get(metric))
+        return measure
 
     @property
     def is_to_target(self) -> bool:
@@ -76,6 +100,8 @@ class Measure:
     @property
     def rises(self) -> bool:
         """Whether a larger value of the metric is a better one."""
+        if self.direction is not None:
+            return self.direction == "max"
         return "loss" not in self.metric
 
     @property

@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from fedlit.records.rows import POOLED
-from fedlit.studies.measure import KEY, Measure
+from fedlit.studies.measure import KEY, Direction, Measure
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ class Outcome:
             if event["event"] == "fit":
                 return event
         return {}
+
+    @property
+    def directions(self) -> dict[str, Direction]:
+        """What was measured of every model, the most important first, and whether it is to rise (`max`) or fall."""
+        return self.environment.get("measures", {"acc": "max", "loss": "min"})  # before 0.2 there was nothing else
 
     @cached_property
     def rounds(self) -> pd.DataFrame:

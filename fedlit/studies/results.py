@@ -36,6 +36,24 @@ RUN_COLUMNS = (
 AVERAGED = ("worst_client", "worst_tenth", "spread", "better_than_alone", "rounds", "bytes", "seconds", *TO_TARGET)
 
 
+def results_of(
+    study: Study,
+    outcomes: Mapping[tuple[Cell, SeedPair], Outcome],
+    failures: Mapping[tuple[Cell, SeedPair], str],
+) -> "Results":
+    """What is known of a study's runs; what a cell measures is as its first run recorded it."""
+    known: dict[Cell, Cell] = {}
+    for (cell, _), outcome in outcomes.items():
+        if cell not in known:
+            known[cell] = replace(cell, measure=cell.measure.for_run(outcome.directions))
+    cells = tuple(known.get(cell, cell) for cell in study.cells)
+    return Results(
+        replace(study, cells=cells),
+        {(known[cell], seeds): outcome for (cell, seeds), outcome in outcomes.items()},
+        {(known.get(cell, cell), seeds): reason for (cell, seeds), reason in failures.items()},
+    )
+
+
 @dataclass(frozen=True)
 class Results:
     """A study and what is known of its runs.
@@ -200,7 +218,7 @@ def _over_clients(outcome: Outcome, measure: Measure) -> dict[str, float]:
     kinds: dict[str, OverClients] = {"worst_client": "worst", "worst_tenth": "worst_tenth", "spread": "spread"}
     found = {}
     for column, kind in kinds.items():
-        series = over_clients(frame, Measure(metric=measure.metric, over_clients=kind))
+        series = over_clients(frame, replace(measure, over_clients=kind))
         found[column] = float(series.iloc[0])
     return found
 

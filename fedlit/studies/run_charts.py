@@ -16,21 +16,21 @@ ROUNDS = {"kind": "lines", "x": "round", "xname": "round", "unit": "rounds"}
 
 
 def by_key(outcome: Outcome) -> dict[str, pd.DataFrame]:
-    """Every metric of a run, rounds x clients, by metric/model_on_data; accuracies first, losses then."""
+    """Every metric of a run, rounds x clients, by metric/model_on_data; what the task measures first."""
     rows = outcome.metrics
     names = rows["metric"] + "/" + rows["model"] + "_on_" + rows["data"]
     tables = {}
-    for key in sorted(names.unique(), key=_order):
+    kinds = list(outcome.directions)
+    for key in sorted(names.unique(), key=lambda key: _order(key, kinds)):
         lines = rows[names == key].drop_duplicates(["round", "client"], keep="last")
         table = lines.pivot(index="round", columns="client", values="value")
         tables[key] = table[sorted(table.columns, key=_client_order)]
     return tables
 
 
-def _order(key: str) -> tuple[int, str]:
-    kinds = ("acc/", "loss/")
-    first = next((i for i, kind in enumerate(kinds) if key.startswith(kind)), len(kinds))
-    return first, key
+def _order(key: str, kinds: list[str]) -> tuple[int, str]:
+    metric = key.rpartition("/")[0]
+    return kinds.index(metric) if metric in kinds else len(kinds), key
 
 
 def _client_order(client: str) -> tuple[int, str]:

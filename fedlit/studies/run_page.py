@@ -42,7 +42,7 @@ def run_page(outcome: Outcome) -> str:
     page = Page(method or outcome.folder.name, [str(outcome.folder), _told(outcome)])
     if not outcome.metrics.empty:
         tables = by_key(outcome)
-        scores = score_grid(tables)
+        scores = score_grid(tables, outcome.directions)
         page.section(scores.title, grid_table(scores))
         figures = [page.figure(key, metric_chart(key, values)) for key, values in tables.items()]
         note = "Thick: the mean over clients, with their range; thin: a client."
@@ -58,12 +58,14 @@ def run_page(outcome: Outcome) -> str:
     return str(page)
 
 
-def score_grid(tables: Mapping[str, pd.DataFrame]) -> Grid:
+def score_grid(tables: Mapping[str, pd.DataFrame], directions: Mapping[str, str]) -> Grid:
     """The last value of every metric over clients, and the best mean with its round."""
     rows = []
     for key, values in tables.items():
         mean = values.mean(axis=1)
-        best = mean.idxmin() if FALLING in key else mean.idxmax()
+        metric = key.rpartition("/")[0]
+        falls = directions.get(metric, "min" if FALLING in metric else "max") == "min"
+        best = mean.idxmin() if falls else mean.idxmax()
         last = values.iloc[-1]
         numbers = [mean.iloc[-1], last.min(), last.max(), mean[best]]
         rows.append((key, *[f"{number:.4f}" for number in numbers], str(best)))
