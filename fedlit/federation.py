@@ -15,7 +15,7 @@ from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
 from fedlit.engine.adapt import adapt
-from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, fresh_state, read_checkpoint, ready_data
+from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, data_or_stand_in, fresh_state, read_checkpoint
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
@@ -314,7 +314,7 @@ class Federation:
             images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
                 or [N, H, W, C], or a folder of image files.
         """
-        self._set_up("predict", model, datamodule, ckpt_path)
+        self._set_up("predict", model, datamodule, ckpt_path, samples=images is None)
         own = None if images is None else read_own_images(images, self.state.data)
         with told_of("predict", self._call):
             return predict(self.state, client, own, self._folder)
@@ -322,12 +322,14 @@ class Federation:
     def load(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
         """Take up a checkpoint without training or evaluating it, for its states or `network`.
 
+        The data need not be there: a checkpoint knows how inputs are prepared.
+
         Args:
             model: The method.
-            datamodule: The clients' data; the embedded sample by default.
+            datamodule: The clients' data; what the checkpoint knows of them by default.
             ckpt_path: The checkpoint: a file, or `last` or `best` of the config's own run or the newest.
         """
-        self._set_up("load", model, datamodule, ckpt_path)
+        self._set_up("load", model, datamodule, ckpt_path, samples=False)
 
     def network(self, client: int | None = None, with_preprocessing: bool = False) -> torch.nn.Module:
         """The network that `predict` uses: a copy with nothing of the federation around it, on the CPU, in eval mode.
@@ -362,14 +364,16 @@ class Federation:
                 draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png", metric=first)
         return rows
 
-    def _set_up(self, command: Command, model: FederatedModule, datamodule: Data, ckpt_path: str | None) -> Schedule:
+    def _set_up(
+        self, command: Command, model: FederatedModule, datamodule: Data, ckpt_path: str | None, samples: bool = True
+    ) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
         training = command == "fit"
         self.running = False
         self._stop = StopRequest()
         torch.set_num_threads(self.options.num_threads)
         keep_large_blocks()
-        data = ready_data(self.fabric, datamodule)
+        data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options.default_root_dir)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options.default_root_dir, training)
         if training or path is not None or self._state is None or self._state.module is not model:

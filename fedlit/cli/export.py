@@ -1,16 +1,17 @@
 """`fedlit export`: a network of a checkpoint as a file for others, checked."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from fedlit.cli.app import FederatedCLI, refused_in_one_line
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import OneLineParser
 from fedlit.data import FederatedData
+from fedlit.data.stand_in import noise_like
+from fedlit.inputs import batch_size
 from fedlit.records.exports import ENDINGS, FORMATS, TOLERANCE, NotTheSame, check_format, export
 from fedlit.records.run_folder import find_checkpoint
 
@@ -53,13 +54,14 @@ def main(args: list[str]) -> None:
         cli.trainer.load(cli.model, cli.datamodule, path)
         network = cli.trainer.network(given.client, given.with_preprocessing)
         output = _output(given.output, Path(cli.trainer.log_dir or "."), given.client, ENDINGS[given.format])
-        x = _samples(cli.datamodule, given.client, given.with_preprocessing)
+        x = _samples(cli.trainer.state.data, given.client, given.with_preprocessing)
     try:
         difference = export(network, x, output, given.format)
     except NotTheSame as error:
         sys.stderr.write(f"fedlit: error: {error}\n")
         raise SystemExit(1) from error
-    print(f"{output}: on {len(x)} test samples, outputs differ by at most {difference:.1e} of the largest.")
+    kind = "random inputs" if cli.trainer.state.data.is_stand_in else "test samples"
+    print(f"{output}: on {batch_size(x, x)} {kind}, outputs differ by at most {difference:.1e} of the largest.")
 
 
 def _recipes(given: list[str], ckpt_path: str) -> list[str]:
@@ -88,13 +90,10 @@ def _output(given: str | None, folder: Path, client: int | None, ending: str) ->
     return path
 
 
-def _samples(data: FederatedData, client: int | None, raw: bool) -> Tensor:
+def _samples(data: FederatedData, client: int | None, raw: bool) -> Any:
     """Of the test set, as the data set holds them or as networks are given them."""
     if raw:
-        return data.images.test_x[:SAMPLES]
-    ready: list[Tensor] = []
-    for x, _ in data.test_batches(client):
-        ready.append(x)
-        if sum(map(len, ready)) >= SAMPLES:
-            break
-    return torch.cat(ready)[:SAMPLES]
+        x = data.images.test_x[:SAMPLES]
+    else:
+        [x] = [x for x, _ in replace(data.test_batches(client).first(SAMPLES), batch_size=SAMPLES)]
+    return noise_like(x) if data.is_stand_in else x

@@ -72,6 +72,7 @@ class FederatedData(LightningDataModule):
     _public_pool: PublicPool | None = None
     _assignment: Assignment | None = None
     _normalisation: Normalisation | None = None
+    is_stand_in = False  # blank samples in place of data that are not there
 
     def __init__(
         self,
@@ -125,6 +126,14 @@ class FederatedData(LightningDataModule):
     def images(self) -> datasets.Images:
         """The data set in memory, once `setup` has run; labels of the public pool are -1."""
         return _after_setup(self._images)
+
+    def example(self) -> tuple[Tensor, Tensor]:
+        """Input and target of one sample, as the data set holds them, ``[1, ...]``."""
+        return self.images.test_x[:1], self.images.test_y[:1]
+
+    def normalise_by(self, normalisation: Normalisation | None) -> None:
+        """Normalise inputs so from now on, in place of by the data's own mean and standard deviation."""
+        self._normalisation = normalisation
 
     @property
     def public_pool(self) -> PublicPool:

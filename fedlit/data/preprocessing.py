@@ -1,12 +1,14 @@
-"""From samples as a data set holds them to what a network is given, as a module of its own."""
+"""From samples as a data set holds them to what a network is given: as a module of its own, and in a checkpoint."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
+from fedlit.data.normalisation import Normalisation
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -50,7 +52,7 @@ class Preprocessing(nn.Module):
             x = x.sub(self.mean).div(self.std)
         if self.permutation is not None:
             x = x.flatten(2)[:, :, self.permutation].view_as(x)
-        return x.to(self.dtype)
+        return x.to(self.dtype) if x.is_floating_point() else x
 
 
 def preprocessing(data: "FederatedData", client: int | None, dtype: torch.dtype) -> Preprocessing:
@@ -68,3 +70,31 @@ def preprocessing(data: "FederatedData", client: int | None, dtype: torch.dtype)
             permutation = torch.as_tensor(drawn)
     steps = [step for step in data.augmentation if not step.random]
     return Preprocessing(steps, mean, std, permutation, dtype)
+
+
+def kept_preprocessing(data: "FederatedData") -> dict[str, Any]:
+    """What a checkpoint holds, so that its networks can be used where the data are not: plain values.
+
+    `inputs` and `targets` are of one sample, with zeros in place of what anybody holds.
+    """
+    normalisation = data._normalisation
+    x, y = data.example()
+    return {
+        "mean": None if normalisation is None else normalisation.mean.clone(),
+        "std": None if normalisation is None else normalisation.std.clone(),
+        "inputs": apply_to_collection(x, Tensor, torch.zeros_like),
+        "targets": apply_to_collection(y, Tensor, torch.zeros_like),
+        "num_classes": data.images.num_classes,
+        "num_clients": data.num_clients,
+        "unseen_clients": data.unseen_clients,
+    }
+
+
+def prepare_as(data: "FederatedData", kept: Mapping[str, Any]) -> None:
+    """Normalise data as those were that a checkpoint's networks learnt from, unless the user says how."""
+    if data.mean is not None or data.std is not None:
+        return
+    normalisation = None
+    if kept["mean"] is not None:
+        normalisation = Normalisation(kept["mean"].clone(), kept["std"].clone())
+    data.normalise_by(normalisation)

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
+from fedlit.data.stand_in import stand_in
 from fedlit.engine.choices import Change
 from fedlit.engine.client_store import sweep_left_behind
 from fedlit.engine.layout import layout_for
@@ -63,16 +64,52 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
     """The data, set up on every process, and fetched by the first."""
     data = FederatedData() if datamodule is None else datamodule
     check_kind("data", data, FederatedData, "a FederatedData")
-    if not fabric._launched:
-        if isinstance(fabric.strategy, ClientParallelStrategy):
-            fabric.strategy.prepare_meeting()
-        fabric.launch()
-    check_precision(fabric)
+    launch(fabric)
     if fabric.is_global_zero:
         data.prepare_data()
     meet(fabric)
     data.setup()
     return data
+
+
+def launch(fabric: Fabric) -> None:
+    """Let all processes be there, unless they are."""
+    if not fabric._launched:
+        if isinstance(fabric.strategy, ClientParallelStrategy):
+            fabric.strategy.prepare_meeting()
+        fabric.launch()
+    check_precision(fabric)
+
+
+def data_or_stand_in(
+    fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, root: Path
+) -> FederatedData:
+    """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks.
+
+    Args:
+        fabric: Of the federation.
+        datamodule: As the user gave it.
+        ckpt_path: As the user typed it; None: samples are needed, so nothing stands in for them.
+        root: Where runs are.
+    """
+    launch(fabric)
+    checkpoint = None if ckpt_path is None else chosen_checkpoint(fabric, ckpt_path, root, training=False)
+    kept = None if checkpoint is None else read_checkpoint(checkpoint).content.get("preprocessing")
+    if kept is None or fabric.world_size > 1:
+        return ready_data(fabric, datamodule)
+    if datamodule is None:
+        return stand_in(kept, None)
+    try:
+        return ready_data(fabric, datamodule)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        try:
+            data = stand_in(kept, datamodule)
+        except ValueError:
+            raise error from None
+        told = f"The data are not there ({reason.rstrip('.')}); inputs are prepared as in the run of {checkpoint}."
+        warnings.warn(told, Notice, stacklevel=2)
+        return data
 
 
 def by_the_first(fabric: Fabric, work: Callable[[], str | None]) -> str | None:

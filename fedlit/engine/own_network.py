@@ -1,9 +1,11 @@
 """A network that predicts, taken out of the federation: a copy with nothing of ours around it."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from fedlit.data.preprocessing import preprocessing
@@ -17,10 +19,12 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
     """What `predict` uses, as a copy on the CPU in evaluation mode."""
     network = scorer.loaded(client)
     data = scorer.state.data
+    x = next(iter(data.test_batches(client).first(2)))[0]
+    if with_preprocessing and not isinstance(x, Tensor):
+        raise ValueError(f"`with_preprocessing` is for inputs that are one tensor, these are a {type(x).__name__}.")
     if isinstance(network, FederatedModule):
-        x = next(iter(data.test_batches(client)))[0][:2]
         fabric = scorer.state.fabric
-        network = behind(network, convert_input(fabric, x.to(fabric.device)))
+        network = behind(network, convert_input(fabric, move_data_to_device(x, fabric.device)))
     own = _copied(network).cpu().eval()
     for parameter in own.parameters():
         parameter.grad = None
@@ -32,15 +36,15 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
 
 
 @torch.no_grad()
-def behind(method: FederatedModule, x: Tensor) -> nn.Module:
+def behind(method: FederatedModule, x: Any) -> nn.Module:
     """The part of a method that does all that its `forward` does; the method itself if `forward` does more.
 
     It is known by what it does: it is given the very inputs of `forward`, and what it returns is returned.
     """
-    heard: list[tuple[nn.Module, Tensor]] = []
+    heard: list[tuple[nn.Module, Any]] = []
 
     def listen(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if len(given) == 1 and given[0] is x and not named:
+        if _is_given(x, given, named):
             heard.append((part, output))
 
     parts = [part for part in method.modules() if not isinstance(part, FederatedModule)]
@@ -54,6 +58,15 @@ def behind(method: FederatedModule, x: Tensor) -> nn.Module:
             handle.remove()
     found = [part for part, output in heard if output is result]
     return found[-1] if found else method  # the last to end is the outermost
+
+
+def _is_given(x: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a part was called with these inputs and nothing else, as they are or spread."""
+    if len(given) == 1 and given[0] is x and not named:
+        return True
+    wanted = [*x.values()] if isinstance(x, Mapping) else [*x] if isinstance(x, tuple | list) else [x]
+    heard = [*given, *named.values()]
+    return len(heard) == len(wanted) and all(a is b for a, b in zip(heard, wanted, strict=True))
 
 
 def _copied(network: nn.Module) -> nn.Module:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.begin import Beginning
 from fedlit.engine.choices import changes, choices
 from fedlit.engine.kept_optimizers import check_optimizers
@@ -63,6 +64,7 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
+        "preprocessing": kept_preprocessing(state.data),
         **run_with,
     }
 
@@ -77,9 +79,12 @@ def resume(state: FederationState, begun: Beginning, schedule: Schedule, trainin
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
     """Go on from a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
-    _check_fingerprint(content.get("fingerprint", {}), fingerprint(state, schedule), path, training)
+    theirs = content.get("fingerprint", {})
+    _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_stand_in)
     if training:
         _check_stages(content, schedule, path)
+    elif "preprocessing" in content:  # else it is of before
+        prepare_as(state.data, content["preprocessing"])
     own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
     if _shapes(content["initial_state"]) != _shapes(own):
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
@@ -107,14 +112,16 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     state.resume_clients(memories, collected, Memory(optimizer=_copied(content["server_optimizer"])))
 
 
-def _check_fingerprint(theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool) -> None:
+def _check_fingerprint(
+    theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool, is_stand_in: bool
+) -> None:
     for key in ours if training else TO_EVALUATE:
         if theirs.get(key) != ours[key]:
             detail = f" ({theirs.get(key)} there, {ours[key]} here)"
             if key in ("partition", "shared state"):  # too long to tell
                 detail = ""
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
-    if not training and theirs.get("partition") != ours["partition"]:
+    if not training and theirs.get("partition") != ours["partition"] and not is_stand_in:
         warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
 
 

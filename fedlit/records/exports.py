@@ -6,10 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+
+from fedlit.inputs import arguments, tensors
 
 Format = Literal["state_dict", "torchscript", "pt2", "onnx"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -18,7 +21,9 @@ TOLERANCE = 1e-4  # of the largest output; other runtimes add up in another orde
 BATCH_IS_FIXED = ("Constraints violated (n)", "must match", "is invalid for input of size")
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
-Network = Callable[[Tensor], Tensor]
+Network = Callable[..., Any]
+Given = tuple[Any, ...]  # inputs by position
+Named = dict[str, Any]  # and by name
 
 
 class NotTheSame(Exception):
@@ -32,12 +37,12 @@ def check_format(format: Format) -> None:
         raise ValueError(f"`--format onnx` needs {', '.join(missing)}; install them by: pip install 'fedlit[onnx]'")
 
 
-def export(network: nn.Module, x: Tensor, path: Path, format: Format) -> float:
+def export(network: nn.Module, x: Any, path: Path, format: Format) -> float:
     """Write a network and read it again; the largest difference of outputs, as a share of the largest output.
 
     Args:
         network: In evaluation mode, on the CPU.
-        x: Inputs ``[N, ...]`` on which both are compared, all at once and the first alone.
+        x: Inputs ``[N, ...]``, or a tree of them, on which both are compared, all at once and the first alone.
         path: Where to; nothing is left there if the outputs are not the same: to the bit for `state_dict`, else
             within `TOLERANCE`.
         format: `state_dict` is weights alone; `torchscript`, `pt2` (torch.export) and `onnx` need no class.
@@ -46,9 +51,9 @@ def export(network: nn.Module, x: Tensor, path: Path, format: Format) -> float:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with torch.no_grad(), quiet():
-            WRITERS[format](network, x[:2], temporary)
+            WRITERS[format](network, *arguments(network, _first(x, 2)), temporary)
             read = READERS[format](network, temporary)
-            difference = max(largest_difference(network, read, part) for part in (x, x[:1]))
+            difference = max(_compared(network, read, part) for part in (x, _first(x, 1)))
     except Exception as error:  # exporters raise what they like
         temporary.unlink(missing_ok=True)
         raise NotTheSame(f"this network cannot be had as {format}: {cause(error)}") from error
@@ -78,22 +83,39 @@ def cause(error: Exception) -> str:
     return reason
 
 
-def largest_difference(one: Network, other: Network, x: Tensor) -> float:
+def largest_difference(one: Network, other: Network, *given: Any, **named: Any) -> float:
     """Of the outputs for the same inputs, as a share of the largest finite one.
 
     Example:
         >>> largest_difference(lambda x: x, lambda x: x + 1, torch.tensor([0.0, 4.0]))
         0.25
     """
-    expected = one(x.clone()).double()
-    found = other(x.clone()).double()
-    if found.shape != expected.shape:
+    expected = tensors(one(*_copied(given), **_copied(named)))  # a network may work on its input in place
+    found = tensors(other(*_copied(given), **_copied(named)))
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in expected]:
         return torch.inf
+    return max(_difference(a.double(), b.double()) for a, b in zip(expected, found, strict=True))
+
+
+def _compared(network: nn.Module, read: Network, x: Any) -> float:
+    given, named = arguments(network, x)
+    return largest_difference(network, read, *given, **named)
+
+
+def _difference(expected: Tensor, found: Tensor) -> float:
     differing = found[found != expected] - expected[found != expected]  # minus infinity stands for other tasks' classes
     if len(differing) == 0:
         return 0.0
     largest = expected[expected.isfinite()].abs().max()
     return float(differing.abs().max() / largest.clamp_min(torch.finfo(torch.float32).tiny))
+
+
+def _first(x: Any, number: int) -> Any:
+    return apply_to_collection(x, Tensor, lambda tensor: tensor[:number])
+
+
+def _copied(x: Any) -> Any:
+    return apply_to_collection(x, Tensor, Tensor.clone)
 
 
 @contextmanager
@@ -104,7 +126,7 @@ def quiet() -> Iterator[None]:
         yield
 
 
-def _write_state(network: nn.Module, x: Tensor, path: Path) -> None:
+def _write_state(network: nn.Module, given: Given, named: Named, path: Path) -> None:
     torch.save(network.state_dict(), path)
 
 
@@ -117,21 +139,26 @@ def _read_state(network: nn.Module, path: Path) -> Network:
     return blank
 
 
-def _write_torchscript(network: nn.Module, x: Tensor, path: Path) -> None:
-    torch.jit.save(torch.jit.trace(network, x), path)
+def _write_torchscript(network: nn.Module, given: Given, named: Named, path: Path) -> None:
+    is_tensor = isinstance(network(*_copied(given), **_copied(named)), Tensor)
+    inputs = {"example_kwarg_inputs": named} if named else {"example_inputs": given}
+    torch.jit.save(torch.jit.trace(network, **inputs, strict=is_tensor), path)  # type: ignore[arg-type]
 
 
 def _read_torchscript(network: nn.Module, path: Path) -> Network:
     return torch.jit.load(path)
 
 
-def _any_number() -> tuple[dict[int, torch.export.Dim]]:
-    return ({0: torch.export.Dim("n", min=1)},)  # inputs in a batch
+def _any_number(inputs: Given | Named) -> Any:
+    """Each tensor may have any number of samples."""
+    number = torch.export.Dim("n", min=1)
+    return apply_to_collection(inputs, Tensor, lambda _: {0: number})
 
 
-def _write_pt2(network: nn.Module, x: Tensor, path: Path) -> None:
+def _write_pt2(network: nn.Module, given: Given, named: Named, path: Path) -> None:
     with path.open("wb") as file:
-        torch.export.save(torch.export.export(network, (x,), dynamic_shapes=_any_number()), file)
+        shapes = _any_number(named or given)
+        torch.export.save(torch.export.export(network, given, named, dynamic_shapes=shapes), file)
 
 
 def _read_pt2(network: nn.Module, path: Path) -> Network:
@@ -139,14 +166,16 @@ def _read_pt2(network: nn.Module, path: Path) -> Network:
         return torch.export.load(file).module()
 
 
-def _write_onnx(network: nn.Module, x: Tensor, path: Path) -> None:
+def _write_onnx(network: nn.Module, given: Given, named: Named, path: Path) -> None:
+    if named or len(given) > 1 or not isinstance(given[0], Tensor):
+        raise ValueError("it takes more than one tensor, which fedlit writes as torchscript or pt2 only")
     torch.onnx.export(
         network,
-        (x,),
+        given,
         str(path),
         input_names=["x"],
         output_names=["logits"],
-        dynamic_shapes=_any_number(),
+        dynamic_shapes=_any_number(given),
         dynamo=True,
         external_data=False,
         verbose=False,

@@ -58,9 +58,8 @@ class FitLog:
     def partition(self, data: FederatedData) -> None:
         """Who holds what, as text; the picture comes after the first round."""
         if self.folder is not None:
-            labels = data.images.train_y.numpy()
-            test_labels = data.images.test_y.numpy()
-            data.assignment.write(self.folder / "partition.csv", labels, test_labels)
+            images = data.images
+            data.assignment.write(self.folder / "partition.csv", images.labels("train"), images.labels("test"))
 
     def partition_picture(self, data: FederatedData) -> None:
         """Who holds what, as a picture, if there is none yet."""
@@ -68,7 +67,7 @@ class FitLog:
             return
         picture = self.folder / "partition.png"
         if not picture.exists():
-            counts = data.assignment.class_counts(data.images.train_y.numpy(), data.images.num_classes)
+            counts = data.assignment.class_counts(data.images.labels("train"), max(data.images.num_classes, 1))
             draw_partition(counts, picture)
             self.recorder.picture("partition", picture, 0)
 
