@@ -16,13 +16,8 @@ from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, load_states, told_of, watching_time
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
-<<<<<<< ours
 from fedlit.engine.adapt import adapt, table_of_epochs
-from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, fresh_state, read_checkpoint, ready_data
-=======
-from fedlit.engine.adapt import adapt
 from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, data_or_stand_in, fresh_state, read_checkpoint
->>>>>>> theirs
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.chosen import title_of
 from fedlit.engine.evaluation import Scorer
@@ -377,7 +372,7 @@ class Federation:
         self._stop = StopRequest()
         torch.set_num_threads(self.options.num_threads)
         keep_large_blocks()
-        data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options.default_root_dir)
+        data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if training or path is not None or self._state is None or self._state.module is not model:

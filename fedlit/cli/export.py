@@ -3,14 +3,9 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
-<<<<<<< ours
+from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
-=======
-from typing import Any
->>>>>>> theirs
 
 from fedlit.cli.app import FederatedCLI, refused_in_one_line
 from fedlit.cli.notices import notices_in_one_line
@@ -102,19 +97,9 @@ def _output(given: str | None, folder: Path, client: int | None, ending: str) ->
 def _samples(data: FederatedData, client: int | None, raw: bool) -> Any:
     """Of the test set, as the data set holds them or as networks are given them."""
     if raw:
-<<<<<<< ours
         test = data.splits.test
         some = min(SAMPLES, len(test))
-        return next(iter(test.batches(np.arange(some), some)))[0]
-    ready: list[Tensor] = []
-    for x, _ in data.test_batches(client):
-        ready.append(x)
-        if sum(map(len, ready)) >= SAMPLES:
-            break
-    return torch.cat(ready)[:SAMPLES]
-=======
-        x = data.images.test_x[:SAMPLES]
+        x = next(iter(test.batches(np.arange(some), some)))[0]
     else:
         [x] = [x for x, _ in replace(data.test_batches(client).first(SAMPLES), batch_size=SAMPLES)]
     return noise_like(x) if data.is_stand_in else x
->>>>>>> theirs

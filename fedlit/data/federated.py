@@ -95,12 +95,8 @@ class FederatedData(LightningDataModule):
     _splits: Splits | None = None
     _public_pool: PublicPool | None = None
     _assignment: Assignment | None = None
-<<<<<<< ours
     _batching: Batching | None = None
-=======
-    _normalisation: Normalisation | None = None
     is_stand_in = False  # blank samples in place of data that are not there
->>>>>>> theirs
 
     def __init__(
         self,
@@ -181,14 +177,6 @@ class FederatedData(LightningDataModule):
     def images(self) -> Splits:
         """`splits`, of which `train_x`, `train_y`, `test_x` and `test_y` are tensors where samples are in memory."""
         return self.splits
-
-    def example(self) -> tuple[Tensor, Tensor]:
-        """Input and target of one sample, as the data set holds them, ``[1, ...]``."""
-        return self.images.test_x[:1], self.images.test_y[:1]
-
-    def normalise_by(self, normalisation: Normalisation | None) -> None:
-        """Normalise inputs so from now on, in place of by the data's own mean and standard deviation."""
-        self._normalisation = normalisation
 
     @property
     def public_pool(self) -> PublicPool:

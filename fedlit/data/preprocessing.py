@@ -8,11 +8,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
-<<<<<<< ours
-from fedlit.data.normalisation import is_images
-=======
-from fedlit.data.normalisation import Normalisation
->>>>>>> theirs
+from fedlit.data.normalisation import Normalisation, is_images
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -83,14 +79,14 @@ def kept_preprocessing(data: "FederatedData") -> dict[str, Any]:
 
     `inputs` and `targets` are of one sample, with zeros in place of what anybody holds.
     """
-    normalisation = data._normalisation
-    x, y = data.example()
+    normalisation = data.inputs.normalisation
+    x, y = data.splits.train.example
     return {
         "mean": None if normalisation is None else normalisation.mean.clone(),
         "std": None if normalisation is None else normalisation.std.clone(),
         "inputs": apply_to_collection(x, Tensor, torch.zeros_like),
         "targets": apply_to_collection(y, Tensor, torch.zeros_like),
-        "num_classes": data.images.num_classes,
+        "num_classes": data.splits.num_classes,
         "num_clients": data.num_clients,
         "unseen_clients": data.unseen_clients,
     }
@@ -103,4 +99,4 @@ def prepare_as(data: "FederatedData", kept: Mapping[str, Any]) -> None:
     normalisation = None
     if kept["mean"] is not None:
         normalisation = Normalisation(kept["mean"].clone(), kept["std"].clone())
-    data.normalise_by(normalisation)
+    data.inputs.normalisation = normalisation

@@ -82,7 +82,7 @@ def launch(fabric: Fabric) -> None:
 
 
 def data_or_stand_in(
-    fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, root: Path
+    fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, options: Options
 ) -> FederatedData:
     """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks.
 
@@ -90,10 +90,10 @@ def data_or_stand_in(
         fabric: Of the federation.
         datamodule: As the user gave it.
         ckpt_path: As the user typed it; None: samples are needed, so nothing stands in for them.
-        root: Where runs are.
+        options: Which say where runs are.
     """
     launch(fabric)
-    checkpoint = None if ckpt_path is None else chosen_checkpoint(fabric, ckpt_path, root, training=False)
+    checkpoint = None if ckpt_path is None else chosen_checkpoint(fabric, ckpt_path, options, training=False)
     kept = None if checkpoint is None else read_checkpoint(checkpoint).content.get("preprocessing")
     if kept is None or fabric.world_size > 1:
         return ready_data(fabric, datamodule)

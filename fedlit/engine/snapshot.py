@@ -74,11 +74,8 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
-<<<<<<< ours
-        **rare,
-=======
         "preprocessing": kept_preprocessing(state.data),
->>>>>>> theirs
+        **rare,
         **run_with,
     }
 

@@ -36,11 +36,7 @@ def table_in_the_readme() -> dict[str, list[str]]:
 def test_every_method_has_a_card():
     exported = {kind for kind in methods.FederatedModule.__subclasses__() if kind.__name__ in methods.__all__}
     assert set(OWN) == exported
-<<<<<<< ours
     assert len(OWN) == 25
-=======
-    assert len(OWN) == 14
->>>>>>> theirs
 
 
 @pytest.mark.parametrize("method", OWN)
