@@ -16,7 +16,17 @@ class MaxPool(nn.MaxPool2d):
     stride: int
     padding: int
 
+    __jit_unused_properties__ = ("_is_plain",)
+
     def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return F.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return self._pooled(x)
+
+    @torch.jit.unused
+    def _pooled(self, x: Tensor) -> Tensor:
+        if type(x) is not Tensor:  # what traces a network, as torch.fx does, cannot tell its device or shape
+            return super().forward(x)
         if not self._is_plain or x.device.type != "cpu" or torch._C._are_functorch_transforms_active():
             return super().forward(x)
         if not x.requires_grad:
