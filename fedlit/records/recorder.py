@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
-from fedlit.records.charts import add_scalars, is_crowded, layout, scalars
+from fedlit.records.charts import add_scalars, bytes_sent, is_crowded, layout, scalars
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row, values_by_key
 
 EPOCHS = "epochs.csv"
@@ -32,6 +32,7 @@ class Recorder:
         self.folder = folder
         self.loggers = loggers
         self._layout: dict[str, bool] = {}
+        self._bytes: dict[str, float] = {}  # of the round that is about to be shown
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,10 +51,11 @@ class Recorder:
             self._metrics.writelines(map(str, rows))
             self._metrics.flush()
         for logger in self.loggers:
+            values = scalars(rows) | self._bytes
             if type(logger) is TensorBoardLogger:
-                add_scalars(logger.experiment, scalars(rows), round)
+                add_scalars(logger.experiment, values, round)
             else:
-                logger.log_metrics(scalars(rows), step=round)
+                logger.log_metrics(values, step=round)
             if isinstance(logger, TensorBoardLogger):
                 self._show(logger.experiment, round, rows)
 
@@ -74,7 +76,9 @@ class Recorder:
                 logger.log_metrics(values, step=epoch)
 
     def ledger(self, rows: list[LedgerRow]) -> None:
-        """Append what crossed a client's border in a round."""
+        """Append what crossed a client's border in a round; loggers are shown it with the round's metrics."""
+        if self.loggers:
+            self._bytes = bytes_sent(rows)
         if self.folder is not None:
             self._ledger.writelines(map(str, rows))
             self._ledger.flush()

@@ -55,11 +55,25 @@ def test_tensorboard_has_a_line_per_client_and_their_mean_with_range():
     federation = fitted(FedAvg(SmallCNN, SGD), logger=True, num_rounds=2)
     found = accumulated(federation)
     tags = set(found.Tags()["scalars"])
-    assert {"acc/global_on_pooled", "acc/global_on_own/client_02", "acc/global_on_own/mean"} <= tags
+    assert {"acc/global_on_pooled", "clients/acc/global_on_own/client_02", "acc/global_on_own/mean"} <= tags
     assert [event.step for event in found.Scalars("acc/global_on_own/mean")] == [1, 2]
     mean = sum(float(r["value"]) for r in rows(federation) if (r["round"], r["model"], r["data"], r["metric"])
                == ("2", "global", "own", "acc")) / 3  # fmt: skip
     assert abs(found.Scalars("acc/global_on_own/mean")[1].value - mean) < 1e-6
+
+
+def test_tensorboard_groups_what_belongs_together_and_has_the_bytes_of_a_round():
+    federation = fitted(FedAvg(SmallCNN, SGD), logger=True, num_rounds=2)
+    found = accumulated(federation)
+    groups = {}
+    for tag in found.Tags()["scalars"]:
+        groups.setdefault(tag.partition("/")[0], []).append(tag)
+    assert {"acc", "loss", "bytes", "clients", "range"} <= groups.keys()
+    assert sorted(groups["acc"]) == ["acc/global_on_own/mean", "acc/global_on_pooled", "acc/trained_on_own/mean"]
+    for direction in ("up", "down"):
+        ledger = [line for line in rows(federation, "ledger.csv") if line["round"] == "2"]
+        sent = sum(int(line["bytes"]) for line in ledger if line["direction"] == direction)
+        assert found.Scalars(f"bytes/{direction}")[1].value == sent > 0
 
 
 def test_many_clients_are_a_histogram_instead_of_lines():

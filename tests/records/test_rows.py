@@ -26,8 +26,8 @@ def test_a_summary_has_every_metric_of_its_own():
 def test_clients_have_a_line_each_until_they_are_too_many():
     few = scalars([own(k, 0.5) for k in range(MANY_CLIENTS)])
     many = scalars([own(k, 0.5) for k in range(MANY_CLIENTS + 1)])
-    assert "acc/global_on_own/client_07" in few
-    assert sorted(many) == [f"acc/global_on_own/{part}" for part in ("max", "mean", "min")]
+    assert "clients/acc/global_on_own/client_07" in few
+    assert many.keys() == {"acc/global_on_own/mean", "range/acc/global_on_own/max", "range/acc/global_on_own/min"}
 
 
 def test_predictions_name_the_class_its_probability_and_the_label(tmp_path):
