@@ -14,9 +14,10 @@ from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, load_states, told_of
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
-from fedlit.engine.adapt import adapt
+from fedlit.engine.adapt import adapt, table_of_epochs
 from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, fresh_state, read_checkpoint, ready_data
 from fedlit.engine.checks import check_experiment
+from fedlit.engine.chosen import title_of
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
 from fedlit.engine.lightning_hooks import Command
@@ -83,6 +84,7 @@ class Federation:
         logger: Lightning loggers; true is TensorBoard in the run's folder, false is none.
         callbacks: Callbacks; see fedlit.callbacks.
         default_root_dir: Folder in which `lightning_logs` stands.
+        run_name: Of the run's folder in `lightning_logs`, and which run `last` and `best` are of; a number by default.
         fast_dev_run: One batch of two clients in one round of every stage, and nothing written: does it run at all?
         enable_progress_bar: A bar on a terminal, a line a round elsewhere; off is silence.
         report: Draw pictures of the run and, where the extra `report` is installed, write its page, report.html.
@@ -127,6 +129,7 @@ class Federation:
         max_weight_ratio: float | None = None,
         max_norm_ratio: float | None = None,
         max_round_retries: int = 3,
+        run_name: str | None = None,
     ) -> None:
         self.options = Options(
             num_rounds=num_rounds,
@@ -165,6 +168,7 @@ class Federation:
             max_weight_ratio=max_weight_ratio,
             max_norm_ratio=max_norm_ratio,
             max_round_retries=max_round_retries,
+            run_name=run_name,
         )
         self.fabric = make_fabric(
             accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar
@@ -353,9 +357,11 @@ class Federation:
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
         with told_of("adapt", self._call):
-            rows = self._report("adapt.csv", *adapt(self.state, epochs))
+            rows, failures = adapt(self.state, epochs)
+            self._report("adapt.csv", rows, failures, table_of_epochs(rows, self.options.metrics))
             if self.is_global_zero and self._folder is not None:
-                draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png")
+                title = f"{title_of(self.state)}: new clients of {self._folder.name}"
+                draw_curves(self._folder / "adapt.csv", self._folder / "adapt.png", title=title, told_as="epoch")
         return rows
 
     def _set_up(self, command: Command, model: FederatedModule, datamodule: Data, ckpt_path: str | None) -> Schedule:
@@ -367,7 +373,7 @@ class Federation:
         keep_large_blocks()
         data = ready_data(self.fabric, datamodule)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
-        path = chosen_checkpoint(self.fabric, ckpt_path, self.options.default_root_dir, training)
+        path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)
         self.state.use(data)
@@ -383,9 +389,9 @@ class Federation:
             self._folder = self._run_folder.path
         return schedule
 
-    def _report(self, name: str, rows: list[Row], failures: dict[int, Failure]) -> list[Row]:
+    def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], told: str | None = None) -> list[Row]:
         if self.is_global_zero:
-            report(rows, name, self.state.round, self._folder, failures)
+            report(rows, name, self.state.round, self._folder, failures, told)
         return rows
 
     def _remind(self) -> None:

@@ -10,7 +10,7 @@ from fedlit.cli.recipes import recipe_content, recipe_files, written_options
 from fedlit.cli.values import PREFIX, parsed, typed_values
 from fedlit.notices import Notice
 
-TAKES_THE_PLACE = {  # of what, and the value by which that does not hold
+TAKES_THE_PLACE: dict[str, dict[str, str | None]] = {  # of what, and the value by which that does not hold
     "trainer.local_epochs": {"trainer.local_steps": None},
     "trainer.local_steps": {"trainer.local_epochs": None},
     "data.dataset": {"data.train_dataset": None, "data.test_dataset": None},

@@ -10,6 +10,7 @@ from fedlit.cli.app import FederatedCLI, refused_in_one_line
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import OneLineParser
+from fedlit.cli.values import typed_values
 from fedlit.data import FederatedData
 from fedlit.records.exports import ENDINGS, FORMATS, TOLERANCE, NotTheSame, check_format, export
 from fedlit.records.run_folder import find_checkpoint
@@ -46,7 +47,7 @@ def main(args: list[str]) -> None:
         check_format(given.format)
         if given.with_preprocessing and given.format == "state_dict":
             raise ValueError("`--with_preprocessing` goes with a network, but `--format state_dict` is weights alone.")
-        recipes = _recipes(given.config, given.ckpt_path)
+        recipes = _recipes(given.config, given.ckpt_path, rest)
         sys.argv[1:] = with_recipes_found(["predict", *recipes, "--ckpt_path", given.ckpt_path, *rest])
         cli = FederatedCLI()
         path = cli.config.predict.ckpt_path
@@ -62,11 +63,12 @@ def main(args: list[str]) -> None:
     print(f"{output}: on {len(x)} test samples, outputs differ by at most {difference:.1e} of the largest.")
 
 
-def _recipes(given: list[str], ckpt_path: str) -> list[str]:
-    """`--config` as it was given, else the config of the checkpoint's own run."""
+def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
+    """`--config` as it was given, else the config of the checkpoint's own run, which may be named in the rest."""
     if given:
         return [word for recipe in given for word in ("--config", recipe)]
-    found = find_checkpoint(ckpt_path, Path())
+    typed = dict(typed_values(rest))
+    found = find_checkpoint(ckpt_path, Path(), name=typed.get("trainer.run_name"))
     if found is None:
         raise ValueError("`--ckpt_path` must be a checkpoint file, `last` or `best`, got nothing.")
     config = found.parent.parent / "config.yaml"

@@ -2,7 +2,7 @@
 
 import re
 from argparse import Action, HelpFormatter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jsonargparse import DefaultHelpFormatter
@@ -23,7 +23,7 @@ INNER = (
 )
 MOST = 16  # names of fedlit's own and a user's own that are told
 FEW = 3  # of others, where none of them is usual
-IN_WORDS = {
+IN_WORDS: dict[str, str | Callable[[re.Match[str]], str]] = {
     r"Callable\[\[\], Module\]": "what builds a Module",
     r"Callable\[\[Iterable\], Optimizer\]": "what builds an Optimizer",
     r"Callable\[\[Optimizer\], Union\[LRScheduler, ReduceLROnPlateau\]\]": "what builds an LRScheduler",

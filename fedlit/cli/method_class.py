@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Iterable
 from inspect import Parameter, isclass, isfunction, signature
 from pkgutil import resolve_name
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import torch
 from torch import nn
@@ -16,12 +16,17 @@ from fedlit.cli.recipes import recipe_content, recipe_files, with_values
 from fedlit.cli.values import parsed, typed_values
 from fedlit.methods import NetworkFactory
 
-BUILDERS = {  # annotations by which a method is given what builds a thing, not the thing; and where they are
+BUILDERS: dict[
+    type, str
+] = {  # annotations by which a method is given what builds a thing, not the thing; and where they are
     Optimizer: "OptimizerCallable` (lightning.pytorch.cli)",
     LRScheduler: "LRSchedulerCallable` (lightning.pytorch.cli)",
     nn.Module: "NetworkFactory` (fedlit.methods)",
 }
-USUAL = {"optimizer": Optimizer, "network": nn.Module}  # what arguments of these names are in every method
+USUAL: dict[str, type] = {
+    "optimizer": Optimizer,
+    "network": nn.Module,
+}  # what arguments of these names are in every method
 
 
 def with_functions(args: list[str]) -> list[str]:
@@ -44,10 +49,10 @@ def _factory_options(method: type | None) -> list[str]:
     if method is None:
         return []
     try:
-        hints = get_type_hints(method.__init__)
-    except (NameError, TypeError):  # it is told of where it matters
+        parameters = signature(method, eval_str=True).parameters
+    except (NameError, TypeError, ValueError):  # it is told of where it matters
         return []
-    return [name for name, hint in hints.items() if _takes_factory(hint)]
+    return [name for name, parameter in parameters.items() if _takes_factory(parameter.annotation)]
 
 
 def _takes_factory(hint: Any) -> bool:

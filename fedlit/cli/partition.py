@@ -13,6 +13,7 @@ from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import OneLineParser, refuse
 from fedlit.cli.tables import aligned
 from fedlit.data import FederatedData
+from fedlit.data.in_words import in_words
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 from fedlit.records.pictures import draw_partition
@@ -69,7 +70,7 @@ def main(args: list[str]) -> None:
         data.setup()
     print(told(data))
     if picture is not None:
-        draw_partition(class_counts(data), picture)
+        draw_partition(class_counts(data), picture, in_words(data))
         print(f"\nLook at {picture}.")
 
 

@@ -16,7 +16,7 @@ import yaml
 
 import fedlit
 from fedlit.cli.refusal import OneLineParser, nearest, refuse
-from fedlit.cli.values import PREFIX, check_values
+from fedlit.cli.values import PREFIX, check_values, typed_values
 from fedlit.records.run_folder import RUNS, last_checkpoint
 from fedlit.strict_yaml import read_yaml
 
@@ -46,7 +46,8 @@ def of_own_run(ckpt_path: str, args: list[str]) -> str | None:
         args: Of the command line, with recipes found.
     """
     checkpoints = _checkpoints_of(recipe_files(args))
-    if checkpoints is None:
+    names_another = any(option == "trainer.run_name" for option, _ in typed_values(args))
+    if checkpoints is None or names_another:
         return ckpt_path
     if ckpt_path in ("last", "best"):
         return str(checkpoints / f"{ckpt_path}.ckpt")

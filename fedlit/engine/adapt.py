@@ -6,26 +6,30 @@ How soon each is there is told as `epochs_to_converge`: the first epoch whose ac
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
+from torchmetrics import Metric
 
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Memory, Plan
+from fedlit.engine.scoreboard import Scoreboard
 from fedlit.engine.scores import Scores, evaluate
 from fedlit.engine.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visit import visit
 from fedlit.methods.base import FederatedModule, twin
 from fedlit.methods.stage import Stage
+from fedlit.records.progress import epochs_table
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import Row
+from fedlit.records.rows import Row, summary
 from fedlit.rng import derive, isolated
 
 STAGE = Stage("adapt", samples="all", upload="none")
+CONVERGENCE = "epochs_to_converge"
 CONVERGED = 0.005  # half a point below the best accuracy is as good as the best
 
 
@@ -74,7 +78,7 @@ def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
         accuracies = [scores["acc"] for scores in followed if scores]
         if accuracies:  # a client may have no validation samples
             needed = epochs_to_converge(accuracies)
-            rows.append(Row(epochs, STAGE.name, k, name, "unseen", "epochs_to_converge", needed))
+            rows.append(Row(epochs, STAGE.name, k, name, "unseen", CONVERGENCE, needed))
     return rows
 
 
@@ -87,6 +91,33 @@ def epochs_to_converge(accuracies: list[float]) -> int:
     """
     enough = max(accuracies) - CONVERGED
     return next(epoch for epoch, accuracy in enumerate(accuracies) if accuracy >= enough)
+
+
+def table_of_epochs(rows: list[Row], metrics: Mapping[str, Metric]) -> str:
+    """Means over new clients: before any training, after the last epoch, and in the best.
+
+    Args:
+        rows: Of `adapt`, whose rounds are epochs.
+        metrics: The user's own, which may say whether a higher value is better.
+    """
+    measured = [row for row in rows if row.metric != CONVERGENCE]
+    board = Scoreboard(metrics, None)
+    before: dict[str, float] = {}
+    for epoch in sorted({row.round for row in measured}):
+        board.note(epoch, [row for row in measured if row.round == epoch])
+        for key, parts in board.last.items():
+            before.setdefault(key, parts["mean"])
+    after = {key: parts["mean"] for key, parts in board.last.items()}
+    told = epochs_table(before, after, board.best)
+    needed = summary(row for row in rows if row.metric == CONVERGENCE)
+    if needed:
+        words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]
+        told += f"\nepochs to converge: {', '.join(words)}"
+    return told
+
+
+def _model(key: str) -> str:
+    return key.rpartition("/")[2].partition("_on_")[0]
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:

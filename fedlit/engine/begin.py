@@ -92,11 +92,11 @@ def by_the_first(fabric: Fabric, work: Callable[[], str | None]) -> str | None:
     return found
 
 
-def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, root: Path, training: bool) -> Path | None:
+def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, training: bool) -> Path | None:
     """The first process says which: another might find the folder that the first is about to claim."""
 
     def find() -> str | None:
-        found = find_checkpoint(ckpt_path, root, may_begin=training)
+        found = find_checkpoint(ckpt_path, options.default_root_dir, training, options.run_name)
         return None if found is None else str(found)
 
     told = by_the_first(fabric, find)
@@ -139,10 +139,11 @@ class RunFolder:
         if self.path is not None or self.options.fast_dev_run:
             return
         root = self.options.default_root_dir
+        name = self.options.run_name
 
         def claimed() -> str:
             sweep_runs(root)
-            return str(claim_folder(root))
+            return str(claim_folder(root, name))
 
         self._hold(Path(str(by_the_first(self.fabric, claimed))))
 

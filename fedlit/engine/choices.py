@@ -30,6 +30,7 @@ OF_NO_CONSEQUENCE = {
         "logger",
         "callbacks",
         "default_root_dir",
+        "run_name",
         "fast_dev_run",
         "enable_progress_bar",
         "report",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedlit.data import FederatedData
+from fedlit.data.in_words import in_words
 from fedlit.engine.state import FederationState
 
 
@@ -29,6 +30,11 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
             if isinstance(value, bool | int | float | str):
                 values[f"{part}.{name}"] = value
     return values
+
+
+def title_of(state: FederationState) -> str:
+    """The method and its data, for pictures."""
+    return f"{type(state.module).__name__} on {in_words(state.data)}"
 
 
 def _of_data(data: FederatedData) -> dict[str, Any]:

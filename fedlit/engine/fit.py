@@ -12,7 +12,7 @@ from torch import Tensor
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.begin import Beginning
-from fedlit.engine.chosen import chosen_values
+from fedlit.engine.chosen import chosen_values, title_of
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.plan import Interrupted
 from fedlit.engine.private_rounds import Budget
@@ -81,7 +81,8 @@ class Fit:
         self.run_with = run_with(state)
         options = self.options
         self._go_back(folder, begun.checkpoint)  # before the records do
-        self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint)
+        title = title_of(state)
+        self.log = FitLog(folder, options.logger, state.round, self.progress, options.report, begun.checkpoint, title)
         self._begin_log(begun)
 
     def _go_back(self, folder: Path | None, origin: Path | None) -> None:

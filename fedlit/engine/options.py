@@ -16,6 +16,7 @@ from fedlit.aggregation import Rule
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.privacy import ClientLevelDP
+from fedlit.records.run_folder import check_name
 
 MEASURED = ("acc", "loss")  # of every model
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
@@ -76,6 +77,7 @@ class Options:
     max_weight_ratio: float | None
     max_norm_ratio: float | None
     max_round_retries: int
+    run_name: str | None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -102,6 +104,8 @@ class Options:
             check_positive("trainer.gradient_clip_val", clip)
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
+        if self.run_name is not None:
+            check_name(self.run_name)
         self._check_bad_clients()
         self._check_privacy()
         self._check_metrics()

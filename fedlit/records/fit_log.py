@@ -29,6 +29,7 @@ class FitLog:
         progress: Where a person is told.
         draws: Whether to leave pictures, too.
         checkpoint_read: The file that the run goes on from, if it does.
+        title: Of pictures, before the name of the run.
 
     Attributes:
         saved_round: Of the last checkpoint.
@@ -43,9 +44,11 @@ class FitLog:
         progress: Progress,
         draws: bool = True,
         checkpoint_read: Path | None = None,
+        title: str = "",
     ) -> None:
         self.folder = folder
         self.draws = draws
+        self.title = title if folder is None else f"{title}: {folder.name}".lstrip(": ")
         self.progress = progress
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
         self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", checkpoint_read)
@@ -66,7 +69,7 @@ class FitLog:
         picture = self.folder / "partition.png"
         if not picture.exists():
             counts = data.assignment.class_counts(data.images.train_y.numpy(), data.images.num_classes)
-            draw_partition(counts, picture)
+            draw_partition(counts, picture, self.title)
             self.recorder.picture("partition", picture, 0)
 
     def round(self, number: int, stage: str, record: RoundRecord, rows: list[Row], seconds: float) -> None:
@@ -110,7 +113,7 @@ class FitLog:
     def _draw(self, folder: Path, round: int) -> None:
         """The pictures of the end."""
         if round:
-            draw_curves(folder / "metrics.csv", folder / "curves.png")
+            draw_curves(folder / "metrics.csv", folder / "curves.png", title=self.title)
             self.recorder.picture("curves", folder / "curves.png", round)
         self._draw_epochs(folder, round)
         self._draw_confusion(folder, round)
@@ -119,7 +122,7 @@ class FitLog:
         """Of visits at home that were followed, if any were."""
         picture = folder / "epochs.png"
         if (folder / EPOCHS).exists():
-            draw_curves(folder / EPOCHS, picture, over="epoch")
+            draw_curves(folder / EPOCHS, picture, over="epoch", title=self.title)
         if picture.exists():
             self.recorder.picture("epochs", picture, round)
 
@@ -127,7 +130,7 @@ class FitLog:
         """Of the global model, if there is one."""
         if (folder / CONFUSION).exists():
             picture = folder / "confusion.png"
-            draw_confusion(folder / CONFUSION, picture)
+            draw_confusion(folder / CONFUSION, picture, self.title)
             self.recorder.picture("confusion", picture, round)
 
     def abandon(self) -> None:

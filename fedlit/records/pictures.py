@@ -2,10 +2,14 @@
 
 import csv
 from collections import defaultdict
+from math import ceil
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+
+from fedlit.records.rows import mean_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,73 +19,143 @@ Points = list[tuple[int, float]]  # round and accuracy
 Lines = dict[str, Points]  # of every client
 MOST_COUNTS = 20  # classes of a confusion matrix whose cells can hold a number
 MOST_LINES = 100  # in one panel; more would hide each other
+MOST_COLUMNS = 3  # of panels
+PANEL = (4.2, 3.6)  # inches
+ENTRY = 1.0  # inches of a name in the panel that compares models
+LETTERS = 11  # of a title, in an inch
+TITLE_LINE = 0.22  # inches
+DPI = 110
+LARGEST_DOT = 220  # square points
+BLUE = "#0072B2"  # these two can be told apart by everybody
+ORANGE = "#D55E00"
 
 
-def _new_figure(width: float, height: float) -> "Figure":
+def _new_figure(width: float, height: float, title: str = "") -> "Figure":
+    """A canvas; a title makes it higher."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    lines = _wrapped(title, width)
+    figure = Figure(figsize=(width, height + TITLE_LINE * len(lines)), layout="constrained")
     FigureCanvasAgg(figure)
+    if lines:
+        figure.suptitle("\n".join(lines), fontsize="medium")
     return figure
 
 
-def draw_partition(counts: np.ndarray, path: Path) -> None:
-    """Clients x classes: the area of a dot is the number of training samples, ``counts`` ``[K, C]``."""
+def _wrapped(title: str, width: float) -> list[str]:
+    return wrap(title, int(width * LETTERS))
+
+
+def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
+    """Clients x classes: the area of a dot is the number of training samples, ``counts`` ``[K, C]``.
+
+    Args:
+        counts: Samples of each class at each client.
+        path: Where to.
+        title: Whose they are.
+    """
     clients, classes = counts.shape
     if clients > 60 or classes > 50:  # dots would merge: a heat map instead
-        figure = _new_figure(8, 6)
+        figure = _new_figure(8, 6, title)
         axes = figure.subplots()
         image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="viridis")
         figure.colorbar(image, label="training samples")
     else:
-        figure = _new_figure(max(4.0, 0.45 * classes + 1.5), max(2.5, 0.3 * clients + 1.2))
+        figure = _new_figure(max(5.0, 0.45 * classes + 2.7), max(2.8, 0.3 * clients + 1.4), title)
         axes = figure.subplots()
-        k, c = np.nonzero(counts)
-        axes.scatter(c, k, s=220 * counts[k, c] / max(counts.max(), 1), color="tab:blue")
-        axes.set_xticks(range(classes))
-        axes.set_yticks(range(clients))
-        axes.set_xlim(-0.7, classes - 0.3)
-        axes.set_ylim(clients - 0.3, -0.7)
-        axes.grid(color="0.92")
-        axes.set_axisbelow(True)
+        _draw_dots(axes, counts)
     axes.set_xlabel("class")
     axes.set_ylabel("client")
-    axes.set_title(f"{int(counts.sum())} training samples, at most {int(counts.max())} in a cell")
-    figure.savefig(path, dpi=110)
+    axes.set_title(f"{int(counts.sum())} training samples", fontsize="medium")
+    figure.savefig(path, dpi=DPI)
 
 
-def draw_curves(metrics: Path, path: Path, over: Literal["round", "epoch"] = "round") -> None:
+def _draw_dots(axes: "Axes", counts: np.ndarray) -> None:
+    """A dot for every cell that holds something, and a legend of sizes."""
+    clients, classes = counts.shape
+    k, c = np.nonzero(counts)
+    most = max(int(counts.max()), 1)
+    axes.scatter(c, k, s=LARGEST_DOT * counts[k, c] / most, color=BLUE, linewidths=0)
+    for size in dot_sizes(most):
+        axes.scatter([], [], s=LARGEST_DOT * size / most, color=BLUE, linewidths=0, label=f"{size}")
+    axes.legend(
+        title="samples",
+        loc="upper left",
+        bbox_to_anchor=(1.02, 1.0),
+        frameon=False,
+        labelspacing=1.0,
+        borderaxespad=0.0,
+    )
+    axes.set_xticks(range(classes))
+    axes.set_yticks(range(clients))
+    axes.set_xlim(-0.7, classes - 0.3)
+    axes.set_ylim(clients - 0.3, -0.7)
+    axes.grid(color="0.92")
+    axes.set_axisbelow(True)
+
+
+def dot_sizes(most: int) -> list[int]:
+    """Round numbers of samples up to the largest, and that one, for a legend.
+
+    Example:
+        >>> dot_sizes(437), dot_sizes(30), dot_sizes(2)
+        ([50, 200, 437], [5, 10, 30], [1, 2])
+    """
+    steps = [digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5)]
+    wanted = [max((step for step in steps if step <= most * share), default=1) for share in (0.15, 0.5)]
+    return sorted({*wanted, most})
+
+
+def draw_curves(
+    metrics: Path, path: Path, over: Literal["round", "epoch"] = "round", title: str = "", told_as: str | None = None
+) -> None:
     """Accuracy over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
 
     Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
-    From an epochs.csv, `over` epochs: those of the last visit.
+
+    Args:
+        metrics: What is drawn; from an epochs.csv, the last visit.
+        path: Where to.
+        over: The column that counts.
+        title: Whose curves.
+        told_as: What the column is called in the picture, if that is another word.
     """
     panels = _read_panels(metrics, over)
     if not panels:
         return
-    once = {title for title, lines in panels.items() if _is_one_round(lines)}
+    once = {name for name, lines in panels.items() if _is_one_round(lines)}
     compares = 0 < len(once) < len(panels)
     curves = panels
     if compares:
-        curves = {title: lines for title, lines in panels.items() if title not in once}
-    widths = [4.2] * len(curves)
-    width = 4.2 * len(curves)
+        curves = {name: lines for name, lines in panels.items() if name not in once}
+    needed = ceil(ENTRY * (len(panels) + 1) / PANEL[0]) if compares else 0  # cells of the panel that compares
+    columns = min(len(curves) + needed, MOST_COLUMNS)
+    row, column = divmod(len(curves), columns)  # the first cell that is free
+    if column and column + needed > columns:
+        row, column = row + 1, 0
+    rows = row + 1 if needed else ceil(len(curves) / columns)
+    figure = _new_figure(PANEL[0] * columns, PANEL[1] * rows, title)
+    grid = figure.add_gridspec(rows, columns)
+    for position, (name, lines) in enumerate(curves.items()):
+        axes = figure.add_subplot(grid[divmod(position, columns)])
+        _draw_panel(axes, name, lines)
+        axes.set_xlabel(told_as or over)
+        axes.set_ylabel("accuracy")
     if compares:
-        widths.append(1.2 * len(panels) + 1)
-        width += 1.2 * len(panels) + 1
-    figure = _new_figure(width, 3.6)
-    all_axes = np.atleast_1d(figure.subplots(1, len(widths), sharey=True, width_ratios=widths))
-    for axes, (title, lines) in zip(all_axes, curves.items(), strict=False):
-        _draw_panel(axes, title, lines)
-        axes.set_xlabel(over)
-    if compares:
-        _draw_comparison(all_axes[-1], panels)
-    all_axes[0].set_ylabel("accuracy")
-    figure.savefig(path, dpi=110)
+        _draw_comparison(figure.add_subplot(grid[row, column:]), panels)
+    _share_heights(figure)
+    figure.savefig(path, dpi=DPI)
 
 
-def draw_confusion(path_of_counts: Path, path: Path) -> None:
+def _share_heights(figure: "Figure") -> None:
+    """All panels from the least to the most of any."""
+    limits = [axes.get_ylim() for axes in figure.axes]
+    for axes in figure.axes:
+        axes.set_ylim(min(low for low, _ in limits), max(high for _, high in limits))
+
+
+def draw_confusion(path_of_counts: Path, path: Path, title: str = "") -> None:
     """What the samples of each class are taken for, from a confusion.csv: shares of a row, with counts if they fit."""
     with path_of_counts.open() as file:
         rows = [(int(row["label"]), int(row["predicted"]), int(row["samples"])) for row in csv.DictReader(file)]
@@ -90,10 +164,16 @@ def draw_confusion(path_of_counts: Path, path: Path) -> None:
     counts = np.zeros((classes, classes), dtype=np.int64)
     counts[labels, predicted] = samples
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = min(max(3.5, 0.4 * classes + 1.2), 9.0)
-    figure = _new_figure(size, size)
+    size = min(max(3.8, 0.4 * classes + 1.2), 9.0)
+    right = np.trace(counts) / max(counts.sum(), 1)
+    lines = [
+        *_wrapped(title, size),
+        *_wrapped(f"global model: {right:.1%} of {counts.sum()} test samples are right", size),
+    ]
+    height = size + TITLE_LINE * (len(lines) - 1)
+    figure = _new_figure(size, height)
     figure.set_layout_engine("none")  # the others would draw the many numbers several times
-    axes = figure.add_axes((0.14, 0.11, 0.81, 0.81))
+    axes = figure.add_axes((0.14, 0.11 * size / height, 0.81, 0.81 * size / height))
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     if classes <= MOST_COUNTS:
         axes.set_xticks(range(classes))
@@ -103,9 +183,8 @@ def draw_confusion(path_of_counts: Path, path: Path) -> None:
             axes.text(column, label, counts[label, column], ha="center", va="center", color=colour, fontsize="x-small")
     axes.set_xlabel("taken for")
     axes.set_ylabel("class")
-    right = np.trace(counts) / max(counts.sum(), 1)
-    axes.set_title(f"global model: {right:.1%} of {counts.sum()} test samples are right", fontsize="medium")
-    figure.savefig(path, dpi=110)
+    axes.set_title("\n".join(lines), fontsize="medium")
+    figure.savefig(path, dpi=DPI)
 
 
 def _read_panels(metrics: Path, over: str) -> dict[str, Lines]:
@@ -134,8 +213,8 @@ def _draw_comparison(axes: "Axes", panels: dict[str, Lines]) -> None:
         mean = float(np.mean(last))
         if len(last) > 1:
             shown = last[:MOST_LINES]
-            axes.plot([x] * len(shown), shown, "o", color="tab:blue", alpha=0.35, markersize=4)
-        axes.plot([x], [mean], "o", color="tab:red")
+            axes.plot([x] * len(shown), shown, "o", color=BLUE, alpha=0.35, markersize=4)
+        axes.plot([x], [mean], "o", color=ORANGE)
         axes.annotate(
             f"{mean:.3f}",
             (x, mean),
@@ -162,14 +241,15 @@ def _draw_panel(axes: "Axes", title: str, lines: Lines) -> None:
     mean = [float(np.mean(by_round[round])) for round in rounds]
     label = f"last {mean[-1]:.3f}"
     if len(lines) > 1:
-        label = f"mean of {len(lines)} clients, {label}"
+        sizes = [len(by_round[round]) for round in rounds]
+        label = f"{mean_of(sizes, len(lines))}, {label}"
         for points in list(lines.values())[:MOST_LINES]:
-            (line,) = axes.plot(*zip(*points, strict=True), color="tab:blue", alpha=0.25)
+            (line,) = axes.plot(*zip(*points, strict=True), color=BLUE, alpha=0.25)
             line.set(linewidth=0.8, marker=marker, markersize=3)
         low = [min(by_round[round]) for round in rounds]
         high = [max(by_round[round]) for round in rounds]
-        axes.fill_between(rounds, low, high, color="tab:blue", alpha=0.12, label="range")
-    axes.plot(rounds, mean, color="tab:red", marker=marker, label=label)
+        axes.fill_between(rounds, low, high, color=BLUE, alpha=0.12, label="range")
+    axes.plot(rounds, mean, color=ORANGE, marker=marker, label=label)
     axes.set_title(title)
     axes.grid(color="0.92")
     axes.locator_params(axis="x", integer=True)

@@ -8,6 +8,8 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no ty
 
 from fedlit.records.rows import Row, summary
 
+Means = Mapping[str, float]
+
 
 class Progress:
     """Shows rounds as they end.
@@ -88,6 +90,26 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
         elif best:  # it was never finite
             row += ["", ""]
         rows.append(row)
+    return _aligned(rows)
+
+
+def epochs_table(before: Means, after: Means, best: Mapping[str, Mapping[str, float]]) -> str:
+    """Every metric but losses: its mean before the first epoch, after the last, and in the best.
+
+    Example:
+        >>> best = {"acc/personal_on_unseen": {"value": 0.75, "round": 3}}
+        >>> print(epochs_table({"acc/personal_on_unseen": 0.25}, {"acc/personal_on_unseen": 0.5}, best))
+        metric  model     on      before  after   best    at epoch
+        acc     personal  unseen  0.2500  0.5000  0.7500  3
+    """
+    rows = [["metric", "model", "on", "before", "after", "best", "at epoch"]]
+    for key, value in after.items():
+        metric, _, what = key.rpartition("/")
+        if "loss" not in metric:
+            row = [metric, *what.split("_on_"), f"{before[key]:.4f}", f"{value:.4f}"]
+            if key in best:  # else it was never finite
+                row += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
+            rows.append([*row, *[""] * (len(rows[0]) - len(row))])
     return _aligned(rows)
 
 

@@ -23,11 +23,25 @@ def tell_which(round: int, folder: Path | None) -> None:
 
 
 def report(
-    rows: Sequence[Row], name: str, round: int, folder: Path | None, failures: Mapping[int, Failure] | None = None
+    rows: Sequence[Row],
+    name: str,
+    round: int,
+    folder: Path | None,
+    failures: Mapping[int, Failure] | None = None,
+    told: str | None = None,
 ) -> None:
-    """Print a table and whom it leaves out, and leave the rows in the folder of the run that was evaluated."""
+    """Print a table and whom it leaves out, and leave the rows in the folder of the run that was evaluated.
+
+    Args:
+        rows: What was found.
+        name: Of their file.
+        round: That was evaluated.
+        folder: Of its run; None leaves nothing.
+        failures: Clients that the rows are without.
+        told: The table, where it is not that of means over clients.
+    """
     tell_which(round, folder)
-    print(table(summary(rows)))
+    print(told or table(summary(rows)))
     for k, failure in (failures or {}).items():
         print(f"without client {k}: {failure.reason}")
     if folder is not None:

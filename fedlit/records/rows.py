@@ -109,3 +109,23 @@ def summary(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     for key, values in values_by_key(rows).items():
         found[key] = {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
     return found
+
+
+def mean_of(sizes: Iterable[int], in_all: int) -> str:
+    """Of how many clients a mean is in every round: a round may have some of them only.
+
+    Args:
+        sizes: Clients of each round.
+        in_all: Clients of any round.
+
+    Example:
+        >>> mean_of([3, 3], 3), mean_of([10, 10], 34), mean_of([8, 10], 10)
+        ('mean of 3 clients', 'mean of 10 clients a round', 'mean of 8 to 10 clients a round')
+    """
+    sizes = sorted(sizes)
+    if sizes[0] == in_all:
+        return f"mean of {in_all} clients"
+    number = str(sizes[0])
+    if sizes[0] != sizes[-1]:
+        number += f" to {sizes[-1]}"
+    return f"mean of {number} clients a round"

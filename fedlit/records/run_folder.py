@@ -7,15 +7,37 @@ from pathlib import Path
 from typing import TextIO
 
 RUNS = "lightning_logs"
+LOCK = ".lock"
+NUMBERED = r"version_(\d+)"
+NAME = r"[A-Za-z0-9][A-Za-z0-9_\-.+=,]{0,99}"
+MANY = 8  # names that are told
 
 
-def claim_folder(root: Path) -> Path:
-    """A new `lightning_logs/version_N`; two runs that start at once get two folders."""
+def check_name(name: str) -> None:
+    """Refuse what is no name of a folder, or one that runs without a name have."""
+    if not isinstance(name, str) or not re.fullmatch(NAME, name):
+        raise ValueError(
+            "`trainer.run_name` must be up to 100 letters, digits, `_`, `-`, `.`, `+`, `=` or `,`, the first a letter "
+            f"or a digit, got {name!r}."
+        )
+    if re.fullmatch(NUMBERED, name):
+        raise ValueError(f"`trainer.run_name` must not be {name}: runs without a name are called so.")
+
+
+def claim_folder(root: Path, name: str | None = None) -> Path:
+    """A new `lightning_logs/version_N`, or one of that name; two runs that start at once get two folders.
+
+    Args:
+        root: Where `lightning_logs` stands.
+        name: Of the run; refused if there is such a run already.
+    """
     runs = root / RUNS
     try:
         runs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"`trainer.default_root_dir` {root} cannot hold a run: {error.strerror}.") from error
+    if name is not None:
+        return _claimed_by_name(runs / name)
     for number in count(max(_versions(runs), default=-1) + 1):
         folder = runs / f"version_{number}"
         try:
@@ -26,9 +48,21 @@ def claim_folder(root: Path) -> Path:
     raise AssertionError("count() never ends")
 
 
+def _claimed_by_name(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    holds = any(not path.name.startswith(".") for path in folder.iterdir())
+    was_killed_at_once = (folder / LOCK).exists() and not any(folder.glob("checkpoints/*.ckpt"))
+    if holds and not was_killed_at_once:
+        raise ValueError(
+            f"`trainer.run_name` {folder.name}: there is such a run in {folder.parent}; go on with it by "
+            "`--ckpt_path last`, or give another name (null is a number)."
+        )
+    return folder
+
+
 def lock_folder(folder: Path) -> TextIO:
     """Hold a run's folder until the file is closed: two processes that write one run would spoil it."""
-    lock = (folder / ".lock").open("a")
+    lock = (folder / LOCK).open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -46,7 +80,8 @@ def sweep(folder: Path) -> None:
 
 def sweep_runs(root: Path) -> None:
     """The same in all runs that nobody is writing: one that was killed at once may never be gone on with."""
-    for folder in (root / RUNS).glob("version_*"):
+    for lock in (root / RUNS).glob(f"*/{LOCK}"):
+        folder = lock.parent
         if not any(folder.glob(".*.tmp")) and not any(folder.glob("checkpoints/.*.tmp")):
             continue
         try:
@@ -61,31 +96,48 @@ def folder_of(checkpoint: Path) -> Path | None:
     return checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else None
 
 
-def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False) -> Path | None:
-    """The file that `--ckpt_path` names: a path, or `last` or `best` of the newest run; `auto` is its last, if any."""
+def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False, name: str | None = None) -> Path | None:
+    """The file that `--ckpt_path` names: a path, or `last` or `best` of a run; `auto` is its last, if any.
+
+    Args:
+        ckpt_path: As the user typed it.
+        root: Where `lightning_logs` stands.
+        may_begin: Whether `auto` is allowed.
+        name: Of the run that is meant; the newest without one.
+    """
     if not ckpt_path:
         return None
     if ckpt_path == "auto" and not may_begin:
         raise ValueError("`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last` or `best`.")
     if ckpt_path not in ("last", "best", "auto"):
         return Path(ckpt_path)
-    runs = root / RUNS
-    versions = _versions(runs)
-    if not versions:
+    run = newest_run(root) if name is None else root / RUNS / name
+    if run is None:
         if ckpt_path == "auto":
             return None
-        raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {runs}.")
-    checkpoints = runs / f"version_{max(versions)}" / "checkpoints"
+        raise ValueError(
+            f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {root / RUNS}{_named(root)}."
+        )
+    checkpoints = run / "checkpoints"
     if ckpt_path == "auto":
         return last_checkpoint(checkpoints)
     found = checkpoints / f"{ckpt_path}.ckpt"
     if not found.exists() and last_checkpoint(checkpoints) != found:
-        raise ValueError(f"`--ckpt_path {ckpt_path}` means the newest run, but there is no {found}.")
+        meant = "the newest run" if name is None else f"`trainer.run_name` {name}"
+        raise ValueError(f"`--ckpt_path {ckpt_path}` means {meant}, but there is no {found}.")
     return found
 
 
+def _named(root: Path) -> str:
+    """How to mean a run that has a name, where there are such runs."""
+    names = sorted(path.parent.name for path in (root / RUNS).glob("*/checkpoints"))
+    if not names:
+        return ""
+    return f" without a name; `--trainer.run_name` says which of {', '.join(names[:MANY])}"
+
+
 def newest_run(root: Path) -> Path | None:
-    """The folder of the newest run in `root`, if there is one."""
+    """The folder of the newest run in `root`, if there is one, of those without a name: they are numbered."""
     runs = root / RUNS
     versions = _versions(runs)
     if not versions:
@@ -106,7 +158,7 @@ def last_checkpoint(checkpoints: Path) -> Path | None:
 def _versions(runs: Path) -> list[int]:
     numbers = []
     for path in runs.glob("version_*"):
-        name = re.fullmatch(r"version_(\d+)", path.name)
+        name = re.fullmatch(NUMBERED, path.name)
         if name is not None:
             numbers.append(int(name[1]))
     return numbers

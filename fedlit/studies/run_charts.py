@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlit.records.rows import POOLED
+from fedlit.records.rows import POOLED, mean_of
 from fedlit.studies.outcome import Outcome
 
 Chart = Mapping[str, Any]
@@ -46,7 +46,9 @@ def metric_chart(key: str, values: pd.DataFrame) -> Chart:
             line = values[client].dropna()
             series.append({"name": f"client {client}", "style": -1, "thin": True, **_points(line)})
     mean = values.mean(axis=1)
-    name = "test set" if list(values.columns) == [POOLED] else f"mean of {len(values.columns)} clients"
+    name = "test set"
+    if list(values.columns) != [POOLED]:
+        name = mean_of(values.count(axis=1), len(values.columns))
     series.append({"name": name, "style": 0, **_points(mean)})
     if len(values.columns) > 1:
         series[-1] |= {"low": values.min(axis=1).to_list(), "high": values.max(axis=1).to_list()}

@@ -62,6 +62,7 @@ class Run:
         config["seed_everything"] = self.seeds.training
         config["data"]["init_args"]["partition_seed"] = self.seeds.partition
         config["trainer"]["default_root_dir"] = str(self.root)
+        config["trainer"]["run_name"] = None  # attempts are numbered
         config["trainer"]["report"] = False  # the study has a page of its own; `fedlit report` makes a run's
         return config
 

@@ -12,6 +12,7 @@ from conftest import equal, full_after
 from toy_recipe import write_recipe
 
 from fedlit.cli.app import main
+from fedlit.cli.export import main as export
 from fedlit.records import checkpoint
 from fedlit.records.run_folder import lock_folder
 
@@ -43,6 +44,65 @@ def refusal(args: list[str], capsys, code: int = 2) -> str:
     assert stopped.value.code == code, said
     assert said.count("\n") == 1, said
     return said
+
+
+# --- runs that have a name
+
+
+def test_a_named_run_lies_in_its_folder_and_last_means_it():
+    main([*FIT, "--trainer.run_name=mine"])
+    main(FIT)
+    main(["fit", "--config=run.yaml", "--trainer.num_rounds=2", "--trainer.run_name=mine", "--ckpt_path=last"])
+    found = checkpoint.load(Path("lightning_logs/mine/checkpoints/last.ckpt"))
+    assert found["round"] == 2
+    assert checkpoint.load(RUN / "checkpoints" / "last.ckpt")["round"] == 1
+    main(["fit", "--config=run.yaml", "--trainer.num_rounds=2"])
+    assert equal(found["global_state"], state(1))
+
+
+def test_its_config_goes_on_with_it():
+    main([*FIT, "--trainer.run_name=mine"])
+    main(["fit", "--config=lightning_logs/mine/config.yaml", "--trainer.num_rounds=2", "--ckpt_path=last"])
+    assert sorted(path.name for path in Path("lightning_logs").iterdir()) == ["mine"]
+    assert checkpoint.load(Path("lightning_logs/mine/checkpoints/last.ckpt"))["round"] == 2
+
+
+def test_auto_begins_a_named_run_and_goes_on_with_it():
+    auto = ["--config=run.yaml", "--trainer.run_name=mine", "--ckpt_path=auto"]
+    main(["fit", *auto, "--trainer.num_rounds=1"])
+    main(["fit", *auto, "--trainer.num_rounds=2"])
+    assert [event["round"] for event in events("round", Path("lightning_logs/mine"))] == [1, 2]
+
+
+def test_a_name_is_refused_that_another_run_has(capsys):
+    main([*FIT, "--trainer.run_name=mine"])
+    before = {path: path.stat().st_mtime_ns for path in Path("lightning_logs").rglob("*")}
+    told = refusal([*FIT, "--trainer.run_name=mine"], capsys)
+    assert "`trainer.run_name` mine: there is such a run in lightning_logs; go on with it by `--ckpt_path last`" in told
+    assert {path: path.stat().st_mtime_ns for path in Path("lightning_logs").rglob("*")} == before
+    told = refusal([*FIT, "--ckpt_path=last"], capsys)
+    assert "none in lightning_logs without a name; `--trainer.run_name` says which of mine." in told
+    told = refusal([*FIT, "--ckpt_path=last", "--trainer.run_name=other"], capsys)
+    assert "`--ckpt_path last` means `trainer.run_name` other, but there is no" in told
+
+
+def test_a_named_run_that_was_killed_before_its_first_checkpoint_begins_anew():
+    main([*FIT, "--trainer.run_name=mine"])
+    shutil.rmtree("lightning_logs/mine/checkpoints")
+    main([*FIT, "--trainer.run_name=mine"])
+    assert Path("lightning_logs/mine/checkpoints/last.ckpt").is_file()
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "-x", "two words", "x" * 101, "version_3", "ü"])
+def test_a_name_that_is_none_is_refused(name, capsys):
+    assert "`trainer.run_name` must " in refusal([*FIT, f"--trainer.run_name={name}"], capsys)
+    assert not Path("lightning_logs").exists()
+
+
+def test_a_network_of_a_named_run_is_exported():
+    main([*FIT, "--trainer.run_name=mine"])
+    export(["--ckpt_path=last", "--trainer.run_name=mine", "--format=state_dict"])
+    assert Path("lightning_logs/mine/network_global.pt").is_file()
 
 
 @pytest.mark.parametrize("how", ["equals", "recipe"])

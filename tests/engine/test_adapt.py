@@ -7,8 +7,9 @@ import torch
 from conftest import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
-from fedlit.engine.adapt import epochs_to_converge
+from fedlit.engine.adapt import epochs_to_converge, table_of_epochs
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
+from fedlit.records.rows import Row
 
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
 
@@ -102,6 +103,26 @@ def test_an_adaptation_from_a_checkpoint_leaves_a_table_and_a_picture(tmp_path):
     Federation(default_root_dir=str(tmp_path), **QUIET).adapt(method, data(), ckpt_path="last", epochs=2)
     names = {path.name for path in (tmp_path / "lightning_logs/version_0").iterdir()}
     assert {"adapt.csv", "adapt.png"} <= names
+
+
+def test_the_table_tells_what_a_new_client_has_before_and_after_and_at_its_best(capsys):
+    rows = adapted(FML(linear, linear, SGD), epochs=3)
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["metric", "model", "on", "before", "after", "best", "at", "epoch"]
+    for line, model in zip(lines, ("personal", "finetuned", "scratch"), strict=False):
+        accuracies = curve(rows, model, "acc")
+        best = max(accuracies)
+        told = ["acc", model, "unseen", *(f"{value:.4f}" for value in (accuracies[0], accuracies[-1], best))]
+        assert line.split() == [*told, str(accuracies.index(best))]
+    assert lines[3].startswith("epochs to converge: personal ")
+
+
+def test_a_mean_of_new_clients_is_taken_epoch_by_epoch():
+    rows = []
+    for client, accuracies in ((3, [0.0, 0.75, 0.5]), (4, [0.5, 0.75, 0.5])):
+        rows += [Row(epoch, "adapt", client, "personal", "unseen", "acc", acc) for epoch, acc in enumerate(accuracies)]
+    told = table_of_epochs(rows, {}).splitlines()[1]
+    assert told.split() == ["acc", "personal", "unseen", "0.2500", "0.5000", "0.7500", "1"]
 
 
 @pytest.mark.parametrize("options", [{"opt_out_samples": 0.4}, {"opt_out": [3]}])
