@@ -42,6 +42,10 @@ class FedAvg(FederatedModule):
             "fedadam_fashion.yaml",
             "fedyogi_fashion.yaml",
             "fedadam_cifar10.yaml",
+            "regression_toy.yaml",
+            "multilabel_toy.yaml",
+            "language_toy.yaml",
+            "segmentation_toy.yaml",
         ),
         law="one client with all data is a plain loop",
     )
