@@ -118,6 +118,7 @@ def _card_lines(card: Card) -> str:
         "stages": ", ".join(card.stages),
         "recipes": ", ".join(card.recipes) or "none",
         "law": card.law,
+        "tasks": ", ".join(card.tasks) or "any",
     }
     return "\n".join(f"{name:8} {text}" for name, text in lines.items())
 

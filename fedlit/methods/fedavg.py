@@ -32,7 +32,15 @@ class FedAvg(FederatedModule):
         paper="McMahan et al., 2017",
         link="https://arxiv.org/abs/1602.05629",
         travels="the network",
-        recipes=("fedavg_fashion.yaml", "fedavg_cifar10.yaml", "fedavg_mnist_shards.yaml"),
+        recipes=(
+            "fedavg_fashion.yaml",
+            "fedavg_cifar10.yaml",
+            "fedavg_mnist_shards.yaml",
+            "regression_toy.yaml",
+            "multilabel_toy.yaml",
+            "language_toy.yaml",
+            "segmentation_toy.yaml",
+        ),
         law="one client with all data is a plain loop",
     )
 
