@@ -61,14 +61,14 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
     state.guard.begin_round()
     for k in range(state.data.num_clients - unseen, state.data.num_clients):
         found = state.guard.attempt(partial(_rows, state, k, epochs))
-        if not isinstance(found, Failure):
-            rows += found
-        elif found.is_usage:
-            raise UsageError(found.reason.partition(": ")[2])
-        else:
+        if isinstance(found, Failure):
             failures[k] = found
+        else:
+            rows += found
     if not rows and failures:
         k, failure = next(iter(failures.items()))
+        if failure.is_usage:
+            raise UsageError(failure.reason.partition(": ")[2])
         raise RuntimeError(f"No unseen client could join; client {k}: {failure.reason}\n{failure.details}")
     return rows, failures
 

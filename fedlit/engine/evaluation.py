@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.loaded import AnyBatches
-from fedlit.engine.found import Found, found_of, pack, unpack
+from fedlit.engine.found import Found, check_usage, found_of, pack, unpack
 from fedlit.engine.loading import loaded
 from fedlit.engine.log_sinks import check_own_names, noted
 from fedlit.engine.modes import modes_of, restore
@@ -112,10 +112,14 @@ class Scorer:
                 return job.evaluate()
 
         rows: list[Row] = []
-        for _, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack):
+        looks: list[Found] = []
+        for i, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack):
             rows += self._rows(found, round)
+            if jobs[i].what in ("probe", "personal"):
+                looks.append(found)
             if found.confused is not None:
                 self.confused = found.confused
+        check_usage(looks)
         return rows
 
     def _jobs(self, round: int) -> list[Job]:
@@ -167,8 +171,9 @@ class Scorer:
 
     def _rows(self, found: Found, round: int) -> list[Row]:
         """What was found, as rows; of which clients it could not be is noted."""
-        for k, reason in found.failed.items():
-            self.failures[k] = Failure(f"could not be evaluated: {reason}")
+        for k, told in found.failed.items():
+            failure = Failure(**told)
+            self.failures[k] = replace(failure, reason=f"could not be evaluated: {failure.reason}")
         return [Row(round, self.stage.name, *values) for values in found.values]
 
     def test(self) -> list[Row]:

@@ -8,6 +8,7 @@ from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
 from fedlit.engine.agreement import combining_by, sealed
 from fedlit.engine.client_store import Memories, States
+from fedlit.engine.counters import counters_of, most_batches, overcounted
 from fedlit.engine.freezing import check_still_frozen, check_unchanged
 from fedlit.engine.guard import left_out
 from fedlit.engine.held import HeldUploads, out_of_proportion, update_norm
@@ -69,6 +70,7 @@ class ClientRound:
         self.server_momenta = state.server_momenta
         self.follow = follow
         self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
+        self.counters = counters_of(state.shared_state)
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -254,6 +256,11 @@ class ClientRound:
                 expected = {name: expected[name] for name in sent.state}
             if problem := defect(sent, expected):
                 return problem
+            if self.counters and self.stage.upload == "aggregate":
+                plan = self.plan_for(sent.client)
+                most = most_batches(self.state.data.client(sent.client, self.number), plan)
+                if problem := overcounted(sent.state, expected, self.counters, most):
+                    return problem
         kept = outcome.memory.state
         return defect(Upload(-1, kept), kept)
 

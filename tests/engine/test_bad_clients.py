@@ -1,6 +1,8 @@
 """Whatever a client or a rule does, the others and the next round are as if it had not been."""
 
+import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,7 +10,12 @@ from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn
 
 from fedlit import FedAvg, FineTuned, LocalOnly, Stage
+from fedlit.engine.usage import UsageError
 from fedlit.partition import BinarySeparated
+
+
+def events(federation):
+    return [json.loads(line) for line in Path(federation.log_dir, "events.jsonl").read_text().splitlines()]
 
 
 class Damaging(FedAvg):
@@ -256,16 +263,75 @@ class OddProbe(FedAvg):
     def told(self):
         return {"looked": "well"}
 
+    def named_as_ours(self):
+        return {"acc": 1.0}
 
-@pytest.mark.parametrize("how", ["widened", "told"])
+    def asked_for_nothing_known(self):
+        return self.trainer.no_such_thing
+
+
+@pytest.mark.parametrize("how", ["widened", "told", "named_as_ours", "asked_for_nothing_known"])
 def test_a_look_that_changes_dtypes_or_finds_no_number_is_its_own_affair(how):
-    states = []
+    federations = []
     for method in (OddProbe(linear, SGD), FedAvg(linear, SGD)):
         torch.manual_seed(0)
         method.network.load_state_dict(linear().state_dict())
         method.how = how
-        states.append(fitted(method).global_state)
-    assert equal(*states)
+        federations.append(fitted(method))
+    assert equal(*(federation.global_state for federation in federations))
+    left_out = [event for event in events(federations[0]) if event["event"] == "left_out"]
+    told = [(event["client"], event["round"], event["reason"].partition(":")[0]) for event in left_out]
+    assert told == ([] if how == "widened" else [(1, 2, "could not be evaluated")])
+    assert {row["client"] for row in rows(federations[0]) if row["metric"] == "looked"} == {"0", "1", "2"}
+
+
+class EverybodysMistake(FedAvg):
+    def probe(self, client):
+        return {"acc": 1.0}
+
+
+def test_a_mistake_of_everybody_s_look_ends_the_run():
+    with pytest.raises(UsageError, match="gives 'acc', which the federation measures on the same samples"):
+        fitted(EverybodysMistake(linear, SGD))
+
+
+# --- counters
+
+
+class Counts(FedAvg):
+    """Client 1 says that it has counted far."""
+
+    def __init__(self, far, name="num_batches_tracked"):
+        super().__init__(SmallCNN, SGD)
+        self.far = far
+        self.counted = name
+        self.register_buffer("samples", torch.zeros(2, dtype=torch.int64))
+
+    def on_client_end(self, client):
+        if client.id == 1:
+            dict(self.named_buffers())[self.counted].add_(self.far)
+
+
+BATCHES = "network.1.num_batches_tracked"
+
+
+@pytest.mark.parametrize(("far", "name"), [(2**62, BATCHES), (10**5, BATCHES), (2**62, "samples")])
+def test_a_counter_beyond_what_a_visit_can_count_leaves_its_client_out(far, name):
+    torch.manual_seed(0)
+    federation = fitted(Counts(far, name), num_rounds=2)
+    torch.manual_seed(0)
+    others = fitted(Counts(0, name), toy_data(opt_out=[1]), num_rounds=2)
+    assert equal(federation.global_state, others.global_state)
+    reasons = {event["reason"] for event in events(federation) if event["event"] == "left_out"}
+    assert len(reasons) == 1
+    assert reasons.pop().startswith(f"unusable state: {name!r} has grown by {far:.4g} in one visit")
+
+
+@pytest.mark.parametrize(("far", "name"), [(100, BATCHES), (2**39, "samples")])
+def test_a_counter_that_somebody_may_have_counted_to_is_taken(far, name):
+    federation = fitted(Counts(far, name), num_rounds=2)
+    assert int(federation.global_state[name].max()) > 2 * far - 1
+    assert not [event for event in events(federation) if event["event"] == "left_out"]
 
 
 def leaves(uploads, current):
