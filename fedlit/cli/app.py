@@ -29,6 +29,7 @@ from fedlit.cli.recipes import of_own_run, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
 from fedlit.engine import endings, heartbeat
+from fedlit.engine.agreement import RuleFailed
 from fedlit.engine.processes import ProcessLost
 from fedlit.engine.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
@@ -177,7 +178,7 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
         if DEBUG:
             raise
         refusal.refuse(str(error), refusal.NOT_WRITTEN)
-    except TooFewClients as error:
+    except (TooFewClients, RuleFailed) as error:
         if DEBUG:
             raise
         give_up(str(error).partition("\n")[0])

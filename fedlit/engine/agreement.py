@@ -16,7 +16,13 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.privacy import Sealed
+from fedlit.records.round_record import failure
 from fedlit.rng import isolated
+
+
+class RuleFailed(RuntimeError):
+    """The rule of `trainer.aggregator` could not make one state of the uploads of a round."""
+
 
 TRIED = 10  # so many uploads of a round are enough to see whether a rule works
 
@@ -33,6 +39,51 @@ def combining_by(module: FederatedModule, rule: Rule | None) -> Iterator[None]:
         module._rule = before
 
 
+def watched_over(rule: Rule, round: int) -> Rule:
+    """A rule whose mistakes are told as its own; what goes wrong in the visits, which it asks for, is not."""
+    name = _name(rule)
+
+    def combined(uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        source = _Counted(uploads)
+        try:
+            agreed = rule(source, current)
+            problem = defect(Upload(-1, agreed), {key: current[key] for key in agreed if key in current})
+        except (Exception, SystemExit) as error:  # a rule raises what it likes
+            if error is source.error:
+                raise
+            problem = failure(error).reason
+            raise RuleFailed(_told(name, source.number, round, problem)) from error
+        if problem is not None:
+            raise RuleFailed(_told(name, source.number, round, f"it gave an impossible state, {problem}"))
+        return agreed
+
+    return combined
+
+
+def _told(name: str, number: int, round: int, problem: str) -> str:
+    return f"`trainer.aggregator` {name} could not combine the {number} uploads of round {round}: {problem}"
+
+
+class _Counted:
+    """Uploads as they come, how many they were, and what their own source has raised."""
+
+    def __init__(self, uploads: Iterable[Upload]) -> None:
+        self.uploads = uploads
+        self.number = 0
+        self.error: BaseException | None = None
+
+    def __iter__(self) -> Iterator[Upload]:
+        try:
+            for upload in self.uploads:
+                self.number += 1
+                yield upload
+        except GeneratorExit:  # the rule wants no more
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+
 def sealed(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
     """Under `trainer.privacy` a method may pass uploads on, and look at none."""
     return uploads if options.privacy is None else Sealed(uploads)
@@ -43,7 +94,7 @@ def check_aggregator(model: FederatedModule, stages: list[Stage], data: Federate
     rule = options.aggregator
     if rule is None:
         return
-    name = getattr(rule, "__name__", type(rule).__name__)
+    name = _name(rule)
     averaged = [stage for stage in stages if stage.upload == "aggregate"]
     if not averaged:
         raise ValueError(f"`trainer.aggregator` {name} would never be asked: {type(model).__name__} averages nothing.")
@@ -55,6 +106,10 @@ def check_aggregator(model: FederatedModule, stages: list[Stage], data: Federate
             "`trainer.fraction_fit`, `trainer.min_clients` and `data.num_clients`."
         )
     try_out(rule, f"`trainer.aggregator` {name}", model, options, min(smallest, max(needed, TRIED)))
+
+
+def _name(rule: Rule) -> str:
+    return getattr(rule, "__name__", type(rule).__name__)
 
 
 def _largest_cohort(stage: Stage, data: FederatedData, options: Options) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlit.aggregation import State
 from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
+from fedlit.engine.agreement import RuleFailed
 from fedlit.engine.begin import Beginning
 from fedlit.engine.chosen import chosen_values, title_of
 from fedlit.engine.evaluation import Scorer
@@ -30,7 +31,7 @@ from fedlit.engine.state import FederationState
 from fedlit.records.checkpoint import Checkpoints
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
-from fedlit.records.round_record import RoundRecord
+from fedlit.records.round_record import RoundRecord, failure
 from fedlit.records.rows import Row
 from fedlit.records.stop_signals import stop_signals
 from fedlit.records.unwritable import is_full
@@ -140,8 +141,8 @@ class Fit:
             self._save_what_is_whole()
             self.log.abandon()
             raise
-        except TooFewClients as error:
-            self._give_up(str(error).partition("\n")[0])
+        except (TooFewClients, RuleFailed) as error:
+            self._give_up(error)
             raise
         except Interrupted:
             pass  # the round that was begun is forgotten; its clients' states were not touched
@@ -176,9 +177,12 @@ class Fit:
             if not is_full(error):  # it was that which went wrong first
                 self.progress.say(f"Round {round} could not be saved: {type(error).__name__}: {error}")
 
-    def _give_up(self, reason: str) -> None:
-        """What is whole is saved before a run ends for want of clients."""
-        self.log.recorder.event("gave_up", round=self.state.round + 1, reason=reason)
+    def _give_up(self, error: TooFewClients | RuleFailed) -> None:
+        """What is whole is saved before a run ends for want of clients, or of a rule that can use what they brought."""
+        told = {"reason": str(error).partition("\n")[0]}
+        if isinstance(error, RuleFailed):
+            told["details"] = failure(error).details
+        self.log.recorder.event("gave_up", round=self.state.round + 1, **told)
         if self.log.saved_round != self.state.round:
             self._save(improved=False)
         self.log.abandon()

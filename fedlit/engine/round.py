@@ -6,7 +6,7 @@ from itertools import chain
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
-from fedlit.engine.agreement import combining_by, sealed
+from fedlit.engine.agreement import combining_by, sealed, watched_over
 from fedlit.engine.client_store import Memories, States
 from fedlit.engine.counters import counters_of, most_batches, overcounted
 from fedlit.engine.freezing import check_still_frozen, check_unchanged
@@ -138,7 +138,9 @@ class ClientRound:
         if first is None and options.privacy is None:
             return current
         found = uploads if first is None else chain([first], uploads)
-        rule = options.aggregator or noised(self.state, self.stage, self.number)
+        rule = noised(self.state, self.stage, self.number)
+        if options.aggregator is not None:
+            rule = watched_over(options.aggregator, self.number)
         step = server_step(self.state, self.stage, rule)
         constant = set(self.state.constant)
         copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}

@@ -1,6 +1,7 @@
 """Rounds with too few usable clients are repeated with others, and at last given up with everything saved."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ import torch
 from conftest import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
+from fedlit.aggregation import Krum, weighted_mean
 from fedlit.callbacks import FederationCallback
+from fedlit.engine.agreement import RuleFailed
 from fedlit.engine.quorum import TooFewClients
+from fedlit.engine.usage import UsageError
 
 
 def failing(bad, rounds=(2,), method=FedAvg):
@@ -110,6 +114,81 @@ def test_a_repeated_round_is_the_same_after_a_resume(tmp_path):
     resumed = fitted(failing({first}), data(), num_rounds=3, ckpt_path="last", **cut)
     assert equal(resumed.global_state, straight.global_state)
     assert not equal(straight.global_state, fitted(failing(()), data(), fraction_fit=0.1, num_rounds=3).global_state)
+
+
+# --- rules
+
+
+class TooFew:
+    """A rule of a user's own that needs three uploads, and tells nobody before."""
+
+    def __call__(self, uploads, current):
+        held = list(uploads)
+        return weighted_mean([held[0], held[1], held[2]])
+
+
+def odd(uploads, current):
+    held = list(uploads)
+    if len(held) < 3:
+        raise KeyError("a third")
+    return weighted_mean(held)
+
+
+def empty(uploads, current):
+    agreed = weighted_mean(held := list(uploads))
+    return agreed if len(held) == 3 else {name: tensor * float("nan") for name, tensor in agreed.items()}
+
+
+def leaves(uploads, current):
+    held = list(uploads)
+    return weighted_mean(held) if len(held) == 3 else sys.exit(0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "why"),
+    [
+        (TooFew(), "IndexError: list index out of range"),
+        (odd, "KeyError: 'a third'"),
+        (empty, "it gave an impossible state, 'network.1.weight' is not finite"),
+        (leaves, "SystemExit: 0"),
+    ],
+)
+def test_a_rule_that_fails_in_a_round_ends_the_run_by_name_with_everything_saved(rule, why, tmp_path):
+    name = getattr(rule, "__name__", "TooFew")
+    options = {"aggregator": rule, "default_root_dir": str(tmp_path), "num_rounds": 4, "save_every_n_rounds": 9}
+    with pytest.raises(RuleFailed) as failed:
+        fitted(failing({1}, rounds=(3,)), **options)
+    told = f"`trainer.aggregator` {name} could not combine the 2 uploads of round 3: {why}"
+    assert str(failed.value) == told
+    folder = tmp_path / "lightning_logs/version_0"
+    [event] = events(folder, "gave_up")
+    assert (event["round"], event["reason"]) == (3, told)
+    assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["round"] == 2
+    resumed = fitted(failing(()), ckpt_path="last", **options)
+    assert resumed.state.round == 4
+
+
+def test_what_goes_wrong_in_a_visit_is_not_the_rule_s():
+    with pytest.raises(TooFewClients, match="Every client of round 2 failed"):
+        fitted(failing(range(3)), aggregator=odd)
+    with pytest.raises(UsageError):
+        fitted(Misused(linear, SGD), aggregator=odd)
+
+
+class Misused(FedAvg):
+    def on_client_end(self, client):
+        return self.trainer.no_such_thing
+
+
+def test_a_rule_that_says_how_many_it_needs_has_a_quorum():
+    data = toy_data(num_clients=6, size=90)
+    first = {"fraction_fit": 0.8, "num_rounds": 2, "aggregator": Krum(1)}  # five of six, and all of them are needed
+    federation = fitted(failing({2}), data, **first)
+    attempts = [event["attempt"] for event in events(federation.log_dir, "round")]
+    assert attempts[0] == 1
+    assert federation.state.round == 2
+    with pytest.raises(TooFewClients, match=r"Only [34] of the 5 clients of round 2 were usable, 5 are needed"):
+        fitted(failing({1, 2}), toy_data(num_clients=6, size=90), **first)
 
 
 # --- who outweighs the others
