@@ -1,7 +1,7 @@
 """Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
