@@ -294,7 +294,7 @@ class Federation:
         client: int | None = None,
         images: str | None = None,
     ) -> torch.Tensor | list[torch.Tensor]:
-        """Predict the test set or own images, by the global model or a client's own; writes predictions_*.
+        """Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.
 
         Class probabilities; of another task, what it takes outputs for (a list of batches, if they differ in shape).
 

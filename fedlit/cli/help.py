@@ -72,6 +72,8 @@ def such_as(paths: list[str], option: str) -> str:
         >>> such_as(["torch.nn.Linear", "fedlit.networks.LeNet5", "my.Net"], "--model.network")
         'such as LeNet5 of fedlit.networks, Net of my; of one: --model.network.help LeNet5'
     """
+    if not option.endswith("server_optimizer"):  # those are for what a round comes to
+        paths = [path for path in paths if not path.startswith("fedlit.server_optimizers.")]
     told = _of_interest(paths)
     places: dict[str, list[str]] = {}
     for path in told:

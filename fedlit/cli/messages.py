@@ -19,7 +19,7 @@ from fedlit.data import FederatedData
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
-UNBUILT = r"'params' must be given|so that each .* got a ready (Namespace|NestedArg|str|dict)\b"
+UNBUILT = r"'params' must be given|(so that|since) each .* got a ready (Namespace|NestedArg|str|dict)\b"
 REWRITTEN = {
     r'expected "subcommand" .*': "give a command: fit, validate, test, predict or adapt.",
     r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "

@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedlit.data import FederatedData
-from fedlit.engine.checks import networks_to_try
+from fedlit.engine.network_checks import networks_to_try
 from fedlit.engine.precision import autocast
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule

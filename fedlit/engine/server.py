@@ -95,4 +95,4 @@ def _trained(
 def _server(state: FederationState, round: int) -> Server:
     size = len(state.data.public_pool)
     limit = DEV_SAMPLES if state.options.fast_dev_run else None
-    return Server(SERVER, state.data.images.num_classes, size, size, round, data=state.data, limit=limit)
+    return Server(SERVER, state.data.splits.num_classes, size, size, round, data=state.data, limit=limit)

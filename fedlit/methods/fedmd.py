@@ -85,7 +85,7 @@ class FedMD(FederatedModule):
     def check(self, data: FederatedData) -> None:
         super().check(data)
         check_choices("model.client_networks", self.client_networks, data.num_clients)
-        size = (min(self.subset, len(data.public_pool)), data.images.num_classes)
+        size = (min(self.subset, len(data.public_pool)), data.splits.num_classes)
         if self.scores.shape != size:
             self.scores = torch.zeros(size)
 

@@ -123,7 +123,7 @@ def dot_sizes(most: int) -> list[int]:
 
     Example:
         >>> dot_sizes(437), dot_sizes(30), dot_sizes(2)
-        ([50, 200, 437], [5, 10, 30], [1, 2])
+        ([50, 200, 437], [2, 10, 30], [1, 2])
     """
     steps = [digit * 10**power for power in range(len(str(most))) for digit in (1, 2, 5)]
     wanted = [max((step for step in steps if step <= most * share), default=1) for share in (0.15, 0.5)]

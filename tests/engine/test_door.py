@@ -119,7 +119,7 @@ def test_inputs_that_require_a_gradient_are_refused():
     train, test = toy_datasets()
     x, y = train.tensors
     data = FederatedData(train_dataset=TensorDataset(x.requires_grad_(), y), test_dataset=test)
-    with pytest.raises(ValueError, match=r"^`train_images` of the given data sets .*requires grad; give its `detach"):
+    with pytest.raises(ValueError, match=r"^inputs of `data.train_dataset` .*requires grad; give its `detach"):
         data.setup()
 
 

@@ -166,7 +166,7 @@ def test_a_clients_permutation_of_pixels_is_part_of_the_preprocessing(partition,
     federation = fitted(FedAvg(linear, SGD), data, num_rounds=1)
     x = data.images.test_x[:5]
     said_by = [federation.network(client, with_preprocessing=True)(x) for client in (0, 2)]
-    expected = [federation.network(client)(data._ready(x, client)) for client in (0, 2)]
+    expected = [federation.network(client)(data.inputs.ready(x, client)) for client in (0, 2)]
     assert all(map(torch.equal, said_by, expected))
     assert differ != torch.equal(*said_by)
 
