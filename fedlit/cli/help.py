@@ -91,4 +91,6 @@ def _of_interest(paths: list[str]) -> list[str]:
         own = [path for path in own if path.startswith(NETWORKS) or not path.startswith("fedlit.")]
     by_name = {path.rpartition(".")[2]: path for path in paths}
     usual = [by_name[name] for name in USUAL if name in by_name]
-    return own[:MOST] or usual or paths[:FEW]
+    ours = [path for path in own if path.startswith("fedlit.")]
+    theirs = [path for path in own if not path.startswith("fedlit.")][:MOST]
+    return [*ours[:MOST], *theirs] or usual or paths[:FEW]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from toy_recipe import write_recipe
 
-from fedlit import FedAvg, FederatedData
+from fedlit import FederatedData, FederatedModule
 from fedlit.cli import app
 from fedlit.cli.partition import main, told
 from fedlit.partition import Dirichlet
@@ -51,7 +51,7 @@ def test_the_table_is_what_a_fit_deals_out(capsys):
 
 
 def test_nothing_is_trained_or_written_and_no_method_is_built(capsys, monkeypatch):
-    monkeypatch.setattr(FedAvg, "__init__", lambda *args, **kwargs: pytest.fail("a method was built"))
+    monkeypatch.setattr(FederatedModule, "__init__", lambda *args, **kwargs: pytest.fail("a method was built"))
     before = sorted(Path().rglob("*"))
     main(["-c", "run.yaml"])
     assert sorted(Path().rglob("*")) == before
