@@ -307,12 +307,12 @@ def test_workers_that_hang_do_not_outlive_the_batches_that_are_wanted(monkeypatc
 
 def test_a_signal_for_the_run_does_not_end_its_workers(noisy):
     batches = iter(read(noisy, num_workers=2))
-    first = next(batches)
+    first = [next(batches), next(batches)]  # both workers are up: one for each
     for worker in active_children():
         os.kill(worker.pid, signal.SIGTERM)
         os.kill(worker.pid, signal.SIGINT)
     rest = list(batches)
-    assert equal([first, *rest], list(read(noisy)))
+    assert equal([*first, *rest], list(read(noisy)))
 
 
 # Texts: a collate_fn
