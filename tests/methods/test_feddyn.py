@@ -43,10 +43,11 @@ def test_the_uploads_of_the_first_round_and_only_those_are_fedproxs():
 
 def test_h_is_the_mean_of_all_h_i_whoever_took_part():
     federation = fitted(taking_part(FedDyn, [[0], [1], [0, 1]])(SmallCNN, SGD, alpha=0.3), uneven())
-    for name, h in under("h.", federation.global_state).items():
+    found = under("h.", federation.global_state)
+    for name, h in found.items():
         own = [state[f"h_i.{name}"] for state in federation.personal_states.values()]  # client 2 has 0
         assert_close(h, sum(own) / 3, atol=1e-6, rtol=1e-4)
-        assert h.abs().max() > 0
+    assert max(float(h.abs().max()) for h in found.values()) > 1e-4  # some layers have no gradient but rounding
 
 
 def test_where_h_is_0_and_nobody_moves_nothing_moves():

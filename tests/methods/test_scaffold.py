@@ -107,7 +107,7 @@ def test_c_is_the_mean_of_all_control_variates_whoever_took_part(cohorts):
     for name, tensor in c.items():
         own = [state[f"c_i.{name}"] for state in federation.personal_states.values()]
         assert_close(tensor, sum(own) / 3, atol=1e-5, rtol=1e-4)
-        assert tensor.abs().max() > 0
+    assert max(float(tensor.abs().max()) for tensor in c.values()) > 1e-3  # some layers have no gradient but rounding
 
 
 def test_c_is_not_the_mean_of_those_who_took_part():
