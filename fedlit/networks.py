@@ -30,7 +30,9 @@ class Network(nn.Module):
 
     def __init__(self, extractor: nn.Module, head: nn.Module, feature_shape: tuple[int, ...]) -> None:
         super().__init__()
-        self.extractor, self.head, self.feature_shape = extractor, head, feature_shape
+        self.extractor = extractor
+        self.head = head
+        self.feature_shape = feature_shape
 
     def __init_subclass__(cls) -> None:
         # The command line's help reads docstrings. Three options are the same everywhere, so they are described once.

@@ -67,7 +67,11 @@ def _is_given(x: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
     """Whether a part was called with these inputs and nothing else, as they are or spread."""
     if len(given) == 1 and given[0] is x and not named:
         return True
-    wanted = [*x.values()] if isinstance(x, Mapping) else [*x] if isinstance(x, tuple | list) else [x]
+    wanted = [x]
+    if isinstance(x, Mapping):
+        wanted = [*x.values()]
+    elif isinstance(x, tuple | list):
+        wanted = [*x]
     heard = [*given, *named.values()]
     return len(heard) == len(wanted) and all(a is b for a, b in zip(heard, wanted, strict=True))
 
