@@ -16,25 +16,32 @@ from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, load_states, told_of, watching_time
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
-from fedlit.engine.adapt import adapt, table_of_epochs
-from fedlit.engine.begin import Beginning, RunFolder, chosen_checkpoint, data_or_stand_in, fresh_state, read_checkpoint
-from fedlit.engine.checks import check_experiment
-from fedlit.engine.chosen import title_of
-from fedlit.engine.evaluation import Scorer
-from fedlit.engine.fit import Fit, StopRequest
-from fedlit.engine.fit_result import FitResult, Method, built
-from fedlit.engine.lightning_hooks import Command
-from fedlit.engine.log_sinks import refused
+from fedlit.engine.cluster.processes import make_fabric, meet
+from fedlit.engine.door.checks import check_experiment
+from fedlit.engine.evaluations.adapt import adapt, table_of_epochs
+from fedlit.engine.evaluations.evaluation import Scorer
+from fedlit.engine.evaluations.own_network import own_network
+from fedlit.engine.evaluations.predict import predict
+from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.options import Options
-from fedlit.engine.own_network import own_network
 from fedlit.engine.plan import KeepOptimizer
-from fedlit.engine.predict import predict
-from fedlit.engine.processes import make_fabric, meet
-from fedlit.engine.profiling import make_profiler
-from fedlit.engine.schedule import Schedule
-from fedlit.engine.snapshot import resume
-from fedlit.engine.state import FederationState
-from fedlit.engine.trainer_names import no_such_attribute
+from fedlit.engine.runs.begin import (
+    Beginning,
+    RunFolder,
+    chosen_checkpoint,
+    data_or_stand_in,
+    fresh_state,
+    read_checkpoint,
+)
+from fedlit.engine.runs.chosen import title_of
+from fedlit.engine.runs.fit import Fit, StopRequest
+from fedlit.engine.runs.fit_result import FitResult, Method, built
+from fedlit.engine.runs.profiling import make_profiler
+from fedlit.engine.runs.snapshot import resume
+from fedlit.engine.states.state import FederationState
+from fedlit.engine.turns.schedule import Schedule
+from fedlit.engine.visits.lightning_hooks import Command
+from fedlit.engine.visits.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP

@@ -1,6 +1,7 @@
 """The house: every room says whom it may ask, and imports point one way, also those inside functions."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,20 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "joint": {"data", "notices"},
     "assignment": {"data", "notices"},
 }
+ENGINE_ROOMS = {  # a room of the engine, and the other rooms it may know; all know its vocabulary: options, plan, usage
+    "module": set(),
+    "scoring": {"module"},
+    "visits": {"module", "scoring"},
+    "cluster": set(),
+    "guards": {"module"},
+    "states": {"module", "scoring", "cluster", "guards"},
+    "turns": {"module", "cluster", "states"},
+    "evaluations": {"module", "scoring", "visits", "cluster", "guards", "states", "turns"},
+    "rounds": {"module", "scoring", "visits", "cluster", "guards", "states", "turns", "evaluations"},
+    "door": {"module", "scoring", "visits", "guards", "rounds"},
+    "runs": {"module", "scoring", "visits", "cluster", "states", "turns", "evaluations", "rounds", "door"},
+}
+VOCABULARY = {"", "options", "plan", "usage"}
 
 
 def room(path: Path) -> str:
@@ -75,6 +90,19 @@ def forbidden(name: str, path: Path) -> set[str]:
     return {other for other in imports(path) if other not in allowed and other.split(".")[0] not in allowed}
 
 
+def room_of_engine(name: str) -> str:
+    """The engine's room in which a module lies: `engine.visits.training` lies in `visits`."""
+    return name.removeprefix("engine").lstrip(".").split(".")[0]
+
+
+def forbidden_in_engine(name: str, path: Path) -> set[str]:
+    """What a module of the engine imports of another of its rooms, and may not."""
+    own = room_of_engine(name)
+    allowed = VOCABULARY | ENGINE_ROOMS.get(own, set()) | {own}
+    inside = {other for other in imports(path) if other.split(".")[0] == "engine"}
+    return {other for other in inside if room_of_engine(other) not in allowed}
+
+
 def test_every_room_is_on_the_plan():
     assert {name.split(".")[0] for name in FILES} == set(MAY_IMPORT)
 
@@ -84,9 +112,37 @@ def test_a_room_asks_only_whom_it_may(name):
     assert forbidden(name, FILES[name]) == set()
 
 
+IN_ENGINE = [name for name in FILES if name.split(".")[0] == "engine"]
+
+
+def test_every_room_of_the_engine_is_on_the_plan():
+    assert {room_of_engine(name) for name in IN_ENGINE} == set(ENGINE_ROOMS) | VOCABULARY
+
+
+@pytest.mark.parametrize("name", sorted(IN_ENGINE))
+def test_a_room_of_the_engine_asks_only_whom_it_may(name):
+    assert forbidden_in_engine(name, FILES[name]) == set()
+
+
+def test_no_two_rooms_of_the_engine_may_ask_each_other():
+    graph = TopologicalSorter(ENGINE_ROOMS)
+    graph.prepare()  # raises CycleError
+
+
+def test_a_way_back_inside_the_engine_would_be_noticed(tmp_path):
+    path = tmp_path / "visit.py"
+    path.write_text("from fedlit.engine.rounds.round import ClientRound\n")
+    assert forbidden_in_engine("engine.visits.visit", path) == {"engine.rounds.round"}
+    assert forbidden_in_engine("engine.runs.fit", path) == set()
+
+
 @pytest.mark.parametrize(
     "line",
-    ["from fedlit.federation import Federation", "    from fedlit import federation", "import fedlit.engine.round"],
+    [
+        "from fedlit.federation import Federation",
+        "    from fedlit import federation",
+        "import fedlit.engine.rounds.round",
+    ],
 )
 def test_a_way_back_would_be_noticed(line, tmp_path):
     path = tmp_path / "assignment.py"

@@ -28,10 +28,10 @@ from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import of_own_run, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
-from fedlit.engine import endings, heartbeat
-from fedlit.engine.agreement import RuleFailed
-from fedlit.engine.processes import ProcessLost
-from fedlit.engine.quorum import TooFewClients
+from fedlit.engine.cluster import endings, heartbeat
+from fedlit.engine.cluster.processes import ProcessLost
+from fedlit.engine.rounds.agreement import RuleFailed
+from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fedlit.engine import endings, heartbeat
-from fedlit.engine.processes import ProcessLost
-from fedlit.engine.rendezvous import MEETING_PLACE
+from fedlit.engine.cluster import endings, heartbeat
+from fedlit.engine.cluster.processes import ProcessLost
+from fedlit.engine.cluster.rendezvous import MEETING_PLACE
 
 
 def free_port() -> int:

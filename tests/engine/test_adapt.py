@@ -7,8 +7,8 @@ import torch
 from conftest import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
-from fedlit.engine.adapt import epochs_to_converge, table_of_epochs
-from fedlit.engine.measures import Measures
+from fedlit.engine.evaluations.adapt import epochs_to_converge, table_of_epochs
+from fedlit.engine.scoring.measures import Measures
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 from fedlit.records.rows import Row
 

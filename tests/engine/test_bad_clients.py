@@ -200,7 +200,7 @@ def test_clients_that_change_hands_are_scored_on_what_they_hold_now():
 
 
 def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch):
-    import fedlit.engine.round
+    import fedlit.engine.rounds.round
 
     class BiasOnly(FedAvg):
         def parameters_of(self, client):
@@ -213,7 +213,7 @@ def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch)
     states = []
     for order in (None, backwards):
         if order is not None:
-            monkeypatch.setattr(fedlit.engine.round, "in_order", order)
+            monkeypatch.setattr(fedlit.engine.rounds.round, "in_order", order)
         torch.manual_seed(0)
         states.append(fitted(BiasOnly(SmallCNN, SGD), gradient_clip_val=0.1).global_state)
     assert equal(*states)

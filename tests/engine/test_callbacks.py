@@ -68,7 +68,7 @@ class Counter(FederationCallback):
         self.rounds = state_dict["rounds"]
 
 
-# --- which are called, and when: these need the calls in fedlit/federation.py and fedlit/engine/fit.py
+# --- which are called, and when: these need the calls in fedlit/federation.py and fedlit/engine/runs/fit.py
 
 
 def test_a_fit_is_told_of_from_set_up_to_tear_down():

@@ -9,7 +9,7 @@ import torch
 from conftest import SGD, SmallCNN, equal, fitted, linear
 
 from fedlit import FedAvg
-from fedlit.engine.child_process import check_timeout, in_child
+from fedlit.engine.guards.child_process import check_timeout, in_child
 from fedlit.engine.plan import Interrupted
 from fedlit.methods import FML
 from fedlit.records.round_record import Failure

@@ -7,8 +7,8 @@ import torch
 from conftest import SmallCNN, equal, fitted, toy_data
 
 from fedlit import LocalOnly
-from fedlit.engine.client_store import Memories, Store
 from fedlit.engine.plan import Memory
+from fedlit.engine.states.client_store import Memories, Store
 from fedlit.methods import FML
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.engine.plan import Memory, Outcome
-from fedlit.engine.visited import Visited, pack, unpack
+from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.methods import DLAD
 
 ADAM = partial(torch.optim.Adam, lr=0.01)

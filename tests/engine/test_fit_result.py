@@ -9,7 +9,7 @@ from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly, read_metrics
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.fit_result import FitResult
+from fedlit.engine.runs.fit_result import FitResult
 
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "report": False}
 

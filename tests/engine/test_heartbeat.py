@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlit.engine.heartbeat import Heartbeat
+from fedlit.engine.cluster.heartbeat import Heartbeat
 
 TIMEOUT = 2.0  # a busy machine may keep a process from its beat for a while
 SCRIPT = """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 from time import monotonic, sleep
-from fedlit.engine import heartbeat
+from fedlit.engine.cluster import heartbeat
 
 
 def say(line):

@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from fedlit import FedAvg, FineTuned
-from fedlit.engine.lightning_hooks import CALLED
+from fedlit.engine.visits.lightning_hooks import CALLED
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.rng import generator

@@ -11,8 +11,8 @@ from conftest import SGD, equal, fitted, linear, toy_data
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Krum, weighted_mean
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.agreement import RuleFailed
-from fedlit.engine.quorum import TooFewClients
+from fedlit.engine.rounds.agreement import RuleFailed
+from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 
 

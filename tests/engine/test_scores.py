@@ -12,8 +12,8 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedlit import FedAvg, LocalOnly
-from fedlit.engine.evaluation import Scorer
-from fedlit.engine.scores import evaluate, scores_by_group
+from fedlit.engine.evaluations.evaluation import Scorer
+from fedlit.engine.scoring.scores import evaluate, scores_by_group
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
 

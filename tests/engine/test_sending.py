@@ -9,7 +9,7 @@ from forked import exit_codes, forked
 from test_laws import KillAt, in_a_child
 
 from fedlit import FedAvg
-from fedlit.engine.visited import Visited, pack, unpack
+from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.losses import proximal_penalty
 from fedlit.methods import Stage, frozen
 from fedlit.privacy import ClientLevelDP

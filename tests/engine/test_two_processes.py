@@ -11,7 +11,7 @@ from conftest import SGD, SmallCNN, equal, fitted
 from forked import exit_codes, forked
 from lightning.pytorch import Callback
 
-from fedlit.engine import fit
+from fedlit.engine.runs import fit
 from fedlit.methods import FML
 
 

@@ -14,8 +14,8 @@ from torch import nn
 from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
-from fedlit.engine.means import Means
-from fedlit.engine.sampling import ClientSampler
+from fedlit.engine.module.means import Means
+from fedlit.engine.turns.sampling import ClientSampler
 from fedlit.fast.memory import set_fast
 from fedlit.fast.stack import Stack
 from fedlit.methods import MixtureOfExperts
@@ -162,7 +162,7 @@ def test_a_mean_is_of_values_as_they_were():
 
 
 def test_means_of_many_values_are_added_up_in_parts(monkeypatch):
-    monkeypatch.setattr("fedlit.engine.means.MANY", 3)
+    monkeypatch.setattr("fedlit.engine.module.means.MANY", 3)
     means = Means()
     for value in range(8):
         means("a", torch.tensor(float(value)))

@@ -47,7 +47,7 @@ def run(method=None, data=None, **options):
 
 
 def alone(monkeypatch):
-    monkeypatch.setattr("fedlit.engine.visiting.perceptron_names", lambda *_: None)
+    monkeypatch.setattr("fedlit.engine.rounds.visiting.perceptron_names", lambda *_: None)
 
 
 def near(a, b) -> bool:

@@ -11,7 +11,7 @@ from torch import nn, tensor
 
 from fedlit import FederatedData
 from fedlit.engine.plan import Memory, Plan
-from fedlit.engine.visit import visit
+from fedlit.engine.visits.visit import visit
 from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD

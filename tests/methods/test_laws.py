@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from conftest import SGD, SmallCNN, equal, fitted, toy_data
 
-import fedlit.engine.round
-import fedlit.engine.training
+import fedlit.engine.rounds.round
+import fedlit.engine.visits.training
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
 from fedlit.partition import Dirichlet
@@ -185,17 +185,17 @@ def backwards(fabric, tasks, work, pack, unpack):
 
 
 def test_the_order_of_visits_does_not_matter(undisturbed, monkeypatch):
-    monkeypatch.setattr(fedlit.engine.round, "in_order", backwards)
+    monkeypatch.setattr(fedlit.engine.rounds.round, "in_order", backwards)
     assert same(states(experiment()), undisturbed)
 
 
 def test_the_order_of_visits_would_matter_if_clients_shared_their_random_numbers(undisturbed, monkeypatch):
     from contextlib import nullcontext
 
-    monkeypatch.setattr(fedlit.engine.training, "isolated", lambda seed: nullcontext())
+    monkeypatch.setattr(fedlit.engine.visits.training, "isolated", lambda seed: nullcontext())
     torch.manual_seed(3)
     forwards = states(experiment())
-    monkeypatch.setattr(fedlit.engine.round, "in_order", backwards)
+    monkeypatch.setattr(fedlit.engine.rounds.round, "in_order", backwards)
     torch.manual_seed(3)
     assert not same(states(experiment()), forwards)
 

@@ -17,8 +17,8 @@ from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 from test_laws import in_a_child
 from test_programmes import all_states
 
-from fedlit.engine.client_store import PREFIX
-from fedlit.engine.fit import Fit
+from fedlit.engine.runs.fit import Fit
+from fedlit.engine.states.client_store import PREFIX
 from fedlit.methods import DLAD, FML, FedAvg, FineTuned, MixtureOfExperts
 from fedlit.records import checkpoint, torch_file
 

@@ -15,7 +15,7 @@ import torch
 from conftest import equal, fitted, toy_data
 from promises.misbehaviour import BAD, KINDS, METHODS, ROUND, Kind, Stage, hooked_method
 
-from fedlit.engine.sampling import ClientSampler
+from fedlit.engine.turns.sampling import ClientSampler
 
 QUICK = [
     ("double", "FML"),

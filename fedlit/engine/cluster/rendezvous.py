@@ -1,0 +1,147 @@
+"""How the processes of a run find each other: on the loopback interface, unless there are several machines.
+
+torch by itself listens on all interfaces, asks a resolver for the name of the host, and gives up on a process that is
+slower than half an hour. Here all processes of one host stay on 127.0.0.1, and how long one waits for another is the
+heartbeat's business.
+"""
+
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from datetime import timedelta
+from subprocess import Popen
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.strategies import DDPStrategy
+from torch import nn
+from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
+
+from fedlit.engine.cluster import heartbeat
+from fedlit.engine.cluster.endings import all_are_born
+from fedlit.engine.cluster.heartbeat import Heartbeat
+
+LOOPBACK = "127.0.0.1"
+INTERFACES = ("lo", "lo0")  # what Linux and macOS call it
+FOR_EVER = timedelta(days=365)
+TO_MEET = timedelta(minutes=10)  # for all to be there once one is
+MEETING_PLACE = "FEDLIT_MEETING_PLACE"  # a folder, which rank 0 tells those that it starts
+
+
+class ClientParallelStrategy(DDPStrategy):
+    """Processes that share no module: DDP would average gradients of clients, and forbid different networks.
+
+    Args:
+        process_timeout: Seconds without a sign of life after which a process is taken for dead.
+        is_talkative: Tell a person who is waited for.
+    """
+
+    def __init__(self, process_timeout: float, is_talkative: bool) -> None:
+        super().__init__(timeout=FOR_EVER)
+        self.process_timeout = process_timeout
+        self.is_talkative = is_talkative
+
+    @property
+    def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]  # Fabric asks whether it is None
+        return None
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # not wrapped, on purpose
+        return module
+
+    def prepare_meeting(self) -> None:
+        """Before rank 0 starts the others: a file to meet in. A client of torch's TCP store would ask a resolver."""
+        is_starting_others = "LOCAL_RANK" not in os.environ
+        if is_starting_others and self._is_on_one_host():
+            os.environ[MEETING_PLACE] = tempfile.mkdtemp(prefix="fedlit-meeting-")
+
+    def setup_environment(self) -> None:
+        children = self._taken_children()
+        with all_are_born(children):
+            if not dist.is_initialized() and self._is_on_one_host():
+                self._meet()
+            super().setup_environment()
+        heart = heartbeat.current()
+        if heart is None:
+            self._begin_heartbeat(children)
+        else:  # a second federation of a script finds everybody there
+            heart.timeout = self.process_timeout
+
+    def _taken_children(self) -> dict[int, Popen]:
+        """By rank. Lightning's own observer, once it has none to look after, does not kill this process for theirs."""
+        started = getattr(self.launcher, "procs", [])
+        first = self.node_rank * self.num_processes + 1
+        children = dict(enumerate(started, start=first))
+        started.clear()
+        return children
+
+    def _is_on_one_host(self) -> bool:
+        """Whether nobody (torchrun, SLURM, MASTER_ADDR) says otherwise."""
+        environment = self.cluster_environment
+        if self.num_nodes > 1 or type(environment) is not LightningEnvironment:
+            return False
+        return environment.main_address in (LOOPBACK, "localhost")
+
+    def _meet(self) -> None:
+        """As Lightning would, which then finds it done; but on the loopback interface."""
+        assert self.accelerator is not None
+        assert self.cluster_environment is not None
+        self.accelerator.setup_device(self.root_device)
+        names = {name for _, name in socket.if_nameindex()}
+        for name in names.intersection(INTERFACES):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        device = None
+        backend = self.process_group_backend or "gloo"
+        if self.root_device.type != "cpu":
+            device = self.root_device
+            backend = self.process_group_backend or "nccl"
+        store = _store(self.cluster_environment.main_port, self.local_rank, self.num_processes)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=self.local_rank,
+            world_size=self.num_processes,
+            timeout=FOR_EVER,
+            device_id=device,
+        )
+
+    def _begin_heartbeat(self, children: dict[int, Popen]) -> None:
+        heart = Heartbeat(self.global_rank, self.world_size, self.process_timeout, self._say, children)
+        where = torch.zeros(2, dtype=torch.int64, device=self.root_device)
+        is_local = self._is_on_one_host()
+        if heart.rank == 0:
+            where += torch.tensor(heart.listen(LOOPBACK if is_local else ""), device=self.root_device)
+        dist.all_reduce(where)  # the others give zeros; and all have met
+        shutil.rmtree(os.environ.pop(MEETING_PLACE, ""), ignore_errors=True)
+        if heart.rank > 0:
+            assert self.cluster_environment is not None
+            host = LOOPBACK if is_local else self.cluster_environment.main_address
+            heart.connect(host, *where.tolist())
+        heartbeat.begin(heart)
+
+    def _say(self, line: str) -> None:
+        if self.is_talkative:
+            tqdm.write(f"fedlit: {line}", file=sys.stderr)
+
+
+def _store(port: int, rank: int, world_size: int) -> dist.Store:
+    """Where processes leave their addresses: a file, or a socket of rank 0 that others of the network cannot reach."""
+    place = os.environ.get(MEETING_PLACE)
+    if place is not None:
+        store = dist.FileStore(f"{place}/addresses", world_size)
+        store.set_timeout(TO_MEET)
+        return store
+    if rank > 0:
+        return dist.TCPStore(LOOPBACK, port, world_size, is_master=False, timeout=TO_MEET)
+    door = socket.create_server((LOOPBACK, port), backlog=world_size)
+    return dist.TCPStore(
+        LOOPBACK,
+        port,
+        world_size,
+        is_master=True,
+        timeout=TO_MEET,
+        wait_for_workers=False,
+        master_listen_fd=door.detach(),
+    )

@@ -1,0 +1,57 @@
+"""What an evaluation found, and of which client it could not."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedlit.engine.guards.child_process import in_child
+from fedlit.engine.scoring.tally import Scores
+from fedlit.engine.states.state import FederationState
+from fedlit.engine.usage import UsageError
+from fedlit.records.round_record import Failure
+
+
+@dataclass
+class Found:
+    """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
+
+    `failed` holds the fields of a `Failure`. `confused` tells of the global model on the test set, see `confusion`.
+    """
+
+    values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
+    failed: dict[int, dict[str, Any]] = field(default_factory=dict)
+    confused: Tensor | None = None
+
+    def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
+        self.values += [(client, model, data, name, value) for name, value in scores.items()]
+
+
+def found_of(state: FederationState, k: int, look: Callable[[], Found]) -> Found:
+    """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
+
+    def attempt() -> Found:
+        found = state.guard.attempt(look, is_sound=lambda _: state.live.has_its_dtypes())
+        return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
+
+    timeout = state.options.client_timeout
+    if timeout is None:
+        return attempt()
+    found = in_child(attempt, timeout, bool, pack, unpack)
+    return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
+
+
+def check_usage(looks: Sequence[Found]) -> None:
+    """A mistake that every client's look runs into is the method's, and ends the run; one client's is its own."""
+    mistakes = [told["reason"] for found in looks for told in found.failed.values() if told["is_usage"]]
+    if mistakes and len(mistakes) == len(looks):
+        raise UsageError(mistakes[0].partition(": ")[2])
+
+
+def pack(found: Found) -> dict[str, Any]:
+    return vars(found)
+
+
+def unpack(packed: dict[str, Any]) -> Found:
+    return Found(**packed)

@@ -1,0 +1,1 @@
+"""Around a client's code: whatever it does, the others find everything as it was."""

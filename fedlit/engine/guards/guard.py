@@ -1,0 +1,116 @@
+"""Around a client's code: whatever it does, it is left out, and the others find everything as it was.
+
+What is caught and put back, and what cannot be: docs/clients.md.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+from fedlit.engine.guards.surroundings import Modes, Rest
+from fedlit.engine.module.attributes import Attributes
+from fedlit.engine.module.live import LiveModule
+from fedlit.engine.plan import Interrupted
+from fedlit.engine.usage import UsageError
+from fedlit.records.round_record import Failure, failure
+
+Result = TypeVar("Result")
+
+
+class ClientExit(BaseException):
+    """A client has tried to end the process."""
+
+
+class Guard:
+    """Runs clients' code.
+
+    Args:
+        live: The module that it may break.
+    """
+
+    def __init__(self, live: LiveModule) -> None:
+        self.live = live
+        self.rest: Rest | None = None
+
+    def begin_round(self) -> None:
+        """Note what is put back after a client that fails."""
+        parts = {type(part) for part in self.live.parts.values()}
+        self.rest = Rest(parts | {kind for kind in type(self.live.module).__mro__ if _is_own(kind)})
+
+    def attempt(
+        self,
+        work: Callable[[], Result],
+        should_stop: Callable[[], bool] = bool,
+        is_sound: Callable[[Result], bool] = lambda result: True,
+    ) -> Result | Failure:
+        """What a client's code returns, or why it did not.
+
+        Args:
+            work: The client's code.
+            should_stop: Whether the run was asked to end: only then `Interrupted` is not the client's own doing.
+            is_sound: Whether what it returned can be used; else all is put back as after an error.
+        """
+        modes = Modes()
+        trained = self.live.trained()
+        attributes = Attributes(self.live.parts.values())
+        found: Result | Failure
+        try:
+            with exits_caught():
+                found = work()
+            if is_sound(found):
+                return found
+        except BaseException as error:  # SystemExit, GeneratorExit, what somebody has made up ...
+            if _is_meant_for_us(error, should_stop):
+                raise
+            found = left_out(error)
+        finally:
+            modes.restore()
+        attributes.restore()
+        self.live.mend(trained)
+        if self.rest is not None:
+            self.rest.restore()
+        return found
+
+
+def left_out(error: BaseException) -> Failure:
+    """Why a client is left out."""
+    found = failure(error)
+    found.is_usage = isinstance(error, UsageError)
+    return found
+
+
+def _is_own(kind: type) -> bool:
+    """Whether a class is the user's: those of torch and Lightning are looked after elsewhere."""
+    return kind.__module__.partition(".")[0] not in ("torch", "lightning", "builtins")
+
+
+def _is_meant_for_us(error: BaseException, should_stop: Callable[[], bool]) -> bool:
+    if isinstance(error, Interrupted):
+        return should_stop()
+    # While a fit handles signals, Python raises no KeyboardInterrupt: this one is the client's own.
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@contextlib.contextmanager
+def exits_caught() -> Iterator[None]:
+    """Within, `os._exit` and `os.abort` raise in this process; in one that was forked from it they end it as ever."""
+    owner = os.getpid()
+    ends: dict[str, Callable[..., Any]] = {"_exit": os._exit, "abort": os.abort}
+
+    def caught(name: str, end: Callable[..., Any]) -> Callable[..., NoReturn]:
+        def refuse(*status: int) -> NoReturn:
+            if os.getpid() != owner:
+                end(*status)
+            raise ClientExit(f"os.{name}({', '.join(map(str, status))})")
+
+        return refuse
+
+    for name, end in ends.items():
+        setattr(os, name, caught(name, end))
+    try:
+        yield
+    finally:
+        for name, end in ends.items():
+            setattr(os, name, end)

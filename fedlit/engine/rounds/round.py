@@ -1,0 +1,315 @@
+"""What a round of clients does: visit them, check and record what they bring, agree on a new state."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.data.client import SERVER
+from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.guards.guard import left_out
+from fedlit.engine.module.freezing import check_still_frozen, check_unchanged
+from fedlit.engine.module.log_sinks import noted
+from fedlit.engine.plan import Memory, Outcome, Plan
+from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
+from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
+from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
+from fedlit.engine.rounds.private_rounds import noised
+from fedlit.engine.rounds.server import Served
+from fedlit.engine.rounds.server_step import server_step
+from fedlit.engine.rounds.visited import Visited, pack, unpack
+from fedlit.engine.rounds.visiting import Visits, is_sent
+from fedlit.engine.scoring.scores import evaluate
+from fedlit.engine.scoring.tally import Scores
+from fedlit.engine.states.client_store import Memories, States
+from fedlit.engine.states.state import Brought, FederationState
+from fedlit.engine.turns.sampling import fewest_usable
+from fedlit.engine.usage import UsageError
+from fedlit.records.round_record import Failure, RoundRecord
+from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
+from fedlit.rng import derive, isolated
+
+ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
+Follow = Callable[[State, Mapping[int, State]], Served]
+
+
+class ClientRound:
+    """One round of clients.
+
+    Args:
+        state: Of the federation; nothing of it changes before the end of the round.
+        number: Of the round, from 1.
+        clients: In the order of their ids; under `trainer.privacy` there may be none.
+        plan_for: How a client trains; all belong to one stage.
+        score: Evaluate every client's copy right after its training.
+        tell: Called with position and number of clients before each visit.
+        follow: What the server does with what was agreed on and with the uploads, before the round is over.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        number: int,
+        clients: list[int],
+        plan_for: Callable[[int], Plan],
+        score: bool,
+        tell: Callable[[int, int], None],
+        follow: Follow | None = None,
+    ) -> None:
+        self.state = state
+        self.number = number
+        self.clients = clients
+        self.plan_for = plan_for
+        self.stage = plan_for(clients[0] if clients else SERVER).stage
+        self.score = score and self.stage.upload == "aggregate"
+        self.tell = tell
+        self.record = RoundRecord(is_whole=False)
+        self.num_needed = fewest_usable(state.options, self.stage, len(clients))
+        self.memories = Memories(state.memories.store)
+        self.collected: dict[int, State] = {}
+        self.server_momenta = state.server_momenta
+        self.follow = follow
+        self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
+        self.counters = counters_of(state.shared_state)
+
+    def train(self) -> RoundRecord:
+        """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
+
+        With too few that are usable the state stays as it was.
+        """
+        self.state.guard.begin_round()
+        check_still_frozen(self.state.module, self.state.constant)
+        uploads = self._uploads()
+        if self.follow is not None or self.stage.keep_uploads:
+            uploads = self._held(uploads)
+        try:
+            agreed = self._aggregated(uploads) if self.stage.upload == "aggregate" else self.state.global_state
+        except (ValueError, RuntimeError):  # a rule may not know what to do with so few
+            if self._is_enough():
+                raise
+            return self.record
+        for upload in uploads:  # where nothing is aggregated nobody asked for them; a rule may also stop early
+            if self.stage.upload == "collect":
+                self.collected[upload.client] = upload.state
+        self.record.is_whole = self._is_enough()
+        if self.record.is_whole:
+            self._end(agreed)
+        else:
+            self.uploads.clear()
+        return self.record
+
+    def _end(self, agreed: State) -> None:
+        served = self._followed(agreed)
+        if not self.stage.keep_uploads:
+            self.uploads.clear()
+        brought = Brought(
+            agreed=served.state,
+            server_memory=served.memory,
+            server_momenta=self.server_momenta,
+            clients=self.record.clients,
+            memories=self.memories,
+            collected=self.collected,
+            uploads=self.uploads,
+        )
+        self.state.end_client_round(brought)
+
+    def _held(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+        for upload in uploads:
+            self.uploads[upload.client] = upload.state
+            yield upload
+
+    def _followed(self, agreed: State) -> Served:
+        """What the server makes of what was agreed on."""
+        if self.follow is None:
+            return Served(agreed, self.state.server_memory, [])
+        served = self.follow(agreed, self.uploads)
+        self.record.rows += served.rows
+        return served
+
+    def _is_enough(self) -> bool:
+        """Whether as many clients as `trainer.min_clients` says have brought something usable, or still may."""
+        return len(self.clients) - len(self.record.failures) >= self.num_needed
+
+    def _aggregated(self, uploads: Iterator[Upload]) -> State:
+        """What the method makes of the uploads; what the server holds if there are none."""
+        current = self.state.global_state
+        options = self.state.options
+        first = next(uploads, None)
+        if first is None and options.privacy is None:
+            return current
+        found = uploads if first is None else chain([first], uploads)
+        rule = noised(self.state, self.stage, self.number)
+        if options.aggregator is not None:
+            rule = watched_over(options.aggregator, self.number)
+        step = server_step(self.state, self.stage, rule)
+        constant = set(self.state.constant)
+        copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
+        module = self.state.module
+        seed = derive(options.seed, "aggregate", self.stage.name, self.number)
+        with isolated(seed), noted(module) as logs, combining_by(module, step or rule):
+            agreed = {**current, **module.aggregate(sealed(found, options), copy)}
+        if step is not None and step.momenta is not None:
+            self.server_momenta = {self.stage.name: step.momenta}
+        for name, value in logs.result().items():
+            self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
+        if problem := defect(Upload(-1, agreed), current):
+            raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+        check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
+        return agreed
+
+    def _uploads(self) -> Iterator[Upload]:
+        """Visit clients in order; record what they bring, keep what stays with them, pass on what is sound."""
+        options = self.state.options
+        is_compared = options.max_weight_ratio is not None or options.max_norm_ratio is not None
+        if is_compared and self.stage.upload == "aggregate":
+            yield from self._in_proportion()
+        else:
+            for k, outcome, scores in self._sound():
+                self._keep(k, outcome)
+                self._note_values(k, outcome, scores)
+                if outcome.upload is not None:
+                    yield outcome.upload
+        self.state.load_global()  # what `aggregate` may read of the module is the server's, on every process
+
+    def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
+        """Visit clients in order; record what they bring, pass on what is sound."""
+        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at)
+
+        def work(k: int) -> Visited:
+            self.tell(self.clients.index(k) + 1, len(self.clients))
+            with self.state.options.profiler.profile("visit"):
+                return visit(k)
+
+        for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
+            self.record.clients.append(k)
+            self._note_download(k, visited.sent)
+            outcome = visited.outcome
+            if isinstance(outcome, Outcome) and outcome.upload is not None:
+                self._note_upload(k, outcome.upload)
+            if isinstance(outcome, Failure):
+                self._leave_out(k, outcome)
+            elif visited.problem is not None:
+                self._leave_out(k, visited.problem)
+            else:
+                yield k, outcome, visited.scores
+
+    def _leave_out(self, k: int, found: Failure) -> None:
+        """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
+        is_first = self.state.stage is not self.stage and len(self.record.failures) + 1 == len(self.record.clients)
+        if found.is_usage and is_first:
+            raise UsageError(found.reason.partition(": ")[2])
+        self.record.failures[k] = found
+
+    def _in_proportion(self) -> Iterator[Upload]:
+        """Hold the uploads until all have come, and pass on those that are not out of all proportion."""
+        options = self.state.options
+        held = HeldUploads(self.state.memories.store)
+        norms: dict[int, float] = {}
+        brought: dict[int, tuple[Outcome, Scores]] = {}
+        for k, outcome, scores in self._sound():
+            assert outcome.upload is not None  # the stage aggregates
+            held.add(outcome.upload)
+            shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
+            norms[k] = update_norm(shared, self.state.shared_state)
+            self._keep(k, outcome)
+            brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
+        heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
+        far = out_of_proportion(norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        for k, reason in {**far, **heavy}.items():
+            held.drop(k)
+            self.memories.pop(k, None)
+            self.record.failures[k] = Failure(f"unusable state: {reason}")
+        for upload in held:
+            self._note_values(upload.client, *brought[upload.client])
+            yield upload
+            held.drop(upload.client)
+
+    def _looked_at(self, k: int, outcome: Outcome) -> Visited:
+        return Visited(outcome, self._scores(k), self._problem(outcome))
+
+    def _scores(self, k: int) -> Scores:
+        """Of the copy that a client has just trained."""
+        if not self.score:
+            return {}
+        state = self.state
+        learner = self.stage.module or state.module
+        network = learner if self.stage.own_models else learner.global_model()
+        client = state.data.client(k, self.number)
+        with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
+            return evaluate(state.fabric, network, client.val_batches(), state.measures)
+
+    def _problem(self, outcome: Outcome) -> Failure | None:
+        """What is wrong with what a client brings."""
+        try:
+            self._check_names(outcome.validation_logs)
+            if problem := self._unusable(outcome):
+                hint = " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
+                return Failure(f"unusable state: {problem}{hint}")
+        except Exception as error:  # tensors of strange kinds can hardly be looked at
+            return left_out(error)
+        return None
+
+    def _unusable(self, outcome: Outcome) -> str | None:
+        """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
+        sent = outcome.upload
+        if sent is not None:
+            expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
+            if self.state.sends_apart:  # a client that was not sent all of it does not upload all of it
+                expected = {name: expected[name] for name in sent.state}
+            if problem := defect(sent, expected):
+                return problem
+            if self.counters and self.stage.upload == "aggregate":
+                plan = self.plan_for(sent.client)
+                most = most_batches(self.state.data.client(sent.client, self.number), plan)
+                if problem := overcounted(sent.state, expected, self.counters, most):
+                    return problem
+        kept = outcome.memory.state
+        return defect(Upload(-1, kept), kept)
+
+    def _keep(self, k: int, outcome: Outcome) -> None:
+        memory = outcome.memory
+        if memory.state or memory.optimizer or k in self.state.memories:  # it may have given all away
+            self.memories[k] = memory
+
+    def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
+        for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
+            for name, value in values.items():
+                self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))
+        model = self.stage.reported_as or "personal"
+        for epoch, data, name, value in outcome.epochs:
+            self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
+
+    def _check_names(self, validation_logs: dict[str, float]) -> None:
+        """What a method measures on a client's own samples is told apart from what the federation does."""
+        for name in set(self.state.measures.names) & validation_logs.keys():
+            raise UsageError(
+                f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
+                "log under another name."
+            )
+
+    def _note_upload(self, k: int, upload: Upload) -> None:
+        """What goes up only stands apart from the model."""
+        names = self.state.upload_only if self.stage.upload == "aggregate" else []
+        one_way = num_bytes({name: upload.state[name] for name in names if name in upload.state})
+        both_ways = num_bytes(upload.state) - one_way
+        if both_ways or not one_way:
+            self._note(k, "up", "model", both_ways)
+        if one_way:
+            self._note(k, "up", ONE_WAY, one_way)
+
+    def _note_download(self, k: int, sent: int | None) -> None:
+        state = self.state
+        if sent is not None:
+            self._note(k, "down", "model", sent)
+        elif is_sent(state, self.stage):
+            if state.shared:
+                self._note(k, "down", "model", num_bytes(state.shared_state))
+            if state.download_only:
+                self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
+        if state.constant and k not in state.equipped:
+            self._note(k, "down", "constant", num_bytes(state.constant_state))
+        if self.stage.public != "no":
+            self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
+
+    def _note(self, k: int, direction: str, kind: str, size: int) -> None:
+        self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))

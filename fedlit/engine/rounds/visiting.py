@@ -1,0 +1,146 @@
+"""How the clients of a round are visited: ahead in a stack, in this process, or in one of their own."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from fedlit.aggregation import Upload, num_bytes
+from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
+from fedlit.engine.guards.child_process import in_child
+from fedlit.engine.module.freezing import check_unchanged, without_frozen
+from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
+from fedlit.engine.rounds.visited import Visited, is_sound, pack, unpack
+from fedlit.engine.states.sending import Sent
+from fedlit.engine.states.state import FederationState
+from fedlit.engine.visits.visit import visit
+from fedlit.fast.stacked_visits import Cohort, perceptron_names
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure
+
+
+def is_sent(state: FederationState, stage: Stage) -> bool:
+    """Whether clients of a stage are sent anything in the next round; at home they have the last one."""
+    return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
+
+
+class Visits:
+    """The visits of a round, on this process.
+
+    Args:
+        state: Of the federation; nothing of it changes.
+        number: Of the round.
+        clients: Of the round, on all processes.
+        plan_for: How a client trains; all belong to one stage.
+        score: Whether the trained copy is to be looked at.
+        look: What to make of an outcome while the trained copy is loaded.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        number: int,
+        clients: list[int],
+        plan_for: Callable[[int], Plan],
+        score: bool,
+        look: Callable[[int, Outcome], Visited],
+    ) -> None:
+        self.state = state
+        self.number = number
+        self.clients = clients
+        self.plan_for = plan_for
+        self.score = score
+        self.look = look
+        self.constant = frozenset(state.constant)
+        self.cohort = self._cohort()
+
+    def _cohort(self) -> Cohort | None:
+        """Visits that may be worked ahead side by side."""
+        if not self.clients:
+            return None
+        state = self.state
+        server = state.shared_state
+        names = perceptron_names(state.fabric, state.module, self.plan_for(self.clients[0]), server)
+        if not names:
+            return None
+        client_of = partial(state.data.client, round=self.number)
+        enter = partial(state.enter, prefer="server", round=self.number)
+        return Cohort(state.fabric, state.module, self.clients, self.plan_for, client_of, enter, server, names)
+
+    def __call__(self, k: int) -> Visited:
+        """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
+        state = self.state
+        memory = state.memories.get(k) or Memory()
+        ahead = self._worked_ahead(k, memory)
+        if ahead is not None:
+            return ahead
+        if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
+            return self._guarded(k, memory, None)
+        sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
+        visited = self._guarded(k, memory, sent)
+        return visited._replace(sent=num_bytes({**sent.state, **sent.received}))
+
+    def _worked_ahead(self, k: int, memory: Memory) -> Visited | None:
+        """What a client has in a stack, in which no code of its own runs; None if it must be visited by itself."""
+        if self.cohort is None:
+            return None
+        try:
+            outcome = self.cohort.outcome(k, memory)
+            if outcome is None:
+                return None
+            if self.score and outcome.upload is not None:
+                self.state.live.put(outcome.upload.state)
+            return self.look(k, outcome)
+        except Interrupted:
+            raise
+        except Exception:  # its own visit will tell
+            self.state.live.mend()
+            return None
+
+    def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
+        """What an ordinary visit brings, in a process of its own if it may be killed."""
+        state = self.state
+        should_stop = self.plan_for(k).should_stop
+
+        def visited() -> Visited:
+            result = state.guard.attempt(lambda: self.look(k, self._visit(k, memory, sent)), should_stop, is_sound)
+            return Visited(result, {}) if isinstance(result, Failure) else result
+
+        timeout = state.options.client_timeout
+        if timeout is None:
+            return visited()
+        result = in_child(visited, timeout, should_stop, pack, unpack)
+        return Visited(result, {}) if isinstance(result, Failure) else result
+
+    def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:
+        state = self.state
+        plan = self.plan_for(k)
+        state.enter(k, "server" if plan.stage.upload == "aggregate" else "personal", self.number, sent)
+        client = state.data.client(k, self.number)
+        every = state.options.eval_every_n_epochs
+        followed: EpochScores | None = None
+        if every is not None and is_followed(plan.stage):
+            followed = EpochScores(state, plan.stage, client, every)
+            plan = replace(plan, after_epoch=followed)
+        outcome = visit(state.fabric, state.module, client, plan, state.shared, memory, self.constant)
+        if followed is not None:
+            outcome.epochs = followed.values
+        if sent is not None and outcome.upload is not None:
+            outcome.upload = self._held(k, outcome.upload, sent)
+        if self.constant or state.frozen:
+            self._forget_frozen(outcome)
+        return outcome
+
+    def _forget_frozen(self, outcome: Outcome) -> None:
+        """What is the same for all, and was so before, is not kept by every client."""
+        state = self.state
+        constant = state.constant_state
+        if constant:
+            check_unchanged(state.live.tensors(), constant, "in a visit")
+        own = {name: tensor for name, tensor in outcome.memory.state.items() if name not in constant}
+        outcome.memory.state = without_frozen(own, state.frozen, state.initial)
+
+    def _held(self, k: int, upload: Upload, sent: Sent) -> Upload:
+        """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""
+        own = self.state.personal(k)
+        unheld = {name for name in self.state.shared if name not in sent.state and name not in own}
+        return replace(upload, state={name: value for name, value in upload.state.items() if name not in unheld})

@@ -1,0 +1,188 @@
+"""A run as plain tensors, numbers and strings, and back: what a checkpoint holds."""
+
+import warnings
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from fedlit.data.preprocessing import kept_preprocessing, prepare_as
+from fedlit.engine.plan import Memory
+from fedlit.engine.rounds.server_step import check_kept
+from fedlit.engine.runs.begin import Beginning
+from fedlit.engine.runs.choices import changes, choices
+from fedlit.engine.runs.kept_optimizers import check_optimizers
+from fedlit.engine.states.state import FederationState
+from fedlit.engine.turns.schedule import Schedule
+from fedlit.methods.base import twin
+from fedlit.notices import Notice
+from fedlit.records.checkpoint import FORMAT
+from fedlit.records.environment import environment
+from fedlit.rng import isolated
+
+TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
+UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
+EQUIPPED = "equipped"  # clients that have what is constant; only where something is
+CHECKED_CLIENTS = 50  # building a network takes a moment
+
+
+def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
+    """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
+    return {
+        "method": type(state.module).__name__,
+        "stages": [stage.name for stage in schedule.stages],
+        "seed": state.options.seed,
+        "num_clients": state.data.num_clients,
+        "shared state": _shapes(state.global_state),
+        "partition": state.partition_hash,
+        "privacy": _privacy(state),
+    }
+
+
+def _privacy(state: FederationState) -> str | None:
+    """What rounds so far were noised by: with another noise or fraction, epsilon could not be told."""
+    options = state.options
+    return None if options.privacy is None else f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
+
+
+def run_with(state: FederationState) -> dict[str, Any]:
+    """What a run's rounds are run with, as a checkpoint tells it: the same in all of a fit, and it takes a moment."""
+    return {"made_with": environment(), "choices": choices(state)}
+
+
+def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]) -> dict[str, Any]:
+    """The content of a checkpoint after a round."""
+    memories = {k: state.memories.peek(k) for k in state.memories}
+    kept = state.uploads.memories
+    rare: dict[str, Any] = {}
+    if kept:
+        rare[UPLOADS] = {k: _on_cpu(kept.peek(k).state) for k in kept}
+    if state.equipped:
+        rare[EQUIPPED] = sorted(state.equipped)
+    return {
+        "format": FORMAT,
+        "round": state.round,
+        "stages": [schedule.stage(number).name for number in range(1, state.round + 1)],
+        "global_state": _on_cpu(state.global_state),
+        "personal_states": {k: _on_cpu(memory.state) for k, memory in memories.items()},
+        "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in memories.items()},
+        "collected": {k: _on_cpu(uploaded) for k, uploaded in state.collected.items()},
+        "server_optimizer": _on_cpu(state.server_memory.optimizer),
+        "server_momenta": _on_cpu(state.server_momenta),
+        "initial_state": _on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
+        "last": state.scores.last,
+        "best": state.scores.best,
+        "fingerprint": fingerprint(state, schedule),
+        "preprocessing": kept_preprocessing(state.data),
+        **rare,
+        **run_with,
+    }
+
+
+def resume(state: FederationState, begun: Beginning, schedule: Schedule, training: bool) -> None:
+    """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
+    restore(state, begun.content, str(begun.checkpoint), schedule, training)
+    if training:
+        begun.changes = changes(begun.content, **run_with(state))
+        begun.tell_changes()
+
+
+def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
+    """Go on from a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
+    theirs = content.get("fingerprint", {})
+    _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_stand_in)
+    if training:
+        _check_stages(content, schedule, path)
+    elif "preprocessing" in content:  # else it is of before
+        prepare_as(state.data, content["preprocessing"])
+    own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
+    if _shapes(content["initial_state"]) != _shapes(own):
+        raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
+    _check_personal(state, content["personal_states"], path)
+    _check_personal(state, content["collected"], path)
+    _check_personal(state, content.get(UPLOADS, {}), path)
+    device = state.fabric.device
+    stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
+    state.resume(
+        content["round"],
+        stage,
+        global_state=_on_device(content["global_state"], device),
+        initial=_on_device(content["initial_state"], device),
+    )
+    state.scores.resume(content["last"], content["best"])
+    momenta = content["optimizer_states"]
+    if state.options.optimizer_state == "reset":
+        momenta = {k: {} for k in momenta}
+    elif training and state.round < len(schedule):
+        check_optimizers(state, schedule.stage(state.round + 1), momenta, content["server_optimizer"], path)
+    server_momenta = content.get("server_momenta", {})  # older files have none
+    if training:
+        check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
+    memories = (
+        (k, Memory(_on_device(personal, device), _copied(momenta[k])))
+        for k, personal in content["personal_states"].items()
+    )
+    collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
+    uploads = ((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items())
+    server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
+    state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
+    state.resume_server(server_memory, _copied(server_momenta))
+
+
+def _check_fingerprint(
+    theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool, is_stand_in: bool
+) -> None:
+    for key in ours if training else TO_EVALUATE:
+        if theirs.get(key) != ours[key]:
+            detail = f" ({theirs.get(key)} there, {ours[key]} here)"
+            if key in ("partition", "shared state"):  # too long to tell
+                detail = ""
+            raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
+    if not training and theirs.get("partition") != ours["partition"] and not is_stand_in:
+        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
+
+
+def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> None:
+    here = [schedule.stage(number).name for number in range(1, content["round"] + 1)][: len(schedule)]
+    if content["stages"] != here:
+        raise ValueError(
+            f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
+            f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
+        )
+
+
+def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
+    """The networks of the first clients, as they are built here, take the states they had there."""
+    trial = twin(state.module)
+    for k in sorted(states)[:CHECKED_CLIENTS]:
+        with isolated(0):
+            trial.configure_client(state.data.client(k))
+        shapes = _shapes(trial.state_dict())
+        if any(shapes.get(name) != shape for name, shape in _shapes(states[k]).items()):
+            raise ValueError(f"`--ckpt_path` {path} is of another experiment: the network of client {k} differs.")
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{len(list(same))} rounds of {name!r}" for name, same in groupby(names)) or "no rounds"
+
+
+def _on_device(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+
+
+def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in state.items()}
+
+
+def _copied(value: Any) -> Any:
+    """In memory: a checkpoint is a mapped file, which somebody may write over."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    return {key: _on_cpu(entry) for key, entry in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,1 @@
+"""From outputs to scores: what is measured of a model, batch by batch."""

@@ -1,0 +1,114 @@
+"""Scores of a network: of any task for one client, of a classification for many in one pass."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from fedlit.data.loaded import AnyBatches
+from fedlit.engine.scoring.measures import LOSS, Measures
+from fedlit.engine.scoring.outputs import each_output, outputs
+from fedlit.engine.scoring.tally import Scores, Tally, tell_left_out
+from fedlit.records.rows import Row
+
+
+def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: Measures | None = None) -> Scores:
+    """The scores of a network on some samples, by default as a classifier; none if there are none."""
+    if batches.num_samples == 0:
+        return {}
+    if measures is not None and not measures.are_of_classes:
+        tally = Tally(measures)
+        for output, target in each_output(fabric, network, batches):
+            tally.add(output, target)
+        return tally.scores()
+    logits, target = outputs(fabric, network, batches)
+    more = {} if measures is None else measures.more
+    return scores_by_group(logits, target, [len(target)], more)[0]
+
+
+def scores_by_group(
+    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, metrics: Mapping[str, Metric]
+) -> list[Scores]:
+    """Scores of consecutive groups of samples, such as the clients' validation sets laid end to end.
+
+    Example:
+        >>> z = torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
+        >>> [round(s["acc"], 2) for s in scores_by_group(z, torch.tensor([0, 1, 0]), [1, 2], {})]
+        [1.0, 0.5]
+    """
+    right = logits.argmax(dim=1) == target  # torchmetrics' accuracy costs more than a small client's evaluation
+    columns = {"acc": right, "loss": F.cross_entropy(logits, target, reduction="none")}
+    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    means = {name: _means(values.double().numpy(), bounds) for name, values in columns.items()}
+    groups: list[Scores] = []
+    for group, (start, stop) in enumerate(pairwise(bounds)):
+        scores: Scores = {}
+        if stop > start:
+            scores = {name: float(values[group]) for name, values in means.items()}
+            for name, metric in metrics.items():
+                value = _measured(name, metric, logits[start:stop], target[start:stop])
+                if value is not None:
+                    scores[name] = value
+        groups.append(scores)
+    return groups
+
+
+def _measured(name: str, metric: Metric, logits: Tensor, target: Tensor) -> float | None:
+    """What a metric says of a client's samples; one that cannot says nothing, and is told of."""
+    try:
+        metric.reset()
+        return float(metric(logits, target))
+    except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
+        tell_left_out(f"`trainer.metrics.{name}`", error)
+        return None
+
+
+def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int | str, str, str, str]]:
+    """Client, model, data and name of every metric that should stand among a round's rows, and does not.
+
+    Example:
+        >>> unmeasured([Row(1, "s", 3, "global", "own", "loss", 0.5)], ["f1"])
+        [(3, 'global', 'own', 'f1')]
+    """
+    if not metrics:
+        return []
+    found: dict[tuple[int | str, str, str], set[str]] = {}
+    for row in rows:
+        found.setdefault((row.client, row.model, row.data), set()).add(row.metric)
+    missing = []
+    for where, names in found.items():
+        if LOSS in names and where[2] not in ("train", "server", "public"):  # what a method logs is its own
+            missing += [(*where, name) for name in metrics if name not in names]
+    return missing
+
+
+def confusion(logits: Tensor, target: Tensor) -> Tensor:
+    """How many samples of each class (rows) were taken for which (columns), ``[C, C]``.
+
+    Example:
+        >>> confusion(torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]), torch.tensor([0, 1, 0]))
+        tensor([[1, 1],
+                [0, 1]])
+    """
+    num_classes = logits.shape[1]
+    pairs = target * num_classes + logits.argmax(dim=1)
+    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
+
+
+def _means(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """The mean of the values between each bound and the next; 0 where there are none.
+
+    Each is summed by itself: in differences of one running sum, a client's nan would be everybody's after it.
+    """
+    sizes = np.diff(bounds)
+    means = np.zeros(len(sizes))
+    is_filled = sizes > 0  # `reduceat` would give an empty group the value that follows it
+    if is_filled.any():
+        sums = np.add.reduceat(values, bounds[:-1][is_filled])
+        means[is_filled] = sums / sizes[is_filled]
+    return means

@@ -1,0 +1,51 @@
+"""The last and the best mean of every metric, and what best.ckpt is the best of."""
+
+from math import isfinite
+
+from fedlit.engine.scoring.measures import Measures
+from fedlit.records.rows import Row, summary
+
+# Unless the user says: the model that clients use themselves, on their own samples.
+WHERE = ("personal_on_own", "global_on_own", "global_on_pooled")
+
+
+class Scoreboard:
+    """Means over clients, by key such as ``acc/global_on_own``.
+
+    Args:
+        measures: What is measured; the first is what counts unless the user says.
+        monitor: The key that best.ckpt is the best of; None is the first metric on the first of `WHERE` that is
+            measured.
+    """
+
+    def __init__(self, measures: Measures, monitor: str | None) -> None:
+        self.measures = measures
+        self.monitor = monitor
+        self.last: dict[str, dict[str, float]] = {}
+        self.best: dict[str, dict[str, float]] = {}
+
+    def resume(self, last: dict[str, dict[str, float]], best: dict[str, dict[str, float]]) -> None:
+        """Go on from what a checkpoint holds."""
+        self.last = last
+        self.best = best
+
+    def note(self, round: int, rows: list[Row]) -> bool:
+        """Note a round's rows; whether the monitored metric improved."""
+        for key, parts in summary(rows).items():
+            self.last[key] = parts
+            value = parts["mean"]
+            if isfinite(value) and self._is_better(key, value):
+                self.best[key] = {"value": value, "round": round}
+        monitors = [f"{self.measures.first}/{where}" for where in WHERE]
+        watched = self.monitor or next((key for key in monitors if key in self.best), None)
+        return watched in self.best and self.best[watched]["round"] == round
+
+    def _is_better(self, key: str, value: float) -> bool:
+        if key not in self.best:
+            return True
+        best = self.best[key]["value"]
+        return value > best if self.rises(key) else value < best
+
+    def rises(self, key: str) -> bool:
+        """Whether a higher mean is a better one."""
+        return self.measures.rises(key.rpartition("/")[0])

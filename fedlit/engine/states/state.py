@@ -1,0 +1,315 @@
+"""What a federation is: the states of server and clients, how far it has come, and the live module of this process.
+
+Others ask; what changes, changes here: at the end of a round of clients (`end_client_round`), of one of the server
+(`end_server_round`), and when a checkpoint is resumed.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+import torch
+from lightning.fabric import Fabric
+
+from fedlit.aggregation import State
+from fedlit.data import FederatedData
+from fedlit.engine.cluster.processes import broadcast
+from fedlit.engine.guards.guard import Guard
+from fedlit.engine.module.freezing import constant_names, frozen_names
+from fedlit.engine.module.live import LiveModule
+from fedlit.engine.options import Options
+from fedlit.engine.plan import Memory, OptimizerState
+from fedlit.engine.scoring.measures import Measures
+from fedlit.engine.states.client_store import Memories, States, Store
+from fedlit.engine.states.scoreboard import Scoreboard
+from fedlit.engine.states.sending import Sent, sends_apart, sent_by
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.parts import batch_norm_names
+from fedlit.methods.stage import Stage
+from fedlit.records.rows import Row
+from fedlit.rng import derive
+
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a round of clients comes to.
+
+    Attributes:
+        agreed: What the server holds from now on.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds.
+        clients: Who was visited.
+        memories: What stays with them.
+        collected: What the server keeps as it came.
+        uploads: Their last uploads, if the stage keeps them.
+    """
+
+    agreed: State
+    server_memory: Memory
+    server_momenta: dict[str, OptimizerState]
+    clients: Sequence[int]
+    memories: Memories
+    collected: Mapping[int, State]
+    uploads: States
+
+
+class FederationState:
+    """The states of a federation.
+
+    Args:
+        fabric: Launched; knows device, precision and processes.
+        module: The method; it becomes the one live module of this process.
+        data: Set up.
+        options: Of the federation.
+        layout: How kernels of images are held in fast mode.
+
+    Attributes:
+        initial: What every client begins with, below what it has from server and itself.
+        guard: Around clients' code.
+        shared: Names of what travels both ways.
+        download_only: Names of what only the server sends.
+        upload_only: Names of what only clients send.
+        constant: Names of what would travel, but was frozen when the run began: clients are sent it once.
+        frozen: Names of other parameters that required no gradients when the run began.
+        equipped: Clients that have been sent what is constant.
+        global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
+        collected: Uploads that the server keeps as they came, by client.
+        memories: What stays with each client.
+        uploads: The last upload of every client, where a stage keeps them.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
+        round: Rounds done so far.
+        stage: Of the last round; None before the first.
+        measures: What is measured of every model.
+        scores: The last and the best of every metric.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        data: FederatedData,
+        options: Options,
+        layout: torch.memory_format = torch.channels_last,
+    ) -> None:
+        self.fabric = fabric
+        self.data = data
+        self.options = options
+        self.live = LiveModule(module, options.seed, layout)
+        self.guard = Guard(self.live)
+        self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        self.shared = shared_names(module, options.batch_norm)
+        self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
+        self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
+        self.constant = constant_names(module)
+        self.frozen = frozenset(frozen_names(module)) - set(self.constant)
+        server_only = [name for name in self.initial if name.startswith(module.server_only)]
+        self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
+        self.global_state: State = self._first_global_state()
+        self.collected: dict[int, State] = module.earlier_uploads()
+        self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
+        self.uploads = States(self.memories.store)
+        self.sends_apart = sends_apart(module)
+        self.equipped: set[int] = set()
+        self.server_memory = Memory()
+        self.server_momenta: dict[str, OptimizerState] = {}
+        self.round = 0
+        self.stage: Stage | None = None
+        self._partition_hash: str | None = None  # computed once: it takes a moment
+        self.measures = Measures(module, options.metrics)
+        self.scores = Scoreboard(self.measures, options.monitor or module.monitor)
+        module.num_clients = num_sharing(data)
+
+    @property
+    def module(self) -> FederatedModule:
+        """The live module of this process."""
+        return self.live.module
+
+    @property
+    def shared_state(self) -> State:
+        """What travels both ways of what the server holds."""
+        return {name: self.global_state[name] for name in self.shared}
+
+    @property
+    def sent_state(self) -> State:
+        """What a client receives beside the shared state."""
+        return {name: self.global_state[name] for name in self.download_only}
+
+    @property
+    def expected_upload(self) -> State:
+        """Of the names, shapes and dtypes that an upload must have."""
+        return {**self.shared_state, **{name: self.initial[name] for name in self.upload_only}}
+
+    @property
+    def constant_state(self) -> State:
+        """What clients are sent once."""
+        return {name: self.global_state[name] for name in self.constant}
+
+    def _first_global_state(self) -> State:
+        """What the server begins with; what is constant is there once."""
+        held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
+        return held | {name: self.initial[name] for name in self.constant}
+
+    def synchronise(self) -> None:
+        """Every process starts from the first one's states."""
+        self.initial = broadcast(self.fabric, self.initial)
+        self.global_state = self._first_global_state()
+        self.live.put(self.initial)
+
+    def use(self, data: FederatedData) -> None:
+        """Go on with other data: to evaluate on them."""
+        if self.round and data.num_clients != self.data.num_clients:
+            raise ValueError(
+                f"`data.num_clients` is {data.num_clients}, but the federation has been fitted with "
+                f"{self.data.num_clients}; make another Federation for other clients."
+            )
+        if data is not self.data:
+            self.data = data
+            self._partition_hash = None
+            self.module.num_clients = num_sharing(data)
+
+    @property
+    def partition_hash(self) -> str:
+        """Of the labels, about a hundred inputs, and who holds what: a checkpoint goes on with the same."""
+        if self._partition_hash is None:
+            self._partition_hash = partition_hash(self.data)
+        return self._partition_hash
+
+    def personal(self, k: int) -> State:
+        """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
+        kept = self.memories[k].state if k in self.memories else {}
+        return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
+
+    @property
+    def has_own_uploads(self) -> bool:
+        """Whether a client's model is the one that it has uploaded last."""
+        return self.sends_apart and len(self.uploads) > 0
+
+    def owners(self) -> list[int]:
+        """Clients that have something of their own."""
+        kept = [k for k in self.memories if self.memories.names(k)]
+        uploaded = self.uploads if self.sends_apart else ()
+        return sorted({*self.collected, *kept, *uploaded})
+
+    def _uploaded(self, k: int) -> State:
+        """What a client goes on with although it has uploaded it: who is sent something else has nothing newer."""
+        if not self.sends_apart or k not in self.uploads:
+            return {}
+        return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
+
+    def has_trained(self, k: int, prefix: str) -> bool:
+        """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
+        if not prefix:
+            return True
+        names = (*self.collected.get(k, ()), *self.memories.names(k))
+        return any(name.startswith(prefix) for name in names)
+
+    def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Sent | None = None) -> None:
+        """Put a client's state into the live module; `prefer` says whose values win where both have some.
+
+        Args:
+            k: The client.
+            prefer: Whose values win.
+            round: In which it is visited.
+            sent: What it was sent; by default what it would be.
+        """
+        client = self.data.client(k, round)
+        personal = self.personal(k)
+        if sent is None and self.sends_apart and not personal.keys() >= set(self.shared):
+            sent = self.sent_to(k, round)
+        server = self.global_state
+        if sent is not None:
+            travels = {*self.shared, *self.download_only}
+            unsent = {name: tensor for name, tensor in server.items() if name not in travels}
+            server = {**unsent, **sent.state}
+        self.live.enter(client, self.initial, server, personal, prefer)
+        self.module.received = {} if sent is None else sent.received
+
+    def sent_to(self, k: int, round: int) -> Sent:
+        """What the method sends a client; the live module holds the server's state afterwards."""
+        self.load_global()
+        seed = derive(self.options.seed, "download", round, k)
+        current = {**self.shared_state, **self.sent_state}
+        return sent_by(self.module, self.data.client(k, round), current, self.uploads, seed)
+
+    def load_global(self) -> None:
+        """Put the server's state into the live module."""
+        self.module.received = {}
+        self.live.reset_modes()
+        self.live.put(self.global_state)
+
+    def end_client_round(self, brought: Brought) -> None:
+        """The clients of a round are done, and the server with them; one that is cut short before has left no trace."""
+        self.global_state = brought.agreed
+        self.server_memory = brought.server_memory
+        self.server_momenta = brought.server_momenta
+        self.memories.adopt(brought.memories)
+        self.collected |= brought.collected
+        self.uploads.adopt(brought.uploads)
+        if self.constant:
+            self.equipped.update(brought.clients)
+
+    def end_server_round(self, state: State, memory: Memory) -> None:
+        """The server has trained what it holds."""
+        self.global_state = state
+        self.server_memory = memory
+
+    def count_round(self, number: int, stage: Stage, rows: list[Row]) -> bool:
+        """A round is evaluated; whether what best.ckpt is the best of improved."""
+        self.round = number
+        self.stage = stage
+        return self.scores.note(number, rows)
+
+    def resume(self, round: int, stage: Stage | None, global_state: State, initial: State) -> None:
+        """Go on from these; `initial` holds what the server does not."""
+        self.round = round
+        self.stage = stage
+        self.global_state = global_state
+        self.initial = {**self.initial, **initial}
+
+    def resume_clients(
+        self,
+        memories: Iterable[tuple[int, Memory]],
+        collected: dict[int, State],
+        uploads: Iterable[tuple[int, State]],
+        equipped: Iterable[int],
+    ) -> None:
+        """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
+        for k, memory in memories:
+            self.memories[k] = memory
+        self.collected = collected
+        self.uploads.update(uploads)
+        self.equipped = set(equipped)
+
+    def resume_server(self, memory: Memory, momenta: dict[str, OptimizerState]) -> None:
+        """Go on with what the server's optimisers have kept."""
+        self.server_memory = memory
+        self.server_momenta = momenta
+
+
+def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
+    """The entries of the state that travel in every round; with `batch_norm: local`, BatchNorm layers stay at home."""
+    stay = set(constant_names(module))
+    if batch_norm == "local":
+        stay |= batch_norm_names(module)
+    return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
+
+
+def num_sharing(data: FederatedData) -> int:
+    """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    return sum(1 for mask in masks if mask.any())
+
+
+def partition_hash(data: FederatedData) -> str:
+    """Of the targets, about a hundred inputs (of samples that are read, a few), and who holds what."""
+    digest = sha256()
+    for content in data.splits.train.fingerprint():
+        digest.update(content)
+    assignment = data.assignment
+    for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
+        digest.update(index.tobytes())
+    return digest.hexdigest()

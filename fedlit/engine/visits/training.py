@@ -1,0 +1,203 @@
+"""The local epochs of a visit, which is a `fit` of Lightning's: its hooks come when the Trainer would call them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import islice
+from typing import NamedTuple
+
+from lightning.fabric import Fabric
+from torch.optim import Optimizer
+
+from fedlit.aggregation import State
+from fedlit.data.client import Client, Server
+from fedlit.data.loaded import AnyBatches
+from fedlit.engine.module.freezing import thawed_again
+from fedlit.engine.module.log_sinks import logging_to
+from fedlit.engine.module.means import EpochMeans, Means
+from fedlit.engine.module.precision import Converted, autocast, converted, renew_scaler
+from fedlit.engine.plan import Interrupted, Memory, Plan
+from fedlit.engine.visits.early_stopping import Best
+from fedlit.engine.visits.hooked_step import HookedStep, wants_hooks
+from fedlit.engine.visits.optimizers import optimizers_of, parameter_names
+from fedlit.engine.visits.plain_step import PlainStep
+from fedlit.engine.visits.validation import Validation, reset_metrics, validates
+from fedlit.engine.visits.visit_trainer import VisitTrainer, attached
+from fedlit.methods.base import FederatedModule
+from fedlit.rng import derive, generator, isolated
+
+Uploads = Mapping[int, State]  # what the server has collected, by client id
+
+
+class Trained(NamedTuple):
+    """What training leaves beside the state: its optimisers, means of what it logged, and of what validation did."""
+
+    optimizers: list[Optimizer]
+    logs: dict[str, float]
+    validation_logs: dict[str, float]
+
+
+def train(
+    fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, memory: Memory, uploads: Uploads | None = None
+) -> Trained:
+    """Run the local epochs of a stage on the live module.
+
+    Args:
+        fabric: Device and precision.
+        module: With the state that training starts from.
+        client: Whose samples; also the server, which has those of the public pool.
+        plan: How long, how fast.
+        memory: Of the optimiser, from the last visit in this stage.
+        uploads: What the server has collected, if it is the server that trains.
+    """
+    stage = plan.stage
+    learner = stage.module or module
+    client = replace(client, samples=stage.samples)
+    means = Means()
+    trainer = VisitTrainer(fabric, learner, client, plan, means)
+    parts = [module] if learner is module else [module, learner]
+    for part in parts:
+        part.client = client
+    module.stage = stage
+    reset_metrics(module)
+    with (
+        logging_to(means, parts),
+        isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
+        attached(module, learner, trainer),
+        thawed_again(module),
+    ):
+        _start(fabric, module, client, uploads)
+        kept = memory.optimizer.get(stage.name, {})
+        names = parameter_names(module) if kept else {}
+        trainer.take(*optimizers_of(learner, plan, names, kept))
+        learner.on_fit_start()
+        LocalEpochs(fabric, learner, client, plan, trainer).run()
+        learner.on_fit_end()
+        learner.teardown("fit")
+        if uploads is None:
+            module.on_client_end(client)
+        return Trained(trainer.optimizers, means.result(), trainer.validation_logs)
+
+
+def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
+    with autocast(fabric)():  # what it computes of frozen networks must round as training does
+        if isinstance(client, Server) and uploads is not None:
+            module.on_server_start(client, uploads)
+        else:
+            module.on_client_start(client)
+
+
+class LocalEpochs:
+    """The epochs of a visit.
+
+    Args:
+        fabric: Device and precision.
+        learner: What is trained.
+        client: Whose samples.
+        plan: How long.
+        trainer: The visit, as Lightning's methods see it; it has the optimisers.
+    """
+
+    def __init__(
+        self, fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, trainer: VisitTrainer
+    ) -> None:
+        self.fabric = fabric
+        self.learner = learner
+        self.plan = plan
+        self.trainer = trainer
+        self.batches = self._batches(client)
+        self.num_batches = plan.num_batches(len(self.batches))
+        self.validation: Validation | None = None
+        if validates(learner, client, trainer):
+            self.validation = Validation(fabric, learner, client, trainer)
+        self.best: Best | None = None
+        rule = plan.stage.early_stopping
+        if rule is not None and client.val_batches().num_samples:  # else there is nothing to watch
+            self.best = Best(rule, fabric, learner, client, self.validation)
+        self.steps = 0
+        self.step: PlainStep | HookedStep | None = None
+
+    def _batches(self, client: Client) -> AnyBatches | Converted:
+        stage = self.plan.stage
+        order = None
+        if self.plan.is_shuffled:
+            order = generator(self.plan.seed, "batches", stage.name, client.round, client.id)
+        batches = client.train_batches(order, stage.samples, stage.public).to(self.learner.device)
+        batches.indexed = self.learner.wants_index
+        return converted(self.fabric, batches)
+
+    def run(self) -> None:
+        """Train until epochs or steps are done, patience runs out, or a hook says `self.trainer.should_stop`."""
+        learner = self.learner
+        limit = self.plan.epochs if self.plan.steps is None else self.plan.steps  # an epoch has at least one step
+        if limit == 0:
+            return
+        renew_scaler(self.fabric)
+        is_over = False
+        if self.best is not None and self.best.rule.is_due(0):
+            is_over = self.best.exhausted(is_first=True)
+        learner.on_train_start()
+        self._run_epochs(0 if is_over else limit)
+        learner.on_train_end()
+        if self.best is not None:
+            self.best.restore()
+            self.trainer.validation_logs = self.best.logs
+
+    def _run_epochs(self, limit: int) -> None:
+        for epoch in range(limit):
+            self.trainer.current_epoch = epoch
+            self._begin_logs()
+            self.learner.on_train_epoch_start()
+            is_whole = self._epoch()
+            is_over = epoch + 1 == limit or self.steps == self.plan.steps or self.trainer.should_stop
+            if is_whole or self.best is not None:
+                is_over |= self._validate(epoch, is_over)
+            self.learner.on_train_epoch_end()
+            if isinstance(self.step, HookedStep):
+                self.step.after_epoch()
+            self.plan.after_epoch()
+            self.trainer.current_epoch = epoch + 1
+            if is_over:
+                return
+
+    def _next_step(self) -> PlainStep | HookedStep:
+        """Asked before every step: in any, a user's code may have hung a hook on the method or on its optimiser."""
+        if isinstance(self.step, HookedStep):
+            return self.step
+        if self.step is not None and self.step.closed_form is not None:  # nothing of a user's runs between its steps
+            return self.step
+        if wants_hooks(self.learner, self.trainer):
+            self.step = HookedStep(self.learner, self.trainer, self.num_batches)
+        elif self.step is None:
+            self.step = PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
+        return self.step
+
+    def _epoch(self) -> bool:
+        """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
+        for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
+            if self.plan.should_stop():
+                raise Interrupted
+            step = self._next_step()
+            if step(batch, batch_idx) is False:
+                return False
+            if isinstance(step, PlainStep):
+                self.trainer.global_step += 1
+            self.steps += 1
+            if self.steps == self.plan.steps or self.trainer.should_stop:
+                break
+        return True
+
+    def _validate(self, epoch: int, is_last: bool) -> bool:
+        """After an epoch; whether patience has run out."""
+        if self.best is not None:
+            is_due = is_last or self.best.rule.is_due(epoch + 1)
+            return is_due and self.best.exhausted()
+        if self.validation is not None:
+            self.validation()
+        return False
+
+    def _begin_logs(self) -> None:
+        """A schedule that waits for a value has that of the epoch."""
+        if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
+            logs = self.trainer.logs
+            visit = logs.visit if isinstance(logs, EpochMeans) else logs
+            self.trainer.logs = self.learner._log_sink = EpochMeans(visit)
