@@ -147,7 +147,7 @@ def find_recipe(name: str) -> str:
             return str(folder / name)
     recipes = own_recipes()
     own = ", ".join(recipe for recipe in recipes if "/" not in recipe)
-    hint = f"fedlit's own are {own}, and those of papers/."
+    hint = f"fedlit's own are {own}, and those of papers/ and studies/."
     near = difflib.get_close_matches(name, recipes, n=1)
     if near:
         hint = f"did you mean {near[0]}?"
@@ -201,7 +201,7 @@ def main(args: list[str]) -> None:
     described = {name: description(path.read_text(encoding="utf-8")) for name, path in recipes.items()}
     if word is None:
         print(listed({name: text for name, text in described.items() if "/" not in name}))
-        print("\nThose of the papers' tables and figures: fedlit recipes papers")
+        print("\nThose of the papers' tables and figures: fedlit recipes papers; comparisons: fedlit recipes studies")
         return
     found = {name: text for name, text in described.items() if word.lower() in f"{name} {text}".lower()}
     if not found:

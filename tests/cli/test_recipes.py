@@ -5,16 +5,20 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+import fedlit.methods
 from fedlit.cli.app import main
+from fedlit.cli.methods import methods_of
+from fedlit.cli.resolve import resolve
+from fedlit.studies.study import read_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-STUDY = re.compile(r"_(table|fig)\d")  # in the names of the papers' studies; their tests are in test_papers.py
 SWIFT = ["papers/fml_v2_mnist.yaml", "papers/fedfusion_mnist.yaml", "papers/moe_fashion.yaml"]
 FEWER = ["--data.batch_size", "8", "--data.partition.samples_per_client", "60"]  # or DLAD takes minutes a recipe
-RECIPES = sorted(
-    path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml") if not STUDY.search(path.name)
-)
+FILES = {path.relative_to(CONFIGS).as_posix(): path.read_text() for path in sorted(CONFIGS.rglob("*.yaml"))}
+STUDIES = [name for name, text in FILES.items() if "\nrows:" in text]  # those of papers are tested in test_papers.py
+RECIPES = [name for name in FILES if name not in STUDIES]
 
 
 def marked(recipe: str):
@@ -35,6 +39,22 @@ def test_the_recipe_runs(recipe, data_root, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_recipe_says_how_to_run_it(recipe):
     assert (CONFIGS / recipe).read_text().startswith(f"# fedlit fit --config {recipe}")
+
+
+@pytest.mark.parametrize("study", [study for study in STUDIES if not study.startswith("papers/")])
+def test_a_study_says_how_to_run_it_and_a_cell_with_options_of_its_own_is_built(study):
+    assert FILES[study].startswith(f"# fedlit compare {study}\n")
+    cells = read_study(CONFIGS / study).cells
+    assert {cell.recipe for cell in cells} <= set(RECIPES)  # which run a round, above
+    changed = {cell.row: cell for cell in cells if any(cell.options)}
+    for cell in changed.values():
+        assert resolve(cell, [])["model"]["class_path"]
+
+
+def test_the_comparison_of_methods_has_every_method_but_those_for_other_data():
+    compared = {cell.recipe for cell in read_study(CONFIGS / "studies/methods_fashion.yaml").cells}
+    compared_methods = {yaml.safe_load(FILES[recipe])["model"]["class_path"].rpartition(".")[2] for recipe in compared}
+    assert compared_methods == {method.__name__ for method in methods_of(fedlit.methods)} - {"MixtureOfExperts", "DLAD"}
 
 
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.startswith("papers/")])
