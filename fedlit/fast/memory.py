@@ -49,9 +49,10 @@ def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
             part.register_forward_pre_hook(channels_last)
 
 
-def channels_last(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def channels_last(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
     """What a convolution is given, with images channels last; what it makes of them is so, too."""
-    if not inputs or inputs[0].dim() != 4 or not inputs[0].is_cpu:
+    # `torch.jit.script` compiles a hook with its module: it knows tuples by their number of tensors.
+    if len(inputs) != 1 or inputs[0].dim() != 4 or not inputs[0].is_cpu:
         return inputs
     # Not `contiguous`: images of one channel are so in both layouts, but their strides tell what comes out.
-    return inputs[0].to(memory_format=torch.channels_last), *inputs[1:]
+    return (inputs[0].to(memory_format=torch.channels_last),)

@@ -155,8 +155,12 @@ def test_a_step_that_is_tried_leaves_nothing_behind():
     assert equal(method.state_dict(), without_a_word(FedAvg(Convolution, SGD), local_steps=1).state.module.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_a_network_that_is_taken_out_computes_as_it_was_written():
     fast = without_a_word(FedAvg(Convolution, SGD))
+    live = fast.state.module.network
+    assert live.second(input=torch.zeros(2, 4, 3, 3)).is_contiguous()  # called by name, it is as it was written
+    torch.jit.script(live)
     taken = fast.network()
     assert taken.second(torch.zeros(2, 4, 3, 3)).stride() == torch.empty(2, 4, 3, 3).stride()
     fitted(fast.state.module, num_rounds=1)
