@@ -16,7 +16,6 @@ Laws: gamma = 0 is local training; of two clients, each learns from the other al
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -26,7 +25,7 @@ from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
-from fedlit.methods.base import FederatedModule
+from fedlit.methods.base import FederatedModule, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
 
@@ -49,6 +48,7 @@ class FD(FederatedModule):
         stays="the network, and what it sent last",
         recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
         law="gamma = 0 is local training",
+        tasks=("classification",),
     )
 
     shared = ()
@@ -102,7 +102,7 @@ class FD(FederatedModule):
         sums, counts = class_sums(z.detach().softmax(dim=1), y, len(self.counts))
         self.means += sums
         self.counts += counts
-        loss = F.cross_entropy(z, y)
+        loss = loss_of(self)(z, y)
         self.log("train_loss", loss)
         taught = self.others[y] > 0
         if self.gamma == 0 or not taught.any():

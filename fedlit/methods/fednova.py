@@ -16,6 +16,7 @@ Laws: equal norms are FedAvg (rounding), also with momentum; mu alone with equal
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -30,6 +31,7 @@ from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
 from fedlit.methods.states import frozen, numbers
+from fedlit.tasks import Task
 
 
 class FedNova(FederatedModule):
@@ -41,6 +43,7 @@ class FedNova(FederatedModule):
         mu: Strength of the pull towards the global model, as in FedProx; 0 is none.
         weighting: A client counts by its `examples` (the paper), or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -61,8 +64,9 @@ class FedNova(FederatedModule):
         mu: float = 0.0,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.network = build(network, "model.network")
         self.mu = check_number("model.mu", mu, least=0)
         self.weighting = weighting
@@ -79,7 +83,7 @@ class FedNova(FederatedModule):
         self.anchors = frozen(self.network.parameters())
         self.tau = 0
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         self.tau += 1
         loss = super().training_step(batch, batch_idx)
         if self.mu == 0:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
@@ -27,7 +26,7 @@ from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import prototype_distance
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
 from fedlit.methods.states import class_means, evaluating
@@ -55,6 +54,7 @@ class FedProto(FederatedModule):
         stays="the network",
         recipes=("fedproto_fashion.yaml", "fedproto_cifar10.yaml"),
         law="lam = 0 is local training",
+        tasks=("classification",),
     )
 
     shared = ()
@@ -114,7 +114,7 @@ class FedProto(FederatedModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         features, z = with_features(self.network, x)
-        loss = F.cross_entropy(z, y)
+        loss = loss_of(self)(z, y)
         self.log("train_loss", loss)
         if self.lam == 0:
             return loss

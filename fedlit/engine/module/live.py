@@ -20,7 +20,7 @@ class LiveModule:
     Args:
         module: The method, as its user made it.
         seed: Of the run; a client's own networks are drawn from it.
-        layout: How kernels of images are held in fast mode.
+        layout: In which convolutions compute in fast mode.
     """
 
     def __init__(self, module: FederatedModule, seed: int, layout: torch.memory_format = torch.channels_last) -> None:

@@ -64,7 +64,7 @@ class FederationState:
         module: The method; it becomes the one live module of this process.
         data: Set up.
         options: Of the federation.
-        layout: How kernels of images are held in fast mode.
+        layout: In which convolutions compute in fast mode.
 
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
