@@ -108,3 +108,18 @@ def test_steps_of_which_the_paper_has_no_norm_are_refused(optimizer, mu, told):
 def test_mu_has_bounds():
     with pytest.raises(ValueError, match=r"`model.mu` must be at least 0, got -1"):
         FedNova(linear, PLAIN, mu=-1)
+
+
+@pytest.mark.parametrize(
+    ("norm", "is_refused"), [(0, False), (1, False), (60, False), (61, True), (1e-38, True), (-1, True)]
+)
+def test_a_norm_that_no_steps_have_is_refused(norm, is_refused):
+    """Six steps with momentum 0.9 add up to less than 6 / (1 - 0.9)."""
+    method = FedNova(linear, SGD)
+    data = toy_data()
+    data.setup()
+    if not is_refused:
+        method.check_upload(data.client(0), {"norm": tensor([float(norm)])}, most_steps=6)
+        return
+    with pytest.raises(ValueError, match="of at most 6 steps must be 0 or lie between 0.001 and 60, got"):
+        method.check_upload(data.client(0), {"norm": tensor([float(norm)])}, most_steps=6)
