@@ -167,7 +167,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, kills, tmp_path, monkeypatc
     assert min(num_steps.values()) > 10
     died, differ, in_writes = 0, 0, 0
     while died < kills:
-        watch = watches[died % 2]
+        watch = while_training if 2 * in_writes > died else while_writing
         folder = tmp_path / f"killed_{died}"
         assert killed(watch, draw.randint(1, num_steps[watch]), name, folder)
         died += 1
