@@ -16,6 +16,7 @@ from torch import nn
 
 from fedlit import methods
 from fedlit.aggregation import weighted_mean
+from fedlit.data.client import Client
 from fedlit.methods import FederatedModule
 from fedlit.server_optimizers import FedAdam
 
@@ -41,8 +42,7 @@ class Act:
         cls._mark("")
 
     @classmethod
-    def is_due(cls, module: FederatedModule) -> bool:
-        client = module.client
+    def is_due(cls, client: Client | None) -> bool:
         return cls.action is not None and client is not None and (client.id, client.round) == (BAD, cls.round)
 
     @classmethod
@@ -68,6 +68,16 @@ class Act:
         cls._marks[:] = word.encode().ljust(len(cls._marks), b"\0")
 
 
+class Convolution(nn.Conv2d):
+    """In which a network may misbehave, also where a method calls its parts one by one."""
+
+    def forward(self, x):
+        if Act.in_network is not None:
+            module, Act.in_network = Act.in_network, None
+            Act.do(module)
+        return super().forward(x)
+
+
 class Net(nn.Module):
     """A network of a user's own, with all that our methods ask for."""
 
@@ -75,13 +85,10 @@ class Net(nn.Module):
 
     def __init__(self, num_classes: int = 3) -> None:
         super().__init__()
-        self.extractor = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2))
+        self.extractor = nn.Sequential(Convolution(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2))
         self.head = nn.Sequential(nn.Flatten(), nn.Linear(18, num_classes))
 
     def forward(self, x):
-        if Act.in_network is not None:
-            module, Act.in_network = Act.in_network, None
-            Act.do(module)
         return self.head(self.extractor(x))
 
 
@@ -188,23 +195,28 @@ TRIALS: dict[str, Trial] = {
 }
 
 
+INSTEAD = ("client_weight", "probe")  # what it returns is what they would
+AFTERWARDS = ("on_client_end", "personalise")
+
+
 def hooked(kind: type[FederatedModule], where: str) -> type[FederatedModule]:
     """A method's class with a hook in which a client may misbehave."""
 
     def hook(self, *args):
-        if where == "client_weight" and Act.is_due(self):
+        client = args[0] if args and isinstance(args[0], Client) else self.client
+        if not Act.is_due(client):
+            return getattr(kind, where)(self, *args)
+        if where in INSTEAD:
             return Act.do(self)
-        if where not in ("on_client_end", "probe", "personalise") and Act.is_due(self):
+        if where not in AFTERWARDS:
             Act.do(self)
         result = getattr(kind, where)(self, *args)
-        if where in ("on_client_end", "personalise") and Act.is_due(self):
+        if where in AFTERWARDS:
             Act.do(self)
-        if where == "probe" and Act.is_due(self):
-            return Act.do(self)
         return result
 
     def training_step(self, batch, batch_idx):
-        Act.in_network = self if Act.is_due(self) else None
+        Act.in_network = self if Act.is_due(self.client) else None
         try:
             return kind.training_step(self, batch, batch_idx)
         finally:
