@@ -62,6 +62,12 @@ class Plan:
         wanted = limit if isinstance(limit, int) else max(1, int(limit * available))
         return min(wanted, available)
 
+    def num_steps(self, available: int) -> int:
+        """Batches of a visit, of so many that there are in an epoch; early stopping may leave some out."""
+        if self.steps is not None:
+            return self.steps
+        return self.epochs * self.num_batches(available)
+
 
 @dataclass
 class Memory:

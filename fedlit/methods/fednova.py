@@ -29,9 +29,11 @@ from fedlit.data.federated import FederatedData
 from fedlit.losses import proximal_penalty
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd, for_client
 from fedlit.methods.states import frozen, numbers
 from fedlit.tasks import Task
+
+LEAST_NORM = 1e-3  # of steps that were taken; 1, unless lr mu is above 1
 
 
 class FedNova(FederatedModule):
@@ -93,6 +95,14 @@ class FedNova(FederatedModule):
     def on_client_end(self, client: Client) -> None:
         settings = self.trainer.optimizers[0].param_groups[0]
         self.norm.fill_(norm_of_steps(self.tau, settings["momentum"], settings["lr"] * self.mu))
+
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        settings = for_client(self.optimizer, self.client_optimizers, client)([torch.zeros(1)]).param_groups[0]
+        most = most_steps / (1 - settings["momentum"])
+        norm = float(upload["norm"])
+        if norm and not LEAST_NORM <= norm <= most:
+            told = f"of at most {most_steps} steps must be 0 or lie between {LEAST_NORM} and {most:g}"
+            raise ValueError(f"the norm {told}, got {norm:g}.")
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         trained = numbers(self)

@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from fedlit.aggregation import State, Upload, class_totals
+from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
@@ -127,6 +127,9 @@ class FedProto(FederatedModule):
             means, counts = class_means(self.features, client, like=self.means, num_classes=len(self.counts))
         self.means.copy_(means)
         self.counts.copy_(counts)
+
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        check_class_counts(upload["counts"], most=client.num_opted_in)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         total, weight = class_totals(uploads, self.weighting)

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
@@ -25,6 +27,7 @@ from fedlit.engine.states.client_store import Memories, States
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
+from fedlit.methods.base import FederatedModule
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
@@ -263,8 +266,18 @@ class ClientRound:
                 most = most_batches(self.state.data.client(sent.client, self.number), plan)
                 if problem := overcounted(sent.state, expected, self.counters, most):
                     return problem
+            self._ask_method(sent)
         kept = outcome.memory.state
         return defect(Upload(-1, kept), kept)
+
+    def _ask_method(self, sent: Upload) -> None:
+        """What a method knows of its uploads; it raises if one cannot be."""
+        module = self.state.module
+        if not is_overridden("check_upload", module, FederatedModule):
+            return
+        client = self.state.data.client(sent.client, self.number)
+        available = len(client.train_batches(None, self.stage.samples, self.stage.public))
+        module.check_upload(client, sent.state, self.plan_for(sent.client).num_steps(available))
 
     def _keep(self, k: int, outcome: Outcome) -> None:
         memory = outcome.memory
