@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,14 +42,17 @@ def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iter
         yield upload
 
 
-def num_bytes(state: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors of a state.
+def num_bytes(sent: Any) -> int:
+    """Bytes of all tensors of a state, or of other mappings and lists of tensors.
 
     Example:
-        >>> num_bytes({"a": torch.zeros(3, 2), "b": torch.zeros(1, dtype=torch.int64)})
+        >>> num_bytes({"a": torch.zeros(3, 2), "b": [torch.zeros(1, dtype=torch.int64)]})
         32
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if isinstance(sent, Tensor):
+        return sent.numel() * sent.element_size()
+    parts = sent.values() if isinstance(sent, Mapping) else sent
+    return sum(map(num_bytes, parts))
 
 
 def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:

@@ -71,10 +71,13 @@ class Plan:
 
 @dataclass
 class Memory:
-    """What stays with a client between visits: its personal state, and of each stage's optimiser what goes with it."""
+    """What stays with a client between visits: its personal state, of each stage's optimiser what goes with it, and
+    what the encoder of its uploads has lost so far.
+    """
 
     state: State = field(default_factory=dict)
     optimizer: dict[str, OptimizerState] = field(default_factory=dict)
+    residual: State = field(default_factory=dict)
 
 
 def is_plain(value: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.aggregation import State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.guards.guard import left_out
@@ -15,12 +16,14 @@ from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
 from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
+from fedlit.engine.rounds.encoding import encoding_of
 from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
+from fedlit.engine.rounds.ledger import Ledger
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.visited import Visited, pack, unpack
-from fedlit.engine.rounds.visiting import Visits, is_sent
+from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import Memories, States
@@ -29,10 +32,9 @@ from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
 from fedlit.methods.base import FederatedModule
 from fedlit.records.round_record import Failure, RoundRecord
-from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
+from fedlit.records.rows import POOLED, EpochRow, Row
 from fedlit.rng import derive, isolated
 
-ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 Follow = Callable[[State, Mapping[int, State]], Served]
 
 
@@ -67,6 +69,7 @@ class ClientRound:
         self.score = score and self.stage.upload == "aggregate"
         self.tell = tell
         self.record = RoundRecord(is_whole=False)
+        self.ledger = Ledger(state, self.stage, number)
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
         self.collected: dict[int, State] = {}
@@ -74,6 +77,8 @@ class ClientRound:
         self.follow = follow
         self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
         self.counters = counters_of(state.shared_state)
+        self.encoding = encoding_of(state, self.stage, number)
+        self.unpack = partial(unpack, decode=self.encoding.decoded if self.encoding else None)
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -176,19 +181,19 @@ class ClientRound:
 
     def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
         """Visit clients in order; record what they bring, pass on what is sound."""
-        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at)
+        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at, self.unpack)
 
         def work(k: int) -> Visited:
             self.tell(self.clients.index(k) + 1, len(self.clients))
             with self.state.options.profiler.profile("visit"):
                 return visit(k)
 
-        for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
+        for k, visited in in_order(self.state.fabric, self.clients, work, pack, self.unpack):
             self.record.clients.append(k)
-            self._note_download(k, visited.sent)
+            self.record.ledger += self.ledger.down(k, visited.sent)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
-                self._note_upload(k, outcome.upload)
+                self.record.ledger += self.ledger.up(k, outcome.upload, visited.encoded)
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
             elif visited.problem is not None:
@@ -228,7 +233,21 @@ class ClientRound:
             held.drop(upload.client)
 
     def _looked_at(self, k: int, outcome: Outcome) -> Visited:
-        return Visited(outcome, self._scores(k), self._problem(outcome))
+        encoded = None
+        problem = None
+        scores = self._scores(k)
+        if self.state.options.upload_encoder is not None:
+            outcome.memory.residual = self._residual(k)
+        if self.encoding is not None:
+            encoded, problem = self.encoding.send(outcome)
+            if problem is not None:
+                problem.reason += _hint(problem.reason)
+        return Visited(outcome, scores, problem or self._problem(outcome), encoded=encoded)
+
+    def _residual(self, k: int) -> State:
+        """What the encoder of uploads has lost of a client's so far."""
+        memory = self.state.memories.get(k)
+        return {} if memory is None else memory.residual
 
     def _scores(self, k: int) -> Scores:
         """Of the copy that a client has just trained."""
@@ -246,8 +265,7 @@ class ClientRound:
         try:
             self._check_names(outcome.validation_logs)
             if problem := self._unusable(outcome):
-                hint = " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
-                return Failure(f"unusable state: {problem}{hint}")
+                return Failure(f"unusable state: {problem}{_hint(problem)}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
             return left_out(error)
         return None
@@ -267,8 +285,8 @@ class ClientRound:
                 if problem := overcounted(sent.state, expected, self.counters, most):
                     return problem
             self._ask_method(sent)
-        kept = outcome.memory.state
-        return defect(Upload(-1, kept), kept)
+        memory = outcome.memory
+        return defect(Upload(-1, memory.state), memory.state) or defect(Upload(-1, memory.residual), memory.residual)
 
     def _ask_method(self, sent: Upload) -> None:
         """What a method knows of its uploads; it raises if one cannot be."""
@@ -281,7 +299,8 @@ class ClientRound:
 
     def _keep(self, k: int, outcome: Outcome) -> None:
         memory = outcome.memory
-        if memory.state or memory.optimizer or k in self.state.memories:  # it may have given all away
+        is_something = memory.state or memory.optimizer or memory.residual
+        if is_something or k in self.state.memories:  # it may have given all away
             self.memories[k] = memory
 
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
@@ -300,29 +319,6 @@ class ClientRound:
                 "log under another name."
             )
 
-    def _note_upload(self, k: int, upload: Upload) -> None:
-        """What goes up only stands apart from the model."""
-        names = self.state.upload_only if self.stage.upload == "aggregate" else []
-        one_way = num_bytes({name: upload.state[name] for name in names if name in upload.state})
-        both_ways = num_bytes(upload.state) - one_way
-        if both_ways or not one_way:
-            self._note(k, "up", "model", both_ways)
-        if one_way:
-            self._note(k, "up", ONE_WAY, one_way)
 
-    def _note_download(self, k: int, sent: int | None) -> None:
-        state = self.state
-        if sent is not None:
-            self._note(k, "down", "model", sent)
-        elif is_sent(state, self.stage):
-            if state.shared:
-                self._note(k, "down", "model", num_bytes(state.shared_state))
-            if state.download_only:
-                self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
-        if state.constant and k not in state.equipped:
-            self._note(k, "down", "constant", num_bytes(state.constant_state))
-        if self.stage.public != "no":
-            self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
-
-    def _note(self, k: int, direction: str, kind: str, size: int) -> None:
-        self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
+def _hint(problem: str) -> str:
+    return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""

@@ -1,9 +1,12 @@
 """What came of a visit, as it is and as containers of tensors, numbers and strings, for other processes."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fedlit.aggregation import Upload
+from fedlit.aggregation import State, Upload
 from fedlit.engine.plan import Memory, Outcome
+from fedlit.engine.rounds.encoding import Encoded
 from fedlit.engine.scoring.tally import Scores
 from fedlit.records.round_record import Failure
 
@@ -11,13 +14,15 @@ from fedlit.records.round_record import Failure
 class Visited(NamedTuple):
     """What came of a visit, how the trained copy scores, and what is wrong with what was brought.
 
-    `sent` is how many bytes the client was sent, where clients are not all sent the same.
+    `sent` is how many bytes the client was sent, where clients are not all sent the same; `encoded` is what has left
+    it, where uploads are encoded, and the outcome then holds what the server makes of it.
     """
 
     outcome: Outcome | Failure
     scores: Scores
     problem: Failure | None = None
     sent: int | None = None
+    encoded: Encoded | None = None
 
 
 def is_sound(visited: Visited) -> bool:
@@ -26,17 +31,23 @@ def is_sound(visited: Visited) -> bool:
 
 
 def pack(visited: Visited) -> dict[str, Any]:
-    """What came of a visit as containers of tensors, numbers and strings, for other processes."""
+    """What came of a visit as containers of tensors, numbers and strings, for other processes.
+
+    An encoded upload is passed on as it was sent.
+    """
     outcome = visited.outcome
     if isinstance(outcome, Failure):
         return {"failed": True, "scores": visited.scores, "sent": visited.sent, **vars(outcome)}
-    upload = None if outcome.upload is None else vars(outcome.upload)
+    upload = None if outcome.upload is None else dict(vars(outcome.upload))
+    if upload is not None and visited.encoded is not None:
+        upload["state"] = {}
     return {
         "failed": False,
         "scores": visited.scores,
         "sent": visited.sent,
         "problem": None if visited.problem is None else vars(visited.problem),
         "upload": upload,
+        "encoded": None if visited.encoded is None else visited.encoded._asdict(),
         "memory": vars(outcome.memory),
         "logs": outcome.logs,
         "epochs": outcome.epochs,
@@ -44,14 +55,22 @@ def pack(visited: Visited) -> dict[str, Any]:
     }
 
 
-def unpack(packed: dict[str, Any]) -> Visited:
-    """And back."""
+def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | None = None) -> Visited:
+    """And back.
+
+    Args:
+        packed: From `pack`.
+        decode: From what a client has sent to the state that it stands for, if uploads are encoded.
+    """
     scores = packed.pop("scores")
     sent = packed.pop("sent")
     if packed.pop("failed"):
         return Visited(Failure(**packed), scores, sent=sent)
     upload = Upload(**packed["upload"]) if packed["upload"] else None
+    problem = Failure(**packed["problem"]) if packed["problem"] else None
+    encoded = Encoded(**packed["encoded"]) if packed["encoded"] else None
+    if encoded is not None and decode is not None and upload is not None and problem is None:
+        upload = replace(upload, state=decode(upload.client, encoded))
     memory = Memory(**packed["memory"])
     outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
-    problem = Failure(**packed["problem"]) if packed["problem"] else None
-    return Visited(outcome, scores, problem, sent)
+    return Visited(outcome, scores, problem, sent, encoded)

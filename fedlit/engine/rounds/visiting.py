@@ -3,13 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.engine.rounds.visited import Visited, is_sound, pack, unpack
+from fedlit.engine.rounds.visited import Visited, is_sound, pack
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.visits.visit import visit
@@ -33,6 +34,7 @@ class Visits:
         plan_for: How a client trains; all belong to one stage.
         score: Whether the trained copy is to be looked at.
         look: What to make of an outcome while the trained copy is loaded.
+        unpack: Reads what comes from a process of a client's own.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Visits:
         plan_for: Callable[[int], Plan],
         score: bool,
         look: Callable[[int, Outcome], Visited],
+        unpack: Callable[[dict[str, Any]], Visited],
     ) -> None:
         self.state = state
         self.number = number
@@ -50,6 +53,7 @@ class Visits:
         self.plan_for = plan_for
         self.score = score
         self.look = look
+        self.unpack = unpack
         self.constant = frozenset(state.constant)
         self.cohort = self._cohort()
 
@@ -108,7 +112,7 @@ class Visits:
         timeout = state.options.client_timeout
         if timeout is None:
             return visited()
-        result = in_child(visited, timeout, should_stop, pack, unpack)
+        result = in_child(visited, timeout, should_stop, pack, self.unpack)
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:

@@ -24,6 +24,7 @@ from fedlit.rng import isolated
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
 UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
 EQUIPPED = "equipped"  # clients that have what is constant; only where something is
+RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
 
@@ -58,6 +59,9 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
     rare: dict[str, Any] = {}
     if kept:
         rare[UPLOADS] = {k: _on_cpu(kept.peek(k).state) for k in kept}
+    residuals = {k: _on_cpu(memory.residual) for k, memory in memories.items() if memory.residual}
+    if residuals:
+        rare[RESIDUALS] = residuals
     if state.equipped:
         rare[EQUIPPED] = sorted(state.equipped)
     return {
@@ -119,8 +123,9 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     server_momenta = content.get("server_momenta", {})  # older files have none
     if training:
         check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
+    residuals = content.get(RESIDUALS, {})
     memories = (
-        (k, Memory(_on_device(personal, device), _copied(momenta[k])))
+        (k, Memory(_on_device(personal, device), _copied(momenta[k]), _on_device(residuals.get(k, {}), device)))
         for k, personal in content["personal_states"].items()
     )
     collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
