@@ -22,6 +22,7 @@ from fedlit.engine.rounds.visiting import Visits, is_sent
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import Memories, States
+from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
@@ -153,7 +154,7 @@ class ClientRound:
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
-            raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+            raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
         check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
         return agreed
 
@@ -209,8 +210,9 @@ class ClientRound:
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
             held.add(outcome.upload)
-            shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
-            norms[k] = update_norm(shared, self.state.shared_state)
+            if options.max_norm_ratio is not None:
+                shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
+                norms[k] = update_norm(shared, self.state.shared_state)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
@@ -224,8 +226,8 @@ class ClientRound:
             yield upload
             held.drop(upload.client)
 
-    def _looked_at(self, k: int, outcome: Outcome) -> Visited:
-        return Visited(outcome, self._scores(k), self._problem(outcome))
+    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
+        return Visited(outcome, self._scores(k), self._problem(outcome, sent))
 
     def _scores(self, k: int) -> Scores:
         """Of the copy that a client has just trained."""
@@ -238,30 +240,29 @@ class ClientRound:
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
             return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
-    def _problem(self, outcome: Outcome) -> Failure | None:
+    def _problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
         """What is wrong with what a client brings."""
         try:
             self._check_names(outcome.validation_logs)
-            if problem := self._unusable(outcome):
+            if problem := self._unusable(outcome, sent):
                 hint = " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
                 return Failure(f"unusable state: {problem}{hint}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
             return left_out(error)
         return None
 
-    def _unusable(self, outcome: Outcome) -> str | None:
+    def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:
         """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
-        sent = outcome.upload
-        if sent is not None:
-            expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
-            if self.state.sends_apart:  # a client that was not sent all of it does not upload all of it
-                expected = {name: expected[name] for name in sent.state}
-            if problem := defect(sent, expected):
+        upload = outcome.upload
+        if upload is not None:
+            is_collected = self.stage.upload == "collect"
+            expected = upload.state if is_collected else self.state.expected_upload(upload.client, sent)
+            if problem := defect(upload, expected):
                 return problem
             if self.counters and self.stage.upload == "aggregate":
-                plan = self.plan_for(sent.client)
-                most = most_batches(self.state.data.client(sent.client, self.number), plan)
-                if problem := overcounted(sent.state, expected, self.counters, most):
+                plan = self.plan_for(upload.client)
+                most = most_batches(self.state.data.client(upload.client, self.number), plan)
+                if problem := overcounted(upload.state, expected, self.counters, most):
                     return problem
         kept = outcome.memory.state
         return defect(Upload(-1, kept), kept)
