@@ -174,7 +174,9 @@ class FederatedModule(LightningModule):
         """What the server sends this client, in place of what is shared; it runs on the server, with its state.
 
         Entries of the method's state are loaded; what has other names is in `self.received` during the visit. A client
-        uploads what it holds of the shared state: what it was sent, or has uploaded before where that is kept.
+        uploads what it holds of the shared state: what it was sent, or has uploaded before where that is kept. Who has
+        uploaded nothing yet must be sent what it begins with. Entries may be of other shapes than the server's where
+        `configure_client` builds such; then `aggregate` is the method's own.
 
         Args:
             client: Who is visited next, or evaluated.

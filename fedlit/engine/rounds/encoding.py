@@ -138,7 +138,8 @@ def encoding_of(state: FederationState, stage: Stage, number: int) -> Encoding |
         return None
     names = encoded_names(state.module, state.shared)
     before = {name: state.global_state[name] for name in names}
-    return Encoding(encoder, before, list(state.expected_upload), derive(state.options.seed, stage.name, number))
+    order = [*state.shared, *state.upload_only]
+    return Encoding(encoder, before, order, derive(state.options.seed, stage.name, number))
 
 
 def encoded_names(module: FederatedModule, shared: Sequence[str]) -> list[str]:

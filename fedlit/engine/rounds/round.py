@@ -27,6 +27,7 @@ from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import Memories, States
+from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
@@ -161,7 +162,7 @@ class ClientRound:
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
-            raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+            raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
         check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
         return agreed
 
@@ -217,8 +218,9 @@ class ClientRound:
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
             held.add(outcome.upload)
-            shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
-            norms[k] = update_norm(shared, self.state.shared_state)
+            if options.max_norm_ratio is not None:
+                shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
+                norms[k] = update_norm(shared, self.state.shared_state)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
@@ -232,7 +234,7 @@ class ClientRound:
             yield upload
             held.drop(upload.client)
 
-    def _looked_at(self, k: int, outcome: Outcome) -> Visited:
+    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
         encoded = None
         problem = None
         scores = self._scores(k)
@@ -242,7 +244,7 @@ class ClientRound:
             encoded, problem = self.encoding.send(outcome)
             if problem is not None:
                 problem.reason += _hint(problem.reason)
-        return Visited(outcome, scores, problem or self._problem(outcome), encoded=encoded)
+        return Visited(outcome, scores, problem or self._problem(outcome, sent), encoded=encoded)
 
     def _residual(self, k: int) -> State:
         """What the encoder of uploads has lost of a client's so far."""
@@ -260,42 +262,41 @@ class ClientRound:
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
             return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
-    def _problem(self, outcome: Outcome) -> Failure | None:
+    def _problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
         """What is wrong with what a client brings."""
         try:
             self._check_names(outcome.validation_logs)
-            if problem := self._unusable(outcome):
+            if problem := self._unusable(outcome, sent):
                 return Failure(f"unusable state: {problem}{_hint(problem)}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
             return left_out(error)
         return None
 
-    def _unusable(self, outcome: Outcome) -> str | None:
+    def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:
         """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
-        sent = outcome.upload
-        if sent is not None:
-            expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
-            if self.state.sends_apart:  # a client that was not sent all of it does not upload all of it
-                expected = {name: expected[name] for name in sent.state}
-            if problem := defect(sent, expected):
+        upload = outcome.upload
+        if upload is not None:
+            is_collected = self.stage.upload == "collect"
+            expected = upload.state if is_collected else self.state.expected_upload(upload.client, sent)
+            if problem := defect(upload, expected):
                 return problem
             if self.counters and self.stage.upload == "aggregate":
-                plan = self.plan_for(sent.client)
-                most = most_batches(self.state.data.client(sent.client, self.number), plan)
-                if problem := overcounted(sent.state, expected, self.counters, most):
+                plan = self.plan_for(upload.client)
+                most = most_batches(self.state.data.client(upload.client, self.number), plan)
+                if problem := overcounted(upload.state, expected, self.counters, most):
                     return problem
-            self._ask_method(sent)
+            self._ask_method(upload)
         memory = outcome.memory
         return defect(Upload(-1, memory.state), memory.state) or defect(Upload(-1, memory.residual), memory.residual)
 
-    def _ask_method(self, sent: Upload) -> None:
+    def _ask_method(self, upload: Upload) -> None:
         """What a method knows of its uploads; it raises if one cannot be."""
         module = self.state.module
         if not is_overridden("check_upload", module, FederatedModule):
             return
-        client = self.state.data.client(sent.client, self.number)
+        client = self.state.data.client(upload.client, self.number)
         available = len(client.train_batches(None, self.stage.samples, self.stage.public))
-        module.check_upload(client, sent.state, self.plan_for(sent.client).num_steps(available))
+        module.check_upload(client, upload.state, self.plan_for(upload.client).num_steps(available))
 
     def _keep(self, k: int, outcome: Outcome) -> None:
         memory = outcome.memory
