@@ -199,7 +199,7 @@ def test_two_processes_end_in_the_same_bits_and_pass_on_what_was_sent(at_random,
 def test_between_processes_goes_what_was_sent_and_no_more():
     federation = run(num_rounds=1, upload_encoder=FEW)
     encoding = encoding_of(federation.state, Stage("federate"), 2)
-    upload = Upload(0, federation.state.expected_upload, 1.0)
+    upload = Upload(0, federation.state.expected_upload(0), 1.0)
     outcome = Outcome(upload, Memory(), {})
     encoded, _ = encoding.send(outcome)
     packed = pack(Visited(outcome, {}, encoded=encoded))
