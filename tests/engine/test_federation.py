@@ -123,7 +123,7 @@ class Undeclared(FedAvg):
 
 
 def test_an_aggregate_that_is_not_the_shared_state_is_an_error():
-    with pytest.raises(RuntimeError, match="undeclared 'extra'"):
+    with pytest.raises(UsageError, match="undeclared 'extra'"):
         fitted(Undeclared(linear, SGD))
 
 

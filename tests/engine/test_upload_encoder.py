@@ -108,6 +108,15 @@ def test_an_own_encoder_that_loses_nothing_has_the_bits_and_the_bytes_of_none(pl
     assert residuals(same) == {}
 
 
+def test_the_encoder_in_the_docs_runs_as_printed():
+    docs = Path(__file__).parents[2] / "docs/exchange.md"
+    text = re.search(r"```python\n(from torch.*?)```", docs.read_text(), re.DOTALL)
+    found = {}
+    exec(compile(text[1], str(docs), "exec"), found)
+    federation = run(lambda: FedAvg(linear, SGD), num_rounds=1, upload_encoder=found["Sign"]())
+    assert set(sent_up(federation)) == {192 + 4 + 3 + 4}
+
+
 # --- error feedback
 
 
