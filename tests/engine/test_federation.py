@@ -10,6 +10,7 @@ from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import num_bytes
 from fedlit.callbacks import FederationCallback, StopAt
+from fedlit.engine.usage import UsageError
 from fedlit.partition import BinarySeparated, Dirichlet
 
 # --- who takes part
