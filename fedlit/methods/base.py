@@ -6,6 +6,7 @@ a `Federation`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from types import MethodType
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from fedlit.methods.states import copy_into, frozen, record, twin  # noqa: F401
 from fedlit.tasks import Classification, Task
 
 OF_THE_TASK = ("loss", "metrics")
+PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor calls so is for some clients by their ids
 Weighting = Literal["examples", "uniform"]
 
 
@@ -119,7 +121,8 @@ class FederatedModule(LightningModule):
 
     def check(self, data: FederatedData) -> None:
         """Refuse data that this method cannot use, before the first round, in the user's words."""
-        check_choices("model.client_optimizers", self.client_optimizers, data.num_clients)
+        for name in PER_CLIENT & signature(type(self)).parameters.keys():
+            check_choices(f"model.{name}", getattr(self, name, None), data.num_clients)
         if type(self).client_weight is FederatedModule.client_weight:  # else it may mean anything
             check_choice("model.weighting", self.weighting, Weighting)
 
