@@ -35,10 +35,11 @@ from fedlit.engine.runs.begin import (
     read_checkpoint,
 )
 from fedlit.engine.runs.chosen import title_of
-from fedlit.engine.runs.fit import Fit, StopRequest
+from fedlit.engine.runs.fit import Fit
 from fedlit.engine.runs.fit_result import FitResult, Method, built
 from fedlit.engine.runs.profiling import make_profiler
 from fedlit.engine.runs.snapshot import resume
+from fedlit.engine.runs.stop_request import StopRequest
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.engine.visits.lightning_hooks import Command

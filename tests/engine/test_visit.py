@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 from torch import nn
 
 from fedlit import FedAvg, FineTuned, LocalOnly
@@ -78,9 +78,10 @@ def test_manual_optimisation_is_the_same_training():
 class Watched(FedAvg):
     """Notes what is alive of its optimisers."""
 
+    alive = Diary(weakref.WeakSet)
+
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        self.alive = getattr(self, "alive", weakref.WeakSet())
         self.alive.add(optimizer)
         return optimizer
 
@@ -133,7 +134,7 @@ def test_early_stopping_goes_back_to_a_copy_of_the_best_state(monitor, is_kept):
 
 
 class Counting(FineTuned):
-    epochs = 0
+    epochs = Diary(int)
 
     def on_train_epoch_start(self):
         self.epochs += 1

@@ -15,6 +15,7 @@ from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.evaluations.found import Found, check_usage, found_of, pack, unpack
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
+from fedlit.engine.module.attributes import attributes_kept
 from fedlit.engine.module.log_sinks import check_own_names, noted
 from fedlit.engine.module.modes import modes_of, restore
 from fedlit.engine.scoring.outputs import outputs, predictions, sees_samples_apart
@@ -103,6 +104,10 @@ class Scorer:
             return []
         if self.state.guard.rest is None:  # no round has begun: these are models of a checkpoint
             self.state.guard.begin_round()
+        with attributes_kept(self.state.live.parts.values()):  # a network may note what it has seen last
+            return self._evaluated(round)
+
+    def _evaluated(self, round: int) -> list[Row]:
         jobs = self._jobs(round)
 
         def work(i: int) -> Found:

@@ -33,9 +33,11 @@ class Guard:
     def __init__(self, live: LiveModule) -> None:
         self.live = live
         self.rest: Rest | None = None
+        self._noted: Attributes | None = None
 
     def begin_round(self) -> None:
         """Note what is put back after a client that fails."""
+        self._noted = None
         parts = {type(part) for part in self.live.parts.values()}
         self.rest = Rest(parts | {kind for kind in type(self.live.module).__mro__ if _is_own(kind)})
 
@@ -54,13 +56,13 @@ class Guard:
         """
         modes = Modes()
         trained = self.live.trained()
-        attributes = Attributes(self.live.parts.values())
+        attributes = self._attributes()
         found: Result | Failure
+        is_whole = False
         try:
             with exits_caught():
                 found = work()
-            if is_sound(found):
-                return found
+            is_whole = is_sound(found)
         except BaseException as error:  # SystemExit, GeneratorExit, what somebody has made up ...
             if _is_meant_for_us(error, should_stop):
                 raise
@@ -68,10 +70,20 @@ class Guard:
         finally:
             modes.restore()
         attributes.restore()
+        self.live.module.client = self.live.client  # `aggregate` may ask it for the round
+        if is_whole:
+            return found
         self.live.mend(trained)
         if self.rest is not None:
             self.rest.restore()
         return found
+
+    def _attributes(self) -> Attributes:
+        """As they are now; those of the visit before, if nobody has changed any since, such as `aggregate`."""
+        self.live.module.client = None  # it changes with every visit, and is no attribute of a user's
+        if self._noted is None or not self._noted.hold():
+            self._noted = Attributes(self.live.parts.values())
+        return self._noted
 
 
 def left_out(error: BaseException) -> Failure:

@@ -23,6 +23,7 @@ from fedlit.rng import isolated
 
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
 UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
+ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
 EQUIPPED = "equipped"  # clients that have what is constant; only where something is
 RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
 CHECKED_CLIENTS = 50  # building a network takes a moment
@@ -62,6 +63,8 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
     residuals = {k: _on_cpu(memory.residual) for k, memory in memories.items() if memory.residual}
     if residuals:
         rare[RESIDUALS] = residuals
+    if state.attributes.noted:
+        rare[ATTRIBUTES] = state.attributes.noted
     if state.equipped:
         rare[EQUIPPED] = sorted(state.equipped)
     return {
@@ -133,6 +136,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
     state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
     state.resume_server(server_memory, _copied(server_momenta))
+    state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
 
 
 def _check_fingerprint(
