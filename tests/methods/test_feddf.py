@@ -28,8 +28,8 @@ def with_pool(**options):
 
 
 @pytest.fixture(scope="module")
-def averaged():
-    return fitted(seeded(FedAvg), with_pool()).global_state
+def averaged(tmp_path_factory):
+    return fitted(seeded(FedAvg), with_pool(), default_root_dir=str(tmp_path_factory.mktemp("run"))).global_state
 
 
 def test_with_0_epochs_of_distillation_it_is_fedavg(averaged):
