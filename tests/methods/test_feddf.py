@@ -28,8 +28,9 @@ def with_pool(**options):
 
 
 @pytest.fixture(scope="module")
-def averaged():
-    found = fitted(seeded(FedAvg), with_pool()).global_state
+def averaged(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("run"))
+    found = fitted(seeded(FedAvg), with_pool(), default_root_dir=folder).global_state
     return {name.replace("network.", "networks.0."): tensor for name, tensor in found.items()}
 
 
