@@ -40,6 +40,7 @@ from fedlit.tasks import Classification, Task
 
 OF_THE_TASK = ("loss", "metrics")
 PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor calls so is for some clients by their ids
+OF_A_VISIT = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
 Weighting = Literal["examples", "uniform"]
 
 
@@ -284,6 +285,9 @@ class FederatedModule(LightningModule):
         return zip(self._evaluated_names, metrics, strict=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in OF_A_VISIT and name in vars(self) and not isinstance(value, nn.Module | Tensor):
+            vars(self)[name] = value  # no part of the module, which a module would look for in four places
+            return
         super().__setattr__(name, value)
         if name in OF_THE_TASK and isinstance(value, nn.Module):
             vars(self)[name] = value  # else the class's own of this name would hide a `self.loss = nn.MSELoss()`

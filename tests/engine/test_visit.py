@@ -160,3 +160,11 @@ def test_batch_norm_is_averaged_with_its_buffers_or_stays_local():
     assert not torch.equal(*(local.personal_states[k]["network.1.running_mean"] for k in (0, 1)))
     pooled = [row for row in rows(local) if row["data"] == "pooled"]
     assert pooled == []  # the server cannot run the model alone
+
+
+def test_what_is_set_in_every_visit_is_no_part_of_a_method_unless_it_is_a_module():
+    method = FedAvg(linear, SGD)
+    method.stage = "any"
+    assert method.stage == "any"
+    method.stage = nn.Linear(1, 1)
+    assert "stage" in dict(method.named_children())

@@ -23,6 +23,7 @@ from fedlit.engine.scoring.scores import confusion, evaluate, scores_by_group
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.sampling import has_trained_or_may
+from fedlit.fast.recognition import perceptron
 from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -167,12 +168,18 @@ class Scorer:
         """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
         if len(clients) < 2 or not self.measures.are_of_classes:
             return [[k] for k in clients]
-        self.state.load_global()
-        batches, _ = self.state.data.val_batches(clients[:FEW], round)
-        if not sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES)):
+        if not self._sees_samples_apart(clients, round):
             return [[k] for k in clients]
         parts = np.array_split(clients, self.state.fabric.world_size)
         return [part.tolist() for part in parts if len(part)]
+
+    def _sees_samples_apart(self, clients: list[int], round: int) -> bool:
+        """Of a perceptron it is known; any other network is tried."""
+        if perceptron(self.network) is not None:
+            return True
+        self.state.load_global()
+        batches, _ = self.state.data.val_batches(clients[:FEW], round)
+        return sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES))
 
     def _rows(self, found: Found, round: int) -> list[Row]:
         """What was found, as rows; of which clients it could not be is noted."""
