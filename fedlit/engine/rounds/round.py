@@ -7,19 +7,20 @@ from itertools import chain
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.evaluations.trained_copy import scores_of_copy
 from fedlit.engine.guards.guard import left_out
 from fedlit.engine.module.freezing import check_still_frozen, check_unchanged
 from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
 from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
+from fedlit.engine.rounds.downloads import ONE_WAY, downloads
 from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.visited import Visited, pack, unpack
-from fedlit.engine.rounds.visiting import Visits, is_sent
-from fedlit.engine.scoring.scores import evaluate
+from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import Memories, States
 from fedlit.engine.states.state import Brought, FederationState
@@ -29,7 +30,6 @@ from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
 
-ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 Follow = Callable[[State, Mapping[int, State]], Served]
 
 
@@ -100,6 +100,8 @@ class ClientRound:
 
     def _end(self, agreed: State) -> None:
         served = self._followed(agreed)
+        sound = [k for k in self.record.clients if k not in self.record.failures]
+        hosts = self.state.hosts
         if not self.stage.keep_uploads:
             self.uploads.clear()
         brought = Brought(
@@ -110,6 +112,7 @@ class ClientRound:
             memories=self.memories,
             collected=self.collected,
             uploads=self.uploads,
+            elsewhere={} if hosts is None else hosts.adopt(self.number, sound),
         )
         self.state.end_client_round(brought)
 
@@ -173,16 +176,10 @@ class ClientRound:
 
     def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
         """Visit clients in order; record what they bring, pass on what is sound."""
-        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at)
-
-        def work(k: int) -> Visited:
-            self.tell(self.clients.index(k) + 1, len(self.clients))
-            with self.state.options.profiler.profile("visit"):
-                return visit(k)
-
-        for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
+        for k, visited in self._visited():
             self.record.clients.append(k)
-            self._note_download(k, visited.sent)
+            for kind, size in downloads(self.state, self.stage, k, visited.sent):
+                self._note(k, "down", kind, size)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self._note_upload(k, outcome.upload)
@@ -192,6 +189,41 @@ class ClientRound:
                 self._leave_out(k, visited.problem)
             else:
                 yield k, outcome, visited.scores
+
+    def _visited(self) -> Iterator[tuple[int, Visited]]:
+        """What comes of the visits, in order: made here, or by the clients' own hosts and looked at here."""
+        hosts = self.state.hosts
+        if hosts is not None:
+            for k, visited in hosts.visited(self):
+                self._tell_of(k)
+                yield k, self._looked_at_again(visited)
+            return
+        visit = self._visits()
+
+        def work(k: int) -> Visited:
+            self._tell_of(k)
+            with self.state.options.profiler.profile("visit"):
+                return visit(k)
+
+        yield from in_order(self.state.fabric, self.clients, work, pack, unpack)
+
+    def visited(self, k: int) -> Visited:
+        """What one client brings, on its own host."""
+        self.state.guard.begin_round()
+        check_still_frozen(self.state.module, self.state.constant)
+        return self._visits()(k)
+
+    def _visits(self) -> Visits:
+        return Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at)
+
+    def _tell_of(self, k: int) -> None:
+        self.tell(self.clients.index(k) + 1, len(self.clients))
+
+    def _looked_at_again(self, visited: Visited) -> Visited:
+        """What another host says is sound need not be."""
+        if isinstance(visited.outcome, Failure) or visited.problem is not None:
+            return visited
+        return visited._replace(problem=self._problem(visited.outcome))
 
     def _leave_out(self, k: int, found: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -225,18 +257,8 @@ class ClientRound:
             held.drop(upload.client)
 
     def _looked_at(self, k: int, outcome: Outcome) -> Visited:
-        return Visited(outcome, self._scores(k), self._problem(outcome))
-
-    def _scores(self, k: int) -> Scores:
-        """Of the copy that a client has just trained."""
-        if not self.score:
-            return {}
-        state = self.state
-        learner = self.stage.module or state.module
-        network = learner if self.stage.own_models else learner.global_model()
-        client = state.data.client(k, self.number)
-        with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
-            return evaluate(state.fabric, network, client.val_batches(), state.measures)
+        scores = scores_of_copy(self.state, self.stage, self.number, k) if self.score else {}
+        return Visited(outcome, scores, self._problem(outcome))
 
     def _problem(self, outcome: Outcome) -> Failure | None:
         """What is wrong with what a client brings."""
@@ -296,20 +318,6 @@ class ClientRound:
             self._note(k, "up", "model", both_ways)
         if one_way:
             self._note(k, "up", ONE_WAY, one_way)
-
-    def _note_download(self, k: int, sent: int | None) -> None:
-        state = self.state
-        if sent is not None:
-            self._note(k, "down", "model", sent)
-        elif is_sent(state, self.stage):
-            if state.shared:
-                self._note(k, "down", "model", num_bytes(state.shared_state))
-            if state.download_only:
-                self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
-        if state.constant and k not in state.equipped:
-            self._note(k, "down", "constant", num_bytes(state.constant_state))
-        if self.stage.public != "no":
-            self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
 
     def _note(self, k: int, direction: str, kind: str, size: int) -> None:
         self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
