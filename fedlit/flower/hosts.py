@@ -21,6 +21,7 @@ from fedlit.engine.states.hosts import Names
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.flower import wire
+from fedlit.flower.host import digest_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import LONGEST_REASON, Failure
 
@@ -40,17 +41,20 @@ class RemoteHosts:
 
     Args:
         post: By which they are reached.
+        joined: What each has told of itself when it joined.
 
     Attributes:
         experiment: What clients keep their files under; a run that is resumed goes on with its own.
         rounds: Of each client's last visit that counts.
     """
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, joined: Mapping[int, Mapping[str, Any]]) -> None:
         self.post = post
+        self.joined = joined
         self.experiment = secrets.token_hex(16)
         self.rounds: dict[int, int] = {}
         self.names: Names = {}
+        self._digest: str | None = None
         self._told: Names = {}  # of the round that is under way
 
     def kept(self) -> dict[str, Any]:
@@ -112,6 +116,12 @@ class RemoteHosts:
             "sent": None if sent is None else {"state": sent.state, "received": sent.received},
         }
 
+    def _constant(self, state: FederationState) -> str:
+        """Of what is frozen; it is so for the whole run."""
+        if self._digest is None:
+            self._digest = digest_of(state)
+        return self._digest
+
     def _answers(self, what: str, letters: Mapping[int, wire.Letter]) -> Iterator[tuple[int, bytes | Failure]]:
         """In the order of the letters."""
         waiting = list(letters)
@@ -128,6 +138,8 @@ class RemoteHosts:
         """What an answer says, or what is wrong with it."""
         if isinstance(data, Failure):
             return Visited(data, {})
+        if self.joined[k]["constant"] != self._constant(state):
+            return Visited(Failure("what is frozen and the same for all differs on its host from the server's."), {})
         try:
             most = BESIDE + 2 * num_bytes(state.expected_upload) if stage.upload == "aggregate" else MOST
             answer = wire.unpack(data, state.fabric.device, most)

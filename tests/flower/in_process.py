@@ -1,15 +1,19 @@
 """All methods in small, and clients on hosts of their own within this process."""
 
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from conftest import SGD, SmallCNN, TrunkAndHead, linear, toy_data
 from torch import nn
 
 from fedlit import Federation, methods
+from fedlit.flower import wire
 from fedlit.flower.host import Host
 from fedlit.flower.hosts import RemoteHosts
+from fedlit.flower.wire import Letter
 
 PLAIN = partial(torch.optim.SGD, lr=0.1)
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "report": False}
@@ -87,7 +91,7 @@ class InProcess:
         self.options = options
         self.hosts: dict[int, Host] = {}
         self.carried: list[tuple[str, int, bytes]] = []
-        self.down: set[int] = set()
+        self.letters: dict[tuple[str, int], Letter] = {}  # the last of each kind
 
     def host(self, k: int) -> Host:
         if k not in self.hosts or self.fresh:
@@ -96,11 +100,30 @@ class InProcess:
             self.hosts[k] = Host(own, model, data, k, self.folder / f"host_{k}")
         return self.hosts[k]
 
+    def answering(self, k):
+        """A host whose letters and answers are kept."""
+        return Noted(self, k)
+
+    def joined(self, k):
+        letter = Letter(wire.pack({}), wire.pack({"protocol": wire.PROTOCOL}))
+        return wire.unpack(self.host(k).answer("join", letter))
+
     def ask(self, what, letters):
         for k in reversed(letters):
-            answer = self.host(k).answer(what, letters[k])
-            self.carried += [(what, k, letters[k].common), (what, k, letters[k].own), (what, k, answer)]
-            yield k, answer
+            yield k, self.answering(k).answer(what, letters[k])
+
+
+class Noted(NamedTuple):
+    """One host of a post, which notes what goes to and fro."""
+
+    post: InProcess
+    k: int
+
+    def answer(self, what, letter):
+        answer = self.post.host(self.k).answer(what, letter)
+        self.post.letters[what, self.k] = letter
+        self.post.carried += [(what, self.k, part) for part in (letter.common, letter.own, answer)]
+        return answer
 
 
 def simulated(name, folder, options=None, **of_data):
@@ -114,6 +137,18 @@ def by_post(name, folder, options=None, fresh=False, ckpt_path=None, **of_data):
     options = options or {}
     post = InProcess(lambda: (seeded(name), data_for(name, **of_data)), folder, fresh, **options)
     found = federation(folder / "server", **options)
-    found.hosts = RemoteHosts(post)
+    found.hosts = hosts_of(post)
     found.fit(seeded(name), data_for(name, **of_data), ckpt_path)
     return found, post
+
+
+def hosts_of(post):
+    """By Flower's messages where Flower is installed."""
+    if find_spec("flwr") is None:
+        return RemoteHosts(post, {k: post.joined(k) for k in range(3)})
+    from fake_grid import FakeGrid
+
+    from fedlit.flower.grid import GridPost
+
+    by_grid = GridPost(FakeGrid(post.answering, 3), 3, reply_timeout=60, join_timeout=60)
+    return RemoteHosts(by_grid, by_grid.wait_for_all())

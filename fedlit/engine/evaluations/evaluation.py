@@ -131,13 +131,13 @@ class Scorer:
         seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
             jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
-        if self.stage.reported_on_pooled:
+        if self.stage.reported_on_pooled and not data.is_stand_in:
             jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
         return jobs
 
     def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
         if self.has_complete_global_model:
-            jobs = [Job(SERVERS, 0, self._global_on_pooled)]
+            jobs = [] if self.state.data.is_stand_in else [Job(SERVERS, 0, self._global_on_pooled)]
             for group in self._groups(clients, round):
                 jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
             return jobs
