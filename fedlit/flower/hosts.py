@@ -61,7 +61,7 @@ class RemoteHosts:
         names = {k: list(names) for k, names in self.names.items()}
         return {"experiment": self.experiment, "rounds": dict(self.rounds), "names": names}
 
-    def resume(self, kept: Mapping[str, Any], round: int) -> Names:
+    def resume(self, kept: Mapping[str, Any]) -> Names:
         self.experiment = kept["experiment"]
         self.rounds = dict(kept["rounds"])
         self.names = {k: tuple(names) for k, names in kept["names"].items()}

@@ -49,8 +49,13 @@ def test_a_server_that_is_killed_in_a_round_goes_on_to_the_same_bits_and_nobody_
     assert all(path.stat().st_mtime_ns == moment for path, moment in written.items())
     assert again.hosts.experiment == first.hosts.experiment
     assert equal(again.global_state, here.global_state)
+    elsewhere = federation(tmp_path / "server")
     with pytest.raises(ValueError, match="whose clients have hosts of their own; it goes on there"):
-        federation(tmp_path / "server").fit(seeded("FML"), data_for("FML"), "last")
+        elsewhere.fit(seeded("FML"), data_for("FML"), "last")
+    elsewhere.load(seeded("FML"), data_for("FML"), "last")
+    assert elsewhere.network() is not None
+    with pytest.raises(ValueError, match="What client 1 keeps is on its own host, and nowhere else"):
+        elsewhere.network(client=1)
 
 
 class Garbled(InProcess):

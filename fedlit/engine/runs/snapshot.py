@@ -133,7 +133,9 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
     state.resume_server(server_memory, _copied(server_momenta))
     if state.hosts is not None:
-        state.memories.know(state.hosts.resume(content[HOSTS], content["round"]))
+        state.memories.know(state.hosts.resume(content[HOSTS]))
+    elif HOSTS in content:
+        state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
 
 
 def _check_fingerprint(

@@ -25,7 +25,7 @@ class Hosts(Protocol):
         """The visits of these clients count: the next ones go on from them. What each keeps from now on."""
 
     def kept(self) -> dict[str, Any]:
-        """What a checkpoint holds: which visit of each client was the last that counts."""
+        """For a checkpoint: which visit of each client was the last that counts, and `names` of what it keeps."""
 
-    def resume(self, kept: Mapping[str, Any], round: int) -> Names:
+    def resume(self, kept: Mapping[str, Any]) -> Names:
         """Go on from there; what each client keeps."""

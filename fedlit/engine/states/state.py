@@ -187,6 +187,8 @@ class FederationState:
 
     def personal(self, k: int) -> State:
         """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
+        if k not in self.memories and self.memories.names(k):
+            raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
         kept = self.memories[k].state if k in self.memories else {}
         return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
 
