@@ -40,6 +40,7 @@ from fedlit.engine.runs.fit_result import FitResult, Method, built
 from fedlit.engine.runs.profiling import make_profiler
 from fedlit.engine.runs.snapshot import resume
 from fedlit.engine.runs.stop_request import StopRequest
+from fedlit.engine.states.hosts import Hosts
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.engine.visits.lightning_hooks import Command
@@ -174,6 +175,7 @@ class Federation:
         self.running = False
         self._stop = StopRequest()
         self._state: FederationState | None = None
+        self.hosts: Hosts | None = None
         self._folder: Path | None = None
         self._num_rounds = 0
         self._begun = Beginning()
@@ -396,6 +398,7 @@ class Federation:
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)
+            self._state.hosts = self.hosts
         self.state.use(data)
         self._begun = Beginning()
         if path is not None:

@@ -35,6 +35,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "callbacks": {"methods", "records", "bounds"},
     "federation": NOUNS | {"data", "methods", "engine", "fast.memory", "records", "callbacks", "studies.after_fit"},
     "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation", "studies"},
+    "flower": NOUNS | {"", "data", "methods", "engine", "records", "federation", "cli"},
     "studies": {"strict_yaml", "records"},
     "__main__": {"cli"},
     "": {"_torchvision"},

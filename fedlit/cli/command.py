@@ -19,9 +19,10 @@ SUBCOMMANDS = {  # of a federation, by LightningCLI
     "predict": "Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.",
     "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
 }
-TOOLS = {  # each is `main` of the module of that name beside this one, imported when it is called
+TOOLS = {  # each is `main` of the module of that name (with `_` for `-`) beside this one, imported when it is called
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
     "export": "Write a network of a checkpoint as a file, and check that it gives the same outputs.",
+    "export-flower": "Write a recipe as a Flower app, for clients on hosts of their own.",
     "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
     "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
     "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
@@ -83,7 +84,7 @@ def _run(args: list[str]) -> None:
         print(versions())
     elif args[0] in TOOLS:
         sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
-        import_module(f"fedlit.cli.{args[0]}").main(args[1:])
+        import_module(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
     elif args[0] in SUBCOMMANDS or args[0].startswith("-"):
         import_module("fedlit.cli.app").main()
     else:

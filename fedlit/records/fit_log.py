@@ -60,13 +60,13 @@ class FitLog:
         self.noted_round = done
 
     def partition(self, data: FederatedData) -> None:
-        """Who holds what, as text; the picture comes after the first round."""
-        if self.folder is not None:
+        """Who holds what, as text, where that is known here; the picture comes after the first round."""
+        if self.folder is not None and not data.is_stand_in:
             data.assignment.write(self.folder / "partition.csv", data.labels("train"), data.labels("test"))
 
     def partition_picture(self, data: FederatedData) -> None:
         """Who holds what, as a picture, if there is none yet."""
-        if self.folder is None or not self.draws:
+        if self.folder is None or not self.draws or data.is_stand_in:
             return
         picture = self.folder / "partition.png"
         if not picture.exists():

@@ -33,7 +33,7 @@ def run(monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", TOOLS)
 def test_a_tool_is_main_of_its_module_and_says_in_the_help_what_it_does(name, run):
-    tool = import_module(f"fedlit.cli.{name}").main
+    tool = import_module(f"fedlit.cli.{name.replace('-', '_')}").main
     assert tool.__doc__.strip().splitlines()[0] == TOOLS[name]
     assert name in help_parser().format_help()
     code, out, _ = run(name, "--help")

@@ -1,7 +1,7 @@
 """Which model on whose data: the evaluations of a federation."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.loaded import AnyBatches
-from fedlit.engine.cluster.processes import in_order
-from fedlit.engine.evaluations.found import Found, check_usage, found_of, pack, unpack
+from fedlit.engine.evaluations.found import Found, check_usage, found_of
+from fedlit.engine.evaluations.jobs import SERVERS, Job, looked
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
 from fedlit.engine.module.attributes import attributes_kept
@@ -28,21 +28,11 @@ from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import POOLED, Row
-from fedlit.rng import derive, isolated
 
 DEV_SAMPLES = 64  # a development run evaluates on so many
 # Of so many clients, so many samples are tried to see whether they may share a batch.
 FEW = 4
 TRIED_SAMPLES = 16
-
-
-@dataclass(frozen=True)
-class Job:
-    """An evaluation that one process does for all; `what` and `whose` name its random stream."""
-
-    what: str
-    whose: int
-    evaluate: Callable[[], Found]
 
 
 class Scorer:
@@ -109,24 +99,29 @@ class Scorer:
             return self._evaluated(round)
 
     def _evaluated(self, round: int) -> list[Row]:
-        jobs = self._jobs(round)
-
-        def work(i: int) -> Found:
-            job = jobs[i]
-            seed = derive(self.state.options.seed, "evaluate", self.stage.name, round, job.what, job.whose)
-            with isolated(seed):
-                return job.evaluate()
-
         rows: list[Row] = []
         looks: list[Found] = []
-        for i, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack):
+        for job, found in looked(self, self._jobs(round), round):
             rows += self._rows(found, round)
-            if jobs[i].what in ("probe", "personal"):
+            if job.what in ("probe", "personal"):
                 looks.append(found)
             if found.confused is not None:
                 self.confused = found.confused
         check_usage(looks)
         return rows
+
+    def own_job(self, what: str, k: int, round: int) -> Job:
+        """An evaluation of one client, as its own host is asked for it."""
+        on_global = partial(self._client_on_own, k, "global", round)
+        if self.has_complete_global_model:
+            on_global = partial(self._global_on_own, [k], round)
+        evaluations: dict[str, Callable[[], Found]] = {
+            "global": on_global,
+            "probe": partial(self._probed, k, round),
+            "personal": partial(self._client_on_own, k, "personal", round),
+            "personal pooled": partial(self._client_on_pooled, k, round),
+        }
+        return Job(what, k, evaluations[what])
 
     def _jobs(self, round: int) -> list[Job]:
         data = self.state.data
@@ -142,13 +137,13 @@ class Scorer:
         seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
             jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
-        if self.stage.reported_on_pooled:
+        if self.stage.reported_on_pooled and not data.is_stand_in:
             jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
         return jobs
 
     def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
         if self.has_complete_global_model:
-            jobs = [Job("pooled", 0, self._global_on_pooled)]
+            jobs = [] if self.state.data.is_stand_in else [Job(SERVERS, 0, self._global_on_pooled)]
             for group in self._groups(clients, round):
                 jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
             return jobs
@@ -166,7 +161,7 @@ class Scorer:
 
     def _groups(self, clients: list[int], round: int) -> list[list[int]]:
         """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
-        if len(clients) < 2 or not self.measures.are_of_classes:
+        if len(clients) < 2 or not self.measures.are_of_classes or self.state.hosts is not None:
             return [[k] for k in clients]
         if not self._sees_samples_apart(clients, round):
             return [[k] for k in clients]

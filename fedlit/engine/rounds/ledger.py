@@ -3,13 +3,11 @@
 from collections.abc import Iterator
 
 from fedlit.aggregation import Upload, num_bytes
+from fedlit.engine.rounds.downloads import ONE_WAY, downloads
 from fedlit.engine.rounds.encoding import Encoded
-from fedlit.engine.rounds.visiting import is_sent
 from fedlit.engine.states.state import FederationState
 from fedlit.methods.stage import Stage
 from fedlit.records.rows import LedgerRow
-
-ONE_WAY = "one-way"  # what goes down only, or up only
 
 
 class Ledger:
@@ -39,18 +37,8 @@ class Ledger:
 
     def down(self, k: int, sent: int | None) -> Iterator[LedgerRow]:
         """What a client was sent; `sent` is how much where clients are not all sent the same."""
-        state = self.state
-        if sent is not None:
-            yield self._row(k, "down", "model", sent)
-        elif is_sent(state, self.stage):
-            if state.shared:
-                yield self._row(k, "down", "model", num_bytes(state.shared_state))
-            if state.download_only:
-                yield self._row(k, "down", ONE_WAY, num_bytes(state.sent_state))
-        if state.constant and k not in state.equipped:
-            yield self._row(k, "down", "constant", num_bytes(state.constant_state))
-        if self.stage.public != "no":
-            yield self._row(k, "down", "public pool", state.data.public_pool.num_bytes)
+        for kind, size in downloads(self.state, self.stage, k, sent):
+            yield self._row(k, "down", kind, size)
 
     def _row(self, k: int, direction: str, kind: str, size: int) -> LedgerRow:
         return LedgerRow(self.number, k, direction, kind, size)

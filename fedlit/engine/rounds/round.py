@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.evaluations.trained_copy import scores_of_copy
 from fedlit.engine.guards.guard import left_out
 from fedlit.engine.module.freezing import check_still_frozen, check_unchanged
 from fedlit.engine.module.log_sinks import noted
@@ -24,7 +25,6 @@ from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.engine.rounds.visiting import Visits
-from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import Memories, States
 from fedlit.engine.states.sending import Sent
@@ -110,6 +110,8 @@ class ClientRound:
 
     def _end(self, agreed: State) -> None:
         served = self._followed(agreed)
+        sound = [k for k in self.record.clients if k not in self.record.failures]
+        hosts = self.state.hosts
         if not self.stage.keep_uploads:
             self.uploads.clear()
         brought = Brought(
@@ -120,6 +122,7 @@ class ClientRound:
             memories=self.memories,
             collected=self.collected,
             uploads=self.uploads,
+            elsewhere={} if hosts is None else hosts.adopt(self.number, sound),
         )
         self.state.end_client_round(brought)
 
@@ -183,14 +186,7 @@ class ClientRound:
 
     def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
         """Visit clients in order; record what they bring, pass on what is sound."""
-        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at, self.unpack)
-
-        def work(k: int) -> Visited:
-            self.tell(self.clients.index(k) + 1, len(self.clients))
-            with self.state.options.profiler.profile("visit"):
-                return visit(k)
-
-        for k, visited in in_order(self.state.fabric, self.clients, work, pack, self.unpack):
+        for k, visited in self._visited():
             self.record.clients.append(k)
             self.record.ledger += self.ledger.down(k, visited.sent)
             outcome = visited.outcome
@@ -202,6 +198,41 @@ class ClientRound:
                 self._leave_out(k, visited.problem)
             else:
                 yield k, outcome, visited.scores
+
+    def _visited(self) -> Iterator[tuple[int, Visited]]:
+        """What comes of the visits, in order: made here, or by the clients' own hosts and looked at here."""
+        hosts = self.state.hosts
+        if hosts is not None:
+            for k, visited, sent in hosts.visited(self):
+                self._tell_of(k)
+                yield k, self._looked_at_again(visited, sent)
+            return
+        visit = self._visits()
+
+        def work(k: int) -> Visited:
+            self._tell_of(k)
+            with self.state.options.profiler.profile("visit"):
+                return visit(k)
+
+        yield from in_order(self.state.fabric, self.clients, work, pack, self.unpack)
+
+    def visited(self, k: int) -> Visited:
+        """What one client brings, on its own host."""
+        self.state.guard.begin_round()
+        check_still_frozen(self.state.module, self.state.constant)
+        return self._visits()(k)
+
+    def _visits(self) -> Visits:
+        return Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at, self.unpack)
+
+    def _tell_of(self, k: int) -> None:
+        self.tell(self.clients.index(k) + 1, len(self.clients))
+
+    def _looked_at_again(self, visited: Visited, sent: Sent | None) -> Visited:
+        """What another host says is sound need not be."""
+        if isinstance(visited.outcome, Failure) or visited.problem is not None:
+            return visited
+        return visited._replace(problem=self._problem(visited.outcome, sent))
 
     def _leave_out(self, k: int, found: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -238,7 +269,7 @@ class ClientRound:
     def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
         encoded = None
         problem = None
-        scores = self._scores(k)
+        scores = scores_of_copy(self.state, self.stage, self.number, k) if self.score else {}
         if self.state.options.upload_encoder is not None:
             outcome.memory.residual = self._residual(k)
         if self.encoding is not None:
@@ -251,17 +282,6 @@ class ClientRound:
         """What the encoder of uploads has lost of a client's so far."""
         memory = self.state.memories.get(k)
         return {} if memory is None else memory.residual
-
-    def _scores(self, k: int) -> Scores:
-        """Of the copy that a client has just trained."""
-        if not self.score:
-            return {}
-        state = self.state
-        learner = self.stage.module or state.module
-        network = learner if self.stage.own_models else learner.global_model()
-        client = state.data.client(k, self.number)
-        with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
-            return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
     def _problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
         """What is wrong with what a client brings."""

@@ -10,19 +10,14 @@ from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
+from fedlit.engine.rounds.downloads import is_sent
 from fedlit.engine.rounds.visited import Visited, is_sound, pack
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
-from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
-
-
-def is_sent(state: FederationState, stage: Stage) -> bool:
-    """Whether clients of a stage are sent anything in the next round; at home they have the last one."""
-    return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
 
 
 class Visits:

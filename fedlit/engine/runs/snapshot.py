@@ -24,6 +24,7 @@ from fedlit.rng import isolated
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
 UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
 ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
+HOSTS = "hosts"  # of the clients; only where they have some of their own
 EQUIPPED = "equipped"  # clients that have what is constant; only where something is
 RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
 CHECKED_CLIENTS = 50  # building a network takes a moment
@@ -67,6 +68,8 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
         rare[ATTRIBUTES] = state.attributes.noted
     if state.equipped:
         rare[EQUIPPED] = sorted(state.equipped)
+    if state.hosts is not None:
+        rare[HOSTS] = state.hosts.kept()
     return {
         "format": FORMAT,
         "round": state.round,
@@ -101,6 +104,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_stand_in)
     if training:
         _check_stages(content, schedule, path)
+        _check_hosts(state, content, path)
     elif "preprocessing" in content:  # else it is of before
         prepare_as(state.data, content["preprocessing"])
     own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
@@ -137,6 +141,10 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
     state.resume_server(server_memory, _copied(server_momenta))
     state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
+    if state.hosts is not None:
+        state.memories.know(state.hosts.resume(content[HOSTS]))
+    elif HOSTS in content:
+        state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
 
 
 def _check_fingerprint(
@@ -159,6 +167,14 @@ def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> Non
             f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
             f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
         )
+
+
+def _check_hosts(state: FederationState, content: dict[str, Any], path: str) -> None:
+    """What clients keep is here, or on hosts of their own."""
+    if state.hosts is None and HOSTS in content:
+        raise ValueError(f"`--ckpt_path` {path} is of a run whose clients have hosts of their own; it goes on there.")
+    if state.hosts is not None and HOSTS not in content:
+        raise ValueError(f"`--ckpt_path` {path} is of a simulation; it cannot go on with clients on other hosts.")
 
 
 def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
@@ -115,6 +115,10 @@ class Memories(MutableMapping[int, Memory]):
     def names(self, client: int) -> tuple[str, ...]:
         """The names in a client's state, without reading it; none if it has nothing."""
         return self._names.get(client, ())
+
+    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
+        """Note the names of what clients keep on hosts of their own: that is all there is of it here."""
+        self._names.update(names)
 
     def adopt(self, others: "Memories") -> None:
         """Take over what another mapping of the same store holds, without reading it."""

@@ -5,7 +5,7 @@ Others ask; what changes, changes here: at the end of a round of clients (`end_c
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
@@ -23,6 +23,7 @@ from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory, OptimizerState
 from fedlit.engine.scoring.measures import Measures
 from fedlit.engine.states.client_store import Memories, States, Store
+from fedlit.engine.states.hosts import Hosts, Names
 from fedlit.engine.states.scoreboard import Scoreboard
 from fedlit.engine.states.sending import Sent, sends_apart, sent_by
 from fedlit.methods.base import FederatedModule
@@ -46,6 +47,7 @@ class Brought:
         memories: What stays with them.
         collected: What the server keeps as it came.
         uploads: Their last uploads, if the stage keeps them.
+        elsewhere: Names of what stays with them on hosts of their own.
     """
 
     agreed: State
@@ -55,6 +57,7 @@ class Brought:
     memories: Memories
     collected: Mapping[int, State]
     uploads: States
+    elsewhere: Names = field(default_factory=dict)
 
 
 class FederationState:
@@ -87,6 +90,8 @@ class FederationState:
         stage: Of the last round; None before the first.
         measures: What is measured of every model.
         scores: The last and the best of every metric.
+        hosts: Where clients are visited, if not here.
+        told: On a client's own host, what the server sent it apart from others; None: the server is here.
     """
 
     def __init__(
@@ -119,6 +124,8 @@ class FederationState:
         self.equipped: set[int] = set()
         self.server_memory = Memory()
         self.server_momenta: dict[str, OptimizerState] = {}
+        self.hosts: Hosts | None = None
+        self.told: Sent | None = None
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
@@ -191,6 +198,8 @@ class FederationState:
 
     def personal(self, k: int) -> State:
         """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
+        if k not in self.memories and self.memories.names(k):
+            raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
         kept = self.memories[k].state if k in self.memories else {}
         return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
 
@@ -241,6 +250,8 @@ class FederationState:
 
     def sent_to(self, k: int, round: int) -> Sent:
         """What the method sends a client; the live module holds the server's state afterwards."""
+        if self.told is not None:
+            return self.told
         self.load_global()
         seed = derive(self.options.seed, "download", round, k)
         current = {**self.shared_state, **self.sent_state}
@@ -258,6 +269,7 @@ class FederationState:
         self.server_memory = brought.server_memory
         self.server_momenta = brought.server_momenta
         self.memories.adopt(brought.memories)
+        self.memories.know(brought.elsewhere)
         self.collected |= brought.collected
         self.uploads.adopt(brought.uploads)
         if self.constant:

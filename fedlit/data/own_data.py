@@ -1,0 +1,103 @@
+"""Data of clients that have hosts of their own: on a client's, all samples are its own; the server's has none.
+
+Neither host has a partition, or an index of what others hold. The server knows how many samples a client has.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlit.data.assignment import Assignment
+from fedlit.data.federated import FederatedData
+from fedlit.data.stand_in import stand_in
+from fedlit.partition import IID
+
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def keep_for(data: FederatedData, client: int) -> None:
+    """Let all samples be those of one client, and read them; the others have none here.
+
+    Args:
+        data: As the recipe has them, with the data set of this host.
+        client: Its number.
+    """
+    num_clients = data.num_clients
+    if not isinstance(data.opt_out, list):
+        if data.opt_out not in (0, 1):
+            raise ValueError(f"`data.opt_out` must be ids where clients have their own data, got {data.opt_out}.")
+        data.opt_out = list(range(num_clients)) if data.opt_out else []
+    data.opt_out = [0] if client in data.opt_out else []
+    data.partition = IID()
+    data.num_clients = 1
+    data.prepare_data()
+    data.setup()
+    if data.splits.measured and data.mean is None and data.inputs.normalisation is not None:
+        raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
+    vars(data)["num_clients"] = num_clients  # an option is fixed by now for whoever is not told here
+    data._assignment = lifted(data.assignment, client, num_clients)
+    data._resplit = (0, data._assignment)
+
+
+def lifted(of_one: Assignment, client: int, num_clients: int) -> Assignment:
+    """What a single client holds, as that of one of many.
+
+    Example:
+        >>> alone = Assignment([np.arange(3)], [np.arange(3, 5)], "train", [np.ones(3, dtype=bool)])
+        >>> [len(held) for held in lifted(alone, 1, 3).train]
+        [0, 3, 0]
+    """
+
+    def among(parts: list[np.ndarray], nothing: np.ndarray) -> list[np.ndarray]:
+        return [parts[0] if k == client else nothing for k in range(num_clients)] if parts else []
+
+    return Assignment(
+        train=among(of_one.train, NOTHING),
+        val=among(of_one.val, NOTHING),
+        val_split=of_one.val_split,
+        opted_in=among(of_one.opted_in, NOTHING.astype(bool)),
+        own_test=among(of_one.own_test, NOTHING),
+    )
+
+
+def of_clients_elsewhere(told: Mapping[int, Mapping[str, Any]]) -> FederatedData:
+    """Data for a server that has none: blank samples of the kind that clients have, and how many each has.
+
+    Args:
+        told: What each client says of its own: `train`, `opted_in`, `val` and `own_test` samples, and their
+            `preprocessing`.
+    """
+    kept = told[0]["preprocessing"]
+    for k, one in told.items():
+        if not _is_same(one["preprocessing"], kept):
+            raise ValueError(f"Samples of client {k} and of client 0 are not of one kind, or not normalised alike.")
+    num_classes = max(one["preprocessing"]["num_classes"] for one in told.values())
+    data = stand_in({**kept, "num_classes": num_classes}, None)
+    order = [told[k] for k in sorted(told)]
+    has_own_test = any(one["own_test"] for one in order)
+    data._assignment = Assignment(
+        train=[np.zeros(one["train"], dtype=np.int64) for one in order],
+        val=[np.zeros(one["val"], dtype=np.int64) for one in order],
+        val_split="train",
+        opted_in=[np.arange(one["train"]) < one["opted_in"] for one in order],
+        own_test=[np.zeros(one["own_test"], dtype=np.int64) for one in order] if has_own_test else [],
+    )
+    data._resplit = (0, data._assignment)
+    return data
+
+
+def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether samples are of one kind and made ready in one way."""
+    kinds = [(_kind(one["inputs"]), _kind(one["targets"]), one["unseen_clients"]) for one in (a, b)]
+    return kinds[0] == kinds[1] and all(_equal(a[name], b[name]) for name in ("mean", "std"))
+
+
+def _kind(value: Any) -> Any:
+    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else type(value)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)

@@ -1,0 +1,224 @@
+"""The server's side: what clients on other hosts are asked, and what the engine is given of their answers.
+
+An answer is taken for what anybody might have sent: its size, its parts and their kinds are looked at before the
+engine's own checks of states. Answers are passed on in the order of client ids, whatever order they come in.
+"""
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from fedlit.aggregation import State, num_bytes
+from fedlit.engine.evaluations.evaluation import Scorer
+from fedlit.engine.evaluations.found import Found
+from fedlit.engine.guards.guard import left_out
+from fedlit.engine.rounds.downloads import is_sent
+from fedlit.engine.rounds.round import ClientRound
+from fedlit.engine.rounds.visited import Visited, unpack
+from fedlit.engine.states.hosts import Names
+from fedlit.engine.states.sending import Sent
+from fedlit.engine.states.state import FederationState
+from fedlit.flower import wire
+from fedlit.flower.host import digest_of
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import LONGEST_REASON, Failure
+
+BESIDE = 2**24  # bytes of an answer beside its tensors
+MOST = 2**31  # bytes of an answer whose tensors are not known beforehand
+
+
+class Post(Protocol):
+    """Carries letters to clients and brings answers back."""
+
+    def ask(self, what: str, letters: Mapping[int, wire.Letter]) -> Iterator[tuple[int, bytes | Failure]]:
+        """The answer of each client, or why there is none, in the order in which they come."""
+
+
+class RemoteHosts:
+    """All clients of a federation, by post.
+
+    Args:
+        post: By which they are reached.
+        joined: What each has told of itself when it joined.
+
+    Attributes:
+        experiment: What clients keep their files under; a run that is resumed goes on with its own.
+        rounds: Of each client's last visit that counts.
+    """
+
+    def __init__(self, post: Post, joined: Mapping[int, Mapping[str, Any]]) -> None:
+        self.post = post
+        self.joined = joined
+        self.experiment = secrets.token_hex(16)
+        self.rounds: dict[int, int] = {}
+        self.names: Names = {}
+        self._digest: str | None = None
+        self._told: Names = {}  # of the round that is under way
+
+    def kept(self) -> dict[str, Any]:
+        names = {k: list(names) for k, names in self.names.items()}
+        return {"experiment": self.experiment, "rounds": dict(self.rounds), "names": names}
+
+    def resume(self, kept: Mapping[str, Any]) -> Names:
+        self.experiment = kept["experiment"]
+        self.rounds = dict(kept["rounds"])
+        self.names = {k: tuple(names) for k, names in kept["names"].items()}
+        return self.names
+
+    def adopt(self, round: int, clients: Sequence[int]) -> Names:
+        found = {k: self._told[k] for k in clients}
+        self.rounds |= dict.fromkeys(clients, round)
+        self.names |= found
+        return found
+
+    def visited(self, round: ClientRound) -> Iterator[tuple[int, Visited, Sent | None]]:
+        """Let all train at once; what comes early waits for its turn."""
+        state = round.state
+        stage = round.stage
+        is_apart = state.sends_apart and is_sent(state, stage)
+        sent = {k: state.sent_to(k, round.number) for k in round.clients} if is_apart else {}
+        common = wire.pack({"state": {} if is_apart else travelling(state)})
+        letters = {}
+        for k in round.clients:
+            asked = self._asked(state, k, round.number, sent.get(k))
+            letters[k] = wire.Letter(common, wire.pack({**asked, "score": round.score}))
+        for k, data in self._answers("visit", letters):
+            visited = self._visited(state, stage, k, data)
+            if k in sent:
+                visited = visited._replace(sent=num_bytes({**sent[k].state, **sent[k].received}))
+            yield k, visited, sent.get(k)
+
+    def found(self, scorer: Scorer, round: int, asked: Sequence[tuple[str, int]]) -> list[Found]:
+        """Let all evaluate at once, each with one letter for all that is asked of it."""
+        state = scorer.state
+        jobs: dict[int, list[str]] = {}
+        for what, k in asked:
+            jobs.setdefault(k, []).append(what)
+        common = wire.pack({"state": {**travelling(state), **evaluated(scorer)}})
+        letters = {}
+        for k in sorted(jobs):
+            sent = state.sent_to(k, round) if state.sends_apart else None
+            one = {**self._asked(state, k, round, sent), "jobs": jobs[k]}
+            letters[k] = wire.Letter(common, wire.pack(one))
+        answers = {k: _found(k, jobs[k], data) for k, data in self._answers("look", letters)}
+        return [answers[k][what] for what, k in asked]
+
+    def _asked(self, state: FederationState, k: int, round: int, sent: Sent | None) -> dict[str, Any]:
+        return {
+            "protocol": wire.PROTOCOL,
+            "experiment": self.experiment,
+            "round": round,
+            "base": self.rounds.get(k, 0),
+            "last_stage": None if state.stage is None else state.stage.name,
+            "num_sharing": state.module.num_clients,
+            "sent": None if sent is None else {"state": sent.state, "received": sent.received},
+        }
+
+    def _constant(self, state: FederationState) -> str:
+        """Of what is frozen; it is so for the whole run."""
+        if self._digest is None:
+            self._digest = digest_of(state)
+        return self._digest
+
+    def _answers(self, what: str, letters: Mapping[int, wire.Letter]) -> Iterator[tuple[int, bytes | Failure]]:
+        """In the order of the letters."""
+        waiting = list(letters)
+        early: dict[int, bytes | Failure] = {}
+        for k, data in self.post.ask(what, letters):
+            early[k] = data
+            while waiting and waiting[0] in early:
+                first = waiting.pop(0)
+                yield first, early.pop(first)
+        for k in waiting:
+            yield k, early.get(k, Failure("no answer came."))
+
+    def _visited(self, state: FederationState, stage: Stage, k: int, data: bytes | Failure) -> Visited:
+        """What an answer says, or what is wrong with it."""
+        if isinstance(data, Failure):
+            return Visited(data, {})
+        if self.joined[k]["constant"] != self._constant(state):
+            return Visited(Failure("what is frozen and the same for all differs on its host from the server's."), {})
+        try:
+            most = BESIDE + 2 * num_bytes(state.expected_upload(k)) if stage.upload == "aggregate" else MOST
+            answer = wire.unpack(data, state.fabric.device, most)
+            if answer["failed"]:
+                return Visited(_failure(answer), {})
+            names = tuple(map(str, answer.pop("names")))
+            _check_answer(answer, stage)
+            if answer["upload"] is not None:
+                answer["upload"]["client"] = k
+            visited = unpack({**answer, "memory": {}})
+            self._told[k] = names
+            return visited
+        except Exception as error:  # it may hold anything
+            return Visited(_not_understood(error), {})
+
+
+def travelling(state: FederationState) -> State:
+    """What any client is sent."""
+    return {**state.shared_state, **state.sent_state}
+
+
+def evaluated(scorer: Scorer) -> State:
+    """Of what the server holds, the global model that clients evaluate on their own samples."""
+    state = scorer.state
+    live = state.live.tensors()
+    own = {id(tensor) for tensor in scorer.network.state_dict(keep_vars=True).values()}
+    constant = set(state.constant)
+    held = {name: value for name, value in state.global_state.items() if name not in constant}
+    return {name: value for name, value in held.items() if name in live and id(live[name]) in own}
+
+
+def _failure(answer: Mapping[str, Any]) -> Failure:
+    return Failure(str(answer["reason"])[:LONGEST_REASON], is_usage=bool(answer["is_usage"]))
+
+
+def _not_understood(error: Exception) -> Failure:
+    problem = left_out(error)
+    return Failure(f"its answer cannot be used: {problem.reason}"[:LONGEST_REASON], problem.details)
+
+
+def _check_answer(answer: Mapping[str, Any], stage: Stage) -> None:
+    """What numbers and tensors are to be is that."""
+    for part in ("scores", "logs", "validation_logs"):
+        if not all(isinstance(name, str) and isinstance(value, float) for name, value in answer[part].items()):
+            raise ValueError(f"`{part}` must be numbers by name.")
+    for epoch, data, metric, value in answer["epochs"]:
+        if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
+            raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
+    upload = answer["upload"]
+    if (upload is None) != (stage.upload == "none"):
+        raise ValueError(f"stage {stage.name!r} has {'no' if stage.upload == 'none' else 'an'} upload.")
+    if upload is not None and not all(isinstance(value, torch.Tensor) for value in upload["state"].values()):
+        raise ValueError("an upload must be tensors.")
+
+
+def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, Found]:
+    """What a client's evaluations found, by what was looked at; its answer tells of itself alone."""
+    try:
+        if isinstance(data, Failure):
+            problem = data
+        else:
+            answer = wire.unpack(data, most=BESIDE)
+            if not answer["failed"]:
+                founds = [_checked_found(k, one) for one in answer["found"]]
+                return dict(zip(jobs, founds, strict=True))
+            problem = _failure(answer)
+    except Exception as error:  # it may hold anything
+        problem = _not_understood(error)
+    return {what: Found(failed={k: vars(problem)}) for what in jobs}
+
+
+def _checked_found(k: int, packed: Mapping[str, Any]) -> Found:
+    found = Found()
+    for client, model, data, metric, value in packed["values"]:
+        if client != k or not isinstance(value, float):
+            raise ValueError(f"it tells of client {client}: {metric!r} is {value!r}.")
+        found.values.append((k, str(model), str(data), str(metric), value))
+    for client, told in packed["failed"].items():
+        if client != k:
+            raise ValueError(f"it tells of client {client}.")
+        found.failed[k] = vars(_failure(told))
+    return found

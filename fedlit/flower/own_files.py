@@ -1,0 +1,55 @@
+"""What stays with a client, in files of its own host: one for every visit, written whole or not at all.
+
+    FOLDER/EXPERIMENT/client_3/visit_00007.pt
+
+holds what the client keeps after its visit in round 7, what it answered, and the digest of what it was asked. So a
+round that is asked for again is answered from the file, and a server that goes back finds what it goes back to.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlit.records.checkpoint import damage, save
+
+EXPERIMENT = re.compile(r"[0-9a-f]{32}")
+
+
+class OwnFiles:
+    """The visits of one client in one experiment.
+
+    Args:
+        folder: Of all that fedlit keeps on this host.
+        experiment: As the server names it.
+        client: Its number.
+        keep: Visits that are kept; the server may go back so far.
+    """
+
+    def __init__(self, folder: Path, experiment: str, client: int, keep: int) -> None:
+        if not EXPERIMENT.fullmatch(experiment):  # it becomes a path
+            raise ValueError(f"the experiment must be 32 hexadecimal digits, got {experiment!r}.")
+        self.folder = folder / experiment / f"client_{client}"
+        self.keep = keep
+
+    def write(self, round: int, content: dict[str, Any]) -> None:
+        """Keep a visit; those that nobody goes back to any more are removed."""
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        save(content, self._path(round))
+        for old in self.rounds()[: -self.keep]:
+            self._path(old).unlink(missing_ok=True)
+
+    def read(self, round: int) -> dict[str, Any] | None:
+        """A visit; None if it is not there or not whole."""
+        path = self._path(round)
+        if not path.is_file() or damage(path) is not None:
+            return None
+        return torch.load(path, weights_only=True, map_location="cpu")
+
+    def rounds(self) -> list[int]:
+        """Of which there are visits."""
+        return sorted(int(path.stem.removeprefix("visit_")) for path in self.folder.glob("visit_*.pt"))
+
+    def _path(self, round: int) -> Path:
+        return self.folder / f"visit_{round:05}.pt"
