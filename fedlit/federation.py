@@ -19,7 +19,7 @@ from fedlit.data.own_images import read_own_images
 from fedlit.encoders import Encoder
 from fedlit.engine.cluster.processes import make_fabric, meet
 from fedlit.engine.door.checks import check_experiment
-from fedlit.engine.evaluations.adapt import adapt, table_of_epochs
+from fedlit.engine.evaluations.adapt import adapt, draw_adaptation, table_of_epochs
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.own_network import own_network
 from fedlit.engine.evaluations.predict import predict
@@ -48,7 +48,6 @@ from fedlit.engine.visits.trainer_names import no_such_attribute
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP
-from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
@@ -373,14 +372,7 @@ class Federation:
             rows, failures = adapt(self.state, epochs)
             self._report("adapt.csv", rows, failures, table_of_epochs(rows, self.state.measures))
             if self.is_global_zero and self._folder is not None:
-                title = f"{title_of(self.state)}: new clients of {self._folder.name}"
-                draw_curves(
-                    self._folder / "adapt.csv",
-                    self._folder / "adapt.png",
-                    metric=self.state.measures.first,
-                    title=title,
-                    told_as="epoch",
-                )
+                draw_adaptation(self._folder, self.state.measures, title_of(self.state))
         return rows
 
     def _set_up(

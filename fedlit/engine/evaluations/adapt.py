@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from torch import nn
 
@@ -26,6 +27,7 @@ from fedlit.engine.visits.visit import visit
 from fedlit.fast.permission import measures_classes
 from fedlit.methods.base import FederatedModule, task_of, twin
 from fedlit.methods.stage import Stage
+from fedlit.records.pictures import draw_curves
 from fedlit.records.progress import epochs_table
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row, summary
@@ -157,3 +159,14 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     # One visit: what a method freezes is what the client received, not its own last epoch.
     visit(state.fabric, learner, client, Plan(STAGE, state.options.seed, epochs, after_epoch=score), (), Memory())
     return found
+
+
+def draw_adaptation(folder: Path, measures: Measures, title: str) -> None:
+    """adapt.png, of what stands in adapt.csv."""
+    draw_curves(
+        folder / "adapt.csv",
+        folder / "adapt.png",
+        metric=measures.first,
+        title=f"{title}: new clients of {folder.name}",
+        told_as="epoch",
+    )

@@ -5,24 +5,21 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from lightning.pytorch.utilities.model_helpers import is_overridden
-
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.evaluations.trained_copy import scores_of_copy
-from fedlit.engine.guards.guard import left_out
 from fedlit.engine.module.freezing import check_still_frozen, check_unchanged
 from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
-from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
 from fedlit.engine.rounds.encoding import encoding_of
 from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
 from fedlit.engine.rounds.ledger import Ledger
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
+from fedlit.engine.rounds.soundness import Soundness, hint
 from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.tally import Scores
@@ -31,7 +28,6 @@ from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
-from fedlit.methods.base import FederatedModule
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, Row
 from fedlit.rng import derive, isolated
@@ -77,7 +73,7 @@ class ClientRound:
         self.server_momenta = state.server_momenta
         self.follow = follow
         self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
-        self.counters = counters_of(state.shared_state)
+        self.soundness = Soundness(state, self.stage, number, plan_for)
         self.encoding = encoding_of(state, self.stage, number)
         self.unpack = partial(unpack, decode=self.encoding.decoded if self.encoding else None)
 
@@ -232,7 +228,7 @@ class ClientRound:
         """What another host says is sound need not be."""
         if isinstance(visited.outcome, Failure) or visited.problem is not None:
             return visited
-        return visited._replace(problem=self._problem(visited.outcome, sent))
+        return visited._replace(problem=self.soundness.problem(visited.outcome, sent))
 
     def _leave_out(self, k: int, found: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -275,49 +271,13 @@ class ClientRound:
         if self.encoding is not None:
             encoded, problem = self.encoding.send(outcome)
             if problem is not None:
-                problem.reason += _hint(problem.reason)
-        return Visited(outcome, scores, problem or self._problem(outcome, sent), encoded=encoded)
+                problem.reason += hint(problem.reason)
+        return Visited(outcome, scores, problem or self.soundness.problem(outcome, sent), encoded=encoded)
 
     def _residual(self, k: int) -> State:
         """What the encoder of uploads has lost of a client's so far."""
         memory = self.state.memories.get(k)
         return {} if memory is None else memory.residual
-
-    def _problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
-        """What is wrong with what a client brings."""
-        try:
-            self._check_names(outcome.validation_logs)
-            if problem := self._unusable(outcome, sent):
-                return Failure(f"unusable state: {problem}{_hint(problem)}")
-        except Exception as error:  # tensors of strange kinds can hardly be looked at
-            return left_out(error)
-        return None
-
-    def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:
-        """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
-        upload = outcome.upload
-        if upload is not None:
-            is_collected = self.stage.upload == "collect"
-            expected = upload.state if is_collected else self.state.expected_upload(upload.client, sent)
-            if problem := defect(upload, expected):
-                return problem
-            if self.counters and self.stage.upload == "aggregate":
-                plan = self.plan_for(upload.client)
-                most = most_batches(self.state.data.client(upload.client, self.number), plan)
-                if problem := overcounted(upload.state, expected, self.counters, most):
-                    return problem
-            self._ask_method(upload)
-        memory = outcome.memory
-        return defect(Upload(-1, memory.state), memory.state) or defect(Upload(-1, memory.residual), memory.residual)
-
-    def _ask_method(self, upload: Upload) -> None:
-        """What a method knows of its uploads; it raises if one cannot be."""
-        module = self.state.module
-        if not is_overridden("check_upload", module, FederatedModule):
-            return
-        client = self.state.data.client(upload.client, self.number)
-        available = len(client.train_batches(None, self.stage.samples, self.stage.public))
-        module.check_upload(client, upload.state, self.plan_for(upload.client).num_steps(available))
 
     def _keep(self, k: int, outcome: Outcome) -> None:
         memory = outcome.memory
@@ -332,15 +292,3 @@ class ClientRound:
         model = self.stage.reported_as or "personal"
         for epoch, data, name, value in outcome.epochs:
             self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
-
-    def _check_names(self, validation_logs: dict[str, float]) -> None:
-        """What a method measures on a client's own samples is told apart from what the federation does."""
-        for name in set(self.state.measures.names) & validation_logs.keys():
-            raise UsageError(
-                f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
-                "log under another name."
-            )
-
-
-def _hint(problem: str) -> str:
-    return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
