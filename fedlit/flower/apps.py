@@ -10,6 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedlit.data import FederatedData
 from fedlit.data.own_data import keep_for, of_clients_elsewhere
+from fedlit.federation import Federation
 from fedlit.flower.grid import KINDS, GridPost, content_of, parts_of
 from fedlit.flower.host import Host
 from fedlit.flower.hosts import RemoteHosts
@@ -93,6 +94,7 @@ def serve(config: Path, grid: Grid, run_config: Mapping[str, Any]) -> Experiment
     folder = Path(str(run_config.get("folder") or ".")).expanduser()
     own = [f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=true"]
     one = experiment(config, [*options_of_run(run_config), *own])
+    check_uploads(one.federation)
     reply_timeout = float(run_config.get("reply-timeout", REPLY_TIMEOUT))
     join_timeout = float(run_config.get("join-timeout", JOIN_TIMEOUT))
     post = GridPost(grid, one.data.num_clients, reply_timeout, join_timeout)
@@ -100,6 +102,12 @@ def serve(config: Path, grid: Grid, run_config: Mapping[str, Any]) -> Experiment
     one.federation.hosts = RemoteHosts(post, told)
     one.federation.fit(one.model, data_of_server(one, told), ckpt_path="auto")
     return one
+
+
+def check_uploads(federation: Federation) -> None:
+    """Refuse what hosts would send otherwise than a simulation counts it."""
+    if federation.options.upload_encoder is not None:
+        raise ValueError("`trainer.upload_encoder` is for simulations: hosts send their uploads as they are.")
 
 
 def data_of_server(one: Experiment, told: Mapping[int, Mapping[str, Any]]) -> FederatedData:

@@ -8,7 +8,8 @@ import torch
 from conftest import SGD, SmallCNN, Spy, equal, linear
 from in_process import METHODS, by_post, simulated
 
-from fedlit import methods
+from fedlit import Federation, methods
+from fedlit.encoders import Float16
 from fedlit.flower import wire
 
 
@@ -32,7 +33,7 @@ def test_all_methods_are_here():
 @pytest.fixture
 def one_by_one(monkeypatch):
     """A simulation may evaluate the global model on several clients' samples in one batch, which rounds otherwise."""
-    monkeypatch.setattr("fedlit.engine.evaluations.evaluation.sees_samples_apart", lambda *given: False)
+    monkeypatch.setattr("fedlit.engine.evaluations.evaluation.Scorer._sees_samples_apart", lambda *given: False)
 
 
 @pytest.mark.usefixtures("one_by_one")
@@ -116,3 +117,10 @@ def test_asked_for_something_else_it_trains_again(tmp_path, monkeypatch):
     other = wire.pack({"state": {name: value + 1 for name, value in wire.unpack(letter.common)["state"].items()}})
     host.answer("visit", letter._replace(common=other))
     assert host.state.module.visits == [(1, 0), (1, 0)]
+
+
+def test_an_encoder_of_uploads_is_refused_before_anybody_is_waited_for():
+    apps = pytest.importorskip("fedlit.flower.apps", exc_type=ImportError)
+    with pytest.raises(ValueError, match="`trainer.upload_encoder` is for simulations"):
+        apps.check_uploads(Federation(upload_encoder=Float16()))
+    apps.check_uploads(Federation())
