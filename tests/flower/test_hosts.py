@@ -121,6 +121,6 @@ def test_asked_for_something_else_it_trains_again(tmp_path, monkeypatch):
 
 def test_an_encoder_of_uploads_is_refused_before_anybody_is_waited_for():
     apps = pytest.importorskip("fedlit.flower.apps", exc_type=ImportError)
-    with pytest.raises(ValueError, match="`trainer.upload_encoder` is for simulations"):
+    with pytest.raises(ValueError, match=r"`trainer\.upload_encoder` is for simulations"):
         apps.check_uploads(Federation(upload_encoder=Float16()))
     apps.check_uploads(Federation())
