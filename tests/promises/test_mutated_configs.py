@@ -9,7 +9,7 @@ from junk_files import FILE_CASES, FIT, LONG_RUN
 from mutated_inputs import drawn_cases, failures, targets, typed, write_recipes
 from odd_tables import table_cases
 
-DRAWN = 600
+DRAWN = 364
 WELL_CHOSEN = [  # a name in the refusal, or nothing: then it works
     (Case((*FIT, "--data.std=[]"), ("`data.std`",)), 2),
     (Case((*FIT, "--data.val_size=.inf"), ("`data.val_size` must be a finite number, got inf",)), 2),
