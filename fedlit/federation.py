@@ -176,7 +176,7 @@ class Federation:
         self._state: FederationState | None = None
         self.hosts: Hosts | None = None
         self._folder: Path | None = None
-        self._num_rounds = 0
+        self.has_rounds_left = True  # for a fit, once it is set up
         self._begun = Beginning()
         self._run_folder = RunFolder(self.fabric, self.options)
 
@@ -204,11 +204,6 @@ class Federation:
     @property
     def strategy(self) -> Any:
         return self.fabric.strategy
-
-    @property
-    def has_rounds_left(self) -> bool:
-        """Whether a fit has anything to train."""
-        return self.state.round < self._num_rounds
 
     @property
     def should_stop(self) -> bool:
@@ -386,7 +381,6 @@ class Federation:
         keep_large_blocks()
         data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
-        self._num_rounds = len(schedule)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)
@@ -402,6 +396,7 @@ class Federation:
         if training:
             self._run_folder.claim()
             self._folder = self._run_folder.path
+        self.has_rounds_left = self.state.round < len(schedule)
         return schedule
 
     def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], told: str | None = None) -> list[Row]:
