@@ -95,6 +95,7 @@ class Federation:
         metrics: More torchmetrics metrics, by name; the loss and those of the task are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
         devices: Processes (cpu) or devices that share the clients of a round.
+        processes_per_device: Processes that share each device, where one alone does not fill it.
         num_nodes: Machines.
         process_timeout: Seconds without a sign of life until a process is taken for dead; one that is slow has time.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
@@ -155,6 +156,7 @@ class Federation:
         max_time: str | timedelta | dict[str, int] | None = None,
         profiler: Profiler | str | None = None,
         run_name: str | None = None,
+        processes_per_device: int = 1,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
         given["client_epochs"] = client_epochs or {}
@@ -163,9 +165,7 @@ class Federation:
         given["default_root_dir"] = Path(default_root_dir).expanduser()
         given["profiler"] = make_profiler(profiler)
         self.options = Options(**given)
-        self.fabric = make_fabric(
-            accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar
-        )
+        self.fabric = make_fabric(self.options)
         self.running = False
         self._stop = StopRequest()
         self._state: FederationState | None = None
@@ -255,6 +255,7 @@ class Federation:
     def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
         folder = self._folder if self.is_global_zero else None
         self._remind()
+        self.state.guard.watch(self._run_folder.note, self._run_folder.suspects)
         fit = Fit(self.state, schedule, folder, self._stop, self._call, self._begun)
         self._begun = Beginning()
         self.running = True

@@ -15,7 +15,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedlit.engine.cluster import heartbeat
-from fedlit.engine.cluster.rendezvous import ClientParallelStrategy
+from fedlit.engine.cluster.rendezvous import ClientParallelStrategy, wire
+from fedlit.engine.options import Options
 from fedlit.engine.plan import Interrupted
 
 Result = TypeVar("Result")
@@ -35,20 +36,30 @@ class ProcessLost(Interrupted):
         self.is_ours_to_say = is_ours_to_say
 
 
-def make_fabric(
-    accelerator: str, devices: int | str, num_nodes: int, precision: Any, process_timeout: float, talkative: bool
-) -> Fabric:
+def make_fabric(options: Options) -> Fabric:
     """Fabric as the user's options have it; several processes share clients, not gradients."""
-    several = num_nodes > 1 or str(devices) not in ("1", "auto")
+    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
+    timeout = options.process_timeout
+    talkative = options.enable_progress_bar
+    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
     try:
-        strategy = ClientParallelStrategy(process_timeout, talkative) if several else "auto"
-        return Fabric(
-            accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
-        )
+        if options.processes_per_device > 1:
+            each = _devices(options.accelerator, options.devices)
+            shared = [device for device in each for _ in range(options.processes_per_device)]
+            return Fabric(strategy=ClientParallelStrategy(timeout, talkative, shared), **wanted)
+        strategy = ClientParallelStrategy(timeout, talkative) if several else "auto"
+        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
     except Exception as error:  # Fabric raises many kinds
-        given = f"`trainer.accelerator` {accelerator}, `trainer.devices` {devices}, `trainer.num_nodes` {num_nodes}"
+        names = ("accelerator", "devices", "num_nodes")
+        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{given} with `trainer.precision` {precision} cannot be had here: {why}") from error
+        raise ValueError(f"{given} with `trainer.precision` {options.precision} cannot be had here: {why}") from error
+
+
+def _devices(accelerator: str, devices: int | str) -> list[torch.device]:
+    """Those that Fabric would take, a process each."""
+    strategy = Fabric(accelerator=accelerator, devices=devices).strategy
+    return [*(getattr(strategy, "parallel_devices", None) or [strategy.root_device])]
 
 
 def in_order(
@@ -81,9 +92,9 @@ def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
         buffer = io.BytesIO()
         torch.save(value, buffer)
         payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    size = torch.tensor([len(payload)], device=fabric.device)
+    size = torch.tensor([len(payload)], device=wire(fabric.device))
     _finish(dist.broadcast(size, source, async_op=True))
-    data = _sized(payload, int(size), fabric)
+    data = _sized(payload, int(size), size.device)
     _finish(dist.broadcast(data, source, async_op=True))
     return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True, map_location=fabric.device)
 
@@ -92,7 +103,7 @@ def largest(fabric: Fabric, *numbers: int) -> list[int]:
     """Of each number, the largest that any process gives."""
     if fabric.world_size == 1:
         return [*numbers]
-    seen = torch.tensor(numbers, device=fabric.device)
+    seen = torch.tensor(numbers, device=wire(fabric.device))
     _finish(dist.all_reduce(seen, dist.ReduceOp.MAX, async_op=True))
     return seen.tolist()
 
@@ -130,7 +141,7 @@ def _finish(work: dist.Work) -> None:
             raise ProcessLost(f"the connection between processes broke: {why}", heart.rank == 0) from error
 
 
-def _sized(payload: Tensor, size: int, fabric: Fabric) -> Tensor:
+def _sized(payload: Tensor, size: int, device: torch.device) -> Tensor:
     if len(payload) == size:
-        return payload.to(fabric.device)
-    return torch.empty(size, dtype=torch.uint8, device=fabric.device)
+        return payload.to(device)
+    return torch.empty(size, dtype=torch.uint8, device=device)

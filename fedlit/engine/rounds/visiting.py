@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
-from fedlit.engine.guards.child_process import in_child
+from fedlit.engine.guards.child_process import can_fork, in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.rounds.visited import Visited, is_sound, pack, unpack
@@ -97,7 +98,7 @@ class Visits:
             return None
 
     def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
-        """What an ordinary visit brings, in a process of its own if it may be killed."""
+        """What an ordinary visit brings, in a process of its own if it may be killed, or may kill."""
         state = self.state
         should_stop = self.plan_for(k).should_stop
 
@@ -106,9 +107,13 @@ class Visits:
             return Visited(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout
-        if timeout is None:
-            return visited()
-        result = in_child(visited, timeout, should_stop, pack, unpack)
+        is_suspect = k in state.guard.suspects
+        if timeout is None and not is_suspect:
+            with state.guard.visiting(k):
+                return visited()
+        if is_suspect and not can_fork(state.options.num_threads, state.fabric.device):
+            return Visited(Failure("it was being visited when its process died"), {})
+        result = in_child(visited, timeout or inf, should_stop, pack, unpack)
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:
