@@ -226,8 +226,9 @@ class Federation:
 
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
-        """What stays with each client."""
-        clients = sorted({*self.state.memories, *self.state.owners()})
+        """What stays with each client; on several processes, all must ask."""
+        clients = sorted({*self.state.memories, *self.state.homes, *self.state.owners()})
+        self.state.bring(clients)
         return {k: self.state.personal(k) for k in clients}
 
     def fit(self, model: Method, datamodule: Data = None, ckpt_path: str | None = None) -> FitResult:
@@ -253,10 +254,9 @@ class Federation:
         return FitResult(method, self._folder, rows, self.stopped_by, self.network)
 
     def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
-        folder = self._folder if self.is_global_zero else None
         self._remind()
         self.state.guard.watch(self._run_folder.note, self._run_folder.suspects)
-        fit = Fit(self.state, schedule, folder, self._stop, self._call, self._begun)
+        fit = Fit(self.state, schedule, self._folder, self._stop, self._call, self._begun)
         self._begun = Beginning()
         self.running = True
         self._call("on_fit_start")

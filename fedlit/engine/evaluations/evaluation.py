@@ -1,6 +1,6 @@
 """Which model on whose data: the evaluations of a federation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.cluster.shares import at_home
 from fedlit.engine.evaluations.found import Found, check_usage, found_of, pack, unpack
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
@@ -113,7 +114,7 @@ class Scorer:
 
         rows: list[Row] = []
         looks: list[Found] = []
-        for i, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack):
+        for i, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack, self._owners(jobs)):
             rows += self._rows(found, round)
             if jobs[i].what in ("probe", "personal"):
                 looks.append(found)
@@ -121,6 +122,12 @@ class Scorer:
                 self.confused = found.confused
         check_usage(looks)
         return rows
+
+    def _owners(self, jobs: Sequence[Job]) -> list[int]:
+        """The process of each job: the home of the client whose own part is looked at."""
+        of_nobody = ("pooled", "global") if self.has_complete_global_model else ("pooled",)
+        whose = [None if job.what in of_nobody else job.whose for job in jobs]
+        return at_home(whose, self.state.homes, self.state.fabric.world_size)
 
     def _jobs(self, round: int) -> list[Job]:
         data = self.state.data
@@ -184,9 +191,12 @@ class Scorer:
         if not self.has_personal_models:
             return rows
         is_everybody = personalises(self.personal) or self.stage.own_models
-        for k in range(self._num_seen) if is_everybody else self.state.owners():
-            if self.has_model(k):
-                rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
+        whose = range(self._num_seen) if is_everybody else self.state.owners()
+        clients = [k for k in whose if self.has_model(k)]
+        owners = at_home(clients, self.state.homes, self.state.fabric.world_size)
+        look = partial(self._client_on_pooled, round=self.state.round)
+        for _, found in in_order(self.state.fabric, clients, look, pack, unpack, owners):
+            rows += self._rows(found, self.state.round)
         return rows
 
     def predict(self, client: int | None, batches: AnyBatches | None = None) -> tuple[list[Tensor], list[Any]]:

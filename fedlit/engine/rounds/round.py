@@ -1,10 +1,11 @@
 """What a round of clients does: visit them, check and record what they bring, agree on a new state."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 
-from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.aggregation import Spread, State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.guards.guard import left_out
@@ -17,7 +18,8 @@ from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_nor
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
-from fedlit.engine.rounds.visited import Visited, pack, unpack
+from fedlit.engine.rounds.spread import SpreadUploads
+from fedlit.engine.rounds.visited import Visited, pack, unpack, without_values
 from fedlit.engine.rounds.visiting import Visits, is_sent
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
@@ -30,6 +32,7 @@ from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated
 
 ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
+Uploads = Iterator[Upload] | Spread
 Follow = Callable[[State, Mapping[int, State]], Served]
 
 
@@ -66,6 +69,10 @@ class ClientRound:
         self.record = RoundRecord(is_whole=False)
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
+        self.homes: dict[int, int] = {}  # of what stays with clients, on several processes
+        self.owners: dict[int, int] = {}  # the process that visits each client, if there are several
+        self.norms: dict[int, float] = {}  # how far clients have moved, where somebody asks
+        self.held = HeldUploads(state.memories.store)  # of this process, where uploads are asked for after all visits
         self.collected: dict[int, State] = {}
         self.server_momenta = state.server_momenta
         self.follow = follow
@@ -79,7 +86,15 @@ class ClientRound:
         """
         self.state.guard.begin_round()
         check_still_frozen(self.state.module, self.state.constant)
-        uploads = self._uploads()
+        try:
+            return self._trained()
+        finally:
+            self.held.clear()
+
+    def _trained(self) -> RoundRecord:
+        uploads: Uploads = self._uploads()
+        if self.state.fabric.world_size > 1:
+            uploads = self._spread(uploads)
         if self.follow is not None or self.stage.keep_uploads:
             uploads = self._held(uploads)
         try:
@@ -88,9 +103,10 @@ class ClientRound:
             if self._is_enough():
                 raise
             return self.record
-        for upload in uploads:  # where nothing is aggregated nobody asked for them; a rule may also stop early
-            if self.stage.upload == "collect":
-                self.collected[upload.client] = upload.state
+        if self.stage.upload == "collect":
+            self.collected = {upload.client: upload.state for upload in uploads}
+        elif not isinstance(uploads, Spread):
+            exhaust(uploads)  # where nothing is aggregated nobody asked for them; a rule may also stop early
         self.record.is_whole = self._is_enough()
         if self.record.is_whole:
             self._end(agreed)
@@ -108,12 +124,21 @@ class ClientRound:
             server_momenta=self.server_momenta,
             clients=self.record.clients,
             memories=self.memories,
+            homes=self.homes,
             collected=self.collected,
             uploads=self.uploads,
         )
         self.state.end_client_round(brought)
 
-    def _held(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+    def _spread(self, uploads: Iterable[Upload]) -> SpreadUploads:
+        """All clients are visited; what they upload stays where it is until somebody asks for it."""
+        state = self.state
+        weights = {upload.client: upload.weight for upload in uploads}
+        holders = {k: self.owners[k] for k in weights}
+        are_alike = self.stage.upload == "aggregate" and not state.sends_apart
+        return SpreadUploads(state.fabric, self.held, holders, weights, state.expected_upload if are_alike else None)
+
+    def _held(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         for upload in uploads:
             self.uploads[upload.client] = upload.state
             yield upload
@@ -130,14 +155,15 @@ class ClientRound:
         """Whether as many clients as `trainer.min_clients` says have brought something usable, or still may."""
         return len(self.clients) - len(self.record.failures) >= self.num_needed
 
-    def _aggregated(self, uploads: Iterator[Upload]) -> State:
+    def _aggregated(self, uploads: Uploads) -> State:
         """What the method makes of the uploads; what the server holds if there are none."""
         current = self.state.global_state
         options = self.state.options
-        first = next(uploads, None)
-        if first is None and options.privacy is None:
-            return current
-        found = uploads if first is None else chain([first], uploads)
+        found = begun(uploads)
+        if found is None:
+            if options.privacy is None:
+                return current
+            found = ()
         rule = noised(self.state, self.stage, self.number)
         if options.aggregator is not None:
             rule = watched_over(options.aggregator, self.number)
@@ -173,25 +199,46 @@ class ClientRound:
 
     def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
         """Visit clients in order; record what they bring, pass on what is sound."""
-        visit = Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at)
+        fabric = self.state.fabric
+        owners = self.state.share_out(self.clients)
+        mine = [k for k, owner in zip(self.clients, owners, strict=True) if owner == fabric.global_rank]
+        visit = Visits(self.state, self.number, self.clients, mine, self.plan_for, self.score, self._looked_at)
+        if fabric.world_size > 1:
+            self.owners = dict(zip(self.clients, owners, strict=True))
 
         def work(k: int) -> Visited:
             self.tell(self.clients.index(k) + 1, len(self.clients))
             with self.state.options.profiler.profile("visit"):
-                return visit(k)
+                visited = visit(k)
+            return self._left_here(k, visited) if self.owners else visited
 
-        for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack):
+        for k, visited in in_order(fabric, self.clients, work, pack, unpack, owners):
             self.record.clients.append(k)
             self._note_download(k, visited.sent)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self._note_upload(k, outcome.upload)
+            if visited.norm is not None:
+                self.norms[k] = visited.norm
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
             elif visited.problem is not None:
                 self._leave_out(k, visited.problem)
             else:
                 yield k, outcome, visited.scores
+
+    def _left_here(self, k: int, visited: Visited) -> Visited:
+        """What other processes may know of a visit; what is large and sound stays here."""
+        outcome = visited.outcome
+        if isinstance(outcome, Failure) or visited.problem is not None:
+            return without_values(visited)
+        if outcome.upload is not None:
+            self.held.add(outcome.upload)
+            if self.state.options.max_norm_ratio is not None:
+                visited = visited._replace(norm=self._norm(outcome.upload))
+        if self._is_kept(k, outcome.memory):
+            self.memories[k] = outcome.memory
+        return without_values(visited)
 
     def _leave_out(self, k: int, found: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -203,26 +250,36 @@ class ClientRound:
     def _in_proportion(self) -> Iterator[Upload]:
         """Hold the uploads until all have come, and pass on those that are not out of all proportion."""
         options = self.state.options
-        held = HeldUploads(self.state.memories.store)
-        norms: dict[int, float] = {}
+        weights: dict[int, float] = {}
         brought: dict[int, tuple[Outcome, Scores]] = {}
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
-            held.add(outcome.upload)
-            shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
-            norms[k] = update_norm(shared, self.state.shared_state)
+            weights[k] = outcome.upload.weight
+            if not self.owners:
+                self.held.add(outcome.upload)
+                self.norms[k] = self._norm(outcome.upload)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
-        heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
-        far = out_of_proportion(norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        heavy = out_of_proportion(weights, options.max_weight_ratio, "max_weight_ratio", "weight")
+        far = out_of_proportion(self.norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
         for k, reason in {**far, **heavy}.items():
-            held.drop(k)
-            self.memories.pop(k, None)
+            self.held.drop(k)
+            self.memories.forget(k)
+            self.homes.pop(k, None)
             self.record.failures[k] = Failure(f"unusable state: {reason}")
-        for upload in held:
-            self._note_values(upload.client, *brought[upload.client])
-            yield upload
-            held.drop(upload.client)
+            del brought[k]
+        for k, values in brought.items():
+            self._note_values(k, *values)
+            if self.owners:
+                yield Upload(k, {}, weights[k])
+            else:
+                yield self.held[k]
+                self.held.drop(k)
+
+    def _norm(self, upload: Upload) -> float:
+        """How far a client has moved."""
+        shared = {name: value for name, value in upload.state.items() if name in self.state.shared}
+        return update_norm(shared, self.state.shared_state)
 
     def _looked_at(self, k: int, outcome: Outcome) -> Visited:
         return Visited(outcome, self._scores(k), self._problem(outcome))
@@ -267,9 +324,19 @@ class ClientRound:
         return defect(Upload(-1, kept), kept)
 
     def _keep(self, k: int, outcome: Outcome) -> None:
-        memory = outcome.memory
-        if memory.state or memory.optimizer or k in self.state.memories:  # it may have given all away
-            self.memories[k] = memory
+        """What stays with a client; what others have visited is known by its names."""
+        if not self._is_kept(k, outcome.memory):
+            return
+        if not self.owners:
+            self.memories[k] = outcome.memory
+            return
+        self.homes[k] = self.owners[k]
+        if self.owners[k] != self.state.fabric.global_rank:
+            self.memories.know({k: tuple(outcome.memory.state)})
+
+    def _is_kept(self, k: int, memory: Memory) -> bool:
+        """Whether there is anything; a client that had something may have given all away."""
+        return bool(memory.state or memory.optimizer) or k in self.state.memories or k in self.state.homes
 
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
@@ -313,3 +380,15 @@ class ClientRound:
 
     def _note(self, k: int, direction: str, kind: str, size: int) -> None:
         self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
+
+
+def begun(uploads: Uploads) -> Iterable[Upload] | None:
+    """Uploads of which the first has come; None if there is none."""
+    if isinstance(uploads, Spread):
+        return uploads if len(uploads) else None
+    first = next(uploads, None)
+    return None if first is None else chain([first], uploads)
+
+
+def exhaust(uploads: Iterator[Upload]) -> None:
+    deque(uploads, maxlen=0)

@@ -1,8 +1,11 @@
 """What came of a visit, as it is and as containers of tensors, numbers and strings, for other processes."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from fedlit.aggregation import Upload
+import torch
+
+from fedlit.aggregation import State, Upload
 from fedlit.engine.plan import Memory, Outcome
 from fedlit.engine.scoring.tally import Scores
 from fedlit.records.round_record import Failure
@@ -11,13 +14,31 @@ from fedlit.records.round_record import Failure
 class Visited(NamedTuple):
     """What came of a visit, how the trained copy scores, and what is wrong with what was brought.
 
-    `sent` is how many bytes the client was sent, where clients are not all sent the same.
+    `sent` is how many bytes the client was sent, where clients are not all sent the same; `norm` is how far it has
+    moved, where somebody asks.
     """
 
     outcome: Outcome | Failure
     scores: Scores
     problem: Failure | None = None
     sent: int | None = None
+    norm: float | None = None
+
+
+def without_values(visited: Visited) -> Visited:
+    """What others may know of a visit: of tensors, names, shapes and dtypes."""
+    outcome = visited.outcome
+    if isinstance(outcome, Failure):
+        return visited
+    upload = outcome.upload
+    if upload is not None:
+        upload = replace(upload, state=_outlines(upload.state))
+    memory = Memory(_outlines(outcome.memory.state), {stage: {} for stage in outcome.memory.optimizer})
+    return visited._replace(outcome=replace(outcome, upload=upload, memory=memory))
+
+
+def _outlines(state: State) -> State:
+    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
 
 
 def is_sound(visited: Visited) -> bool:
@@ -35,6 +56,7 @@ def pack(visited: Visited) -> dict[str, Any]:
         "failed": False,
         "scores": visited.scores,
         "sent": visited.sent,
+        "norm": visited.norm,
         "problem": None if visited.problem is None else vars(visited.problem),
         "upload": upload,
         "memory": vars(outcome.memory),
@@ -54,4 +76,4 @@ def unpack(packed: dict[str, Any]) -> Visited:
     memory = Memory(**packed["memory"])
     outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
     problem = Failure(**packed["problem"]) if packed["problem"] else None
-    return Visited(outcome, scores, problem, sent)
+    return Visited(outcome, scores, problem, sent, packed["norm"])

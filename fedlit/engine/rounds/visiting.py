@@ -31,6 +31,7 @@ class Visits:
         state: Of the federation; nothing of it changes.
         number: Of the round.
         clients: Of the round, on all processes.
+        mine: Those that this process visits.
         plan_for: How a client trains; all belong to one stage.
         score: Whether the trained copy is to be looked at.
         look: What to make of an outcome while the trained copy is loaded.
@@ -41,6 +42,7 @@ class Visits:
         state: FederationState,
         number: int,
         clients: list[int],
+        mine: list[int],
         plan_for: Callable[[int], Plan],
         score: bool,
         look: Callable[[int, Outcome], Visited],
@@ -48,6 +50,7 @@ class Visits:
         self.state = state
         self.number = number
         self.clients = clients
+        self.mine = mine
         self.plan_for = plan_for
         self.score = score
         self.look = look
@@ -65,7 +68,9 @@ class Visits:
             return None
         client_of = partial(state.data.client, round=self.number)
         enter = partial(state.enter, prefer="server", round=self.number)
-        return Cohort(state.fabric, state.module, self.clients, self.plan_for, client_of, enter, server, names)
+        return Cohort(
+            state.fabric, state.module, self.clients, self.mine, self.plan_for, client_of, enter, server, names
+        )
 
     def __call__(self, k: int) -> Visited:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
