@@ -5,6 +5,7 @@ from numbers import Integral, Real
 from typing import Any, get_args
 
 LARGEST = 1e10  # what is beyond is a slip of the exponent: single precision overflows soon after
+SMALLEST = 1e-30  # of what is divided by, for the same reason
 MOST = 1_000_000_000  # of what is counted: rounds, epochs, samples
 
 
@@ -52,11 +53,17 @@ def check_share(option: str, value: Any) -> float:
 
 
 def check_positive(option: str, value: Any) -> float:
-    """A finite number above 0, or a refusal."""
+    """A finite number above 0 by which one can divide, or a refusal.
+
+    Example:
+        >>> check_positive("model.alpha", 1e-320)
+        Traceback (most recent call last):
+        ValueError: `model.alpha` must be at least 1e-30, got 1e-320.
+    """
     number = check_number(option, value)
     if number <= 0:
         raise ValueError(f"`{option}` must be above 0, got {value}.")
-    return number
+    return check_number(option, value, least=SMALLEST)
 
 
 def check_count(option: str, value: Any, least: int = 1, most: int = MOST) -> int:

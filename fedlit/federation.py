@@ -16,6 +16,7 @@ from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, load_states, told_of, watching_time
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
+from fedlit.encoders import Encoder
 from fedlit.engine.cluster.processes import make_fabric, meet
 from fedlit.engine.door.checks import check_experiment
 from fedlit.engine.evaluations.adapt import adapt, table_of_epochs
@@ -84,6 +85,8 @@ class Federation:
             the server holds; their mean by default (docs/robustness.md).
         server_optimizer: A step on what is shared, with what uploads come to for a gradient, in place of that itself:
             fedlit.server_optimizers.FedAdam, torch.optim.SGD with momentum (FedAvgM) ...; none by default.
+        upload_encoder: How uploads are made smaller on their way: Float16, Int8 or TopK of fedlit.encoders, or your own
+            Encoder; none by default (docs/exchange.md).
         privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
         limit_train_batches: Batches of a local epoch at most, or a fraction of them in (0, 1]; all by default.
@@ -157,6 +160,7 @@ class Federation:
         profiler: Profiler | str | None = None,
         run_name: str | None = None,
         processes_per_device: int = 1,
+        upload_encoder: Encoder | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
         given["client_epochs"] = client_epochs or {}

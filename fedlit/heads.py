@@ -7,8 +7,8 @@ from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from fedlit.inputs import applied
 from fedlit.losses import Mix, mixture
 
 
@@ -81,7 +81,7 @@ def _replace(network: nn.Module, path: str, part: nn.Module) -> None:
     setattr(network.get_submodule(parent), name, part)
 
 
-def with_features(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+def with_features(network: nn.Module, x: Any) -> tuple[Tensor, Any]:
     """What the last linear layer is given of each input, ``[N, D]``, and what the network says of it.
 
     Example:
@@ -98,7 +98,7 @@ def with_features(network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     _, last = last_linear(network)
     handle = last.register_forward_pre_hook(listen)
     try:
-        z = network(x)
+        z = applied(network, x)
     finally:
         handle.remove()
     if not given:
@@ -143,8 +143,8 @@ class Headed(nn.Module):
         self.body = network
         self.head = nn.ModuleList([layer for _, layer in found])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.body(x)
+    def forward(self, x: Any, /) -> Any:
+        return applied(self.body, x)
 
 
 class Mixed(nn.Module):
@@ -162,11 +162,11 @@ class Mixed(nn.Module):
         self.alpha: Tensor
         self.register_buffer("alpha", torch.tensor(float(alpha)))
 
-    def forward(self, x: Tensor, alpha: Tensor | None = None) -> Tensor:
+    def forward(self, x: Any, /, alpha: Tensor | None = None) -> Any:
         weight = self.alpha if alpha is None else alpha
         w = dict(self.w.named_parameters())
         between = {name: torch.lerp(w[name].detach(), v, weight) for name, v in self.v.named_parameters()}
-        return functional_call(self.v, between, (x,))
+        return applied(self.v, x, between)
 
 
 class Scattered(nn.Module):

@@ -11,23 +11,31 @@ from typing import Any
 
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.func import functional_call
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def applied(network: nn.Module, x: Any) -> Any:
+def applied(network: nn.Module, x: Any, weights: Mapping[str, Tensor] | None = None) -> Any:
     """What a network gives for its inputs.
+
+    Args:
+        network: Of any kind.
+        x: A tensor, or a tree of tensors.
+        weights: Lent to it in place of its own, by name; those that are not there are its own.
 
     Example:
         >>> import torch
         >>> applied(nn.Bilinear(2, 3, 1), (torch.ones(4, 2), torch.ones(4, 3))).shape
         torch.Size([4, 1])
     """
-    if isinstance(x, Tensor):
+    if isinstance(x, Tensor) and weights is None:
         return network(x)
     given, named = arguments(network, x)
-    return network(*given, **named)
+    if weights is None:
+        return network(*given, **named)
+    return functional_call(network, dict(weights), given, named)
 
 
 def arguments(network: nn.Module, x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -21,6 +21,13 @@ def uploads(*values: float, weights: list[float] | None = None, name: str = "w")
     return [Upload(k, {name: tensor([v])}, (weights or [1] * len(values))[k]) for k, v in enumerate(values)]
 
 
+@pytest.mark.parametrize("other", [{"w": torch.zeros(1)}, {}, {"w": torch.zeros(3), "v": torch.zeros(1)}])
+def test_what_only_some_have_or_in_another_shape_has_no_mean(other):
+    told = r"in the upload of client 0 and .* in that of client 1, which have no mean"
+    with pytest.raises(ValueError, match=told):
+        weighted_mean([Upload(0, {"w": torch.zeros(3)}), Upload(1, other)])
+
+
 def test_a_weighted_mean_by_hand():
     assert weighted_mean(uploads(1.0, 4.0, 10.0, weights=[1, 2, 1]))["w"] == tensor([4.75])
 

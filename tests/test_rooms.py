@@ -19,6 +19,7 @@ NOUNS = {
     "bounds",
     "privacy",
     "server_optimizers",
+    "encoders",
     "inputs",
     "tasks",
 }

@@ -16,20 +16,28 @@ from fedlit.federation import Federation
 from fedlit.methods import (
     APFL,
     DLAD,
+    FD,
     FML,
     MOON,
+    SCAFFOLD,
     Ditto,
     FedAvg,
     FedBN,
+    FedDF,
+    FedDyn,
     FedFusion,
+    FedMD,
     FedMMD,
+    FedNova,
     FedPer,
+    FedProto,
     FedProx,
     FedRep,
     FineTuned,
     LGFedAvg,
     LocalOnly,
     MixtureOfExperts,
+    PerFedAvg,
     PFedMe,
 )
 from fedlit.networks import MLP, LeNet5, McMahanCNN
@@ -75,11 +83,20 @@ METHODS = {
     "APFL": lambda: APFL(lenet, sgd),
     "PFedMe": lambda: PFedMe(lenet, plain_sgd, inner_steps=2),
     "MOON": lambda: MOON(lenet, sgd, projection=32),
+    "SCAFFOLD": lambda: SCAFFOLD(lenet, plain_sgd),
+    "FedNova": lambda: FedNova(lenet, sgd),
+    "FedDyn": lambda: FedDyn(lenet, plain_sgd),
+    "FedProto": lambda: FedProto(lenet, sgd),
+    "FD": lambda: FD(lenet, sgd),
+    "PerFedAvg": lambda: PerFedAvg(lenet, plain_sgd, variant="hf"),
+    "FedDF": lambda: FedDF(MLP, sgd, client_networks={0: lenet}),
+    "FedMD": lambda: FedMD(MLP, plain_sgd, subset=200, public_epochs=1, private_epochs=1),
 }
+WITH_A_POOL = ("DLAD", "FedDF", "FedMD")
 
 
 def data(method: str) -> FederatedData:
-    public = 0.5 if method == "DLAD" else 0.0
+    public = 0.5 if method in WITH_A_POOL else 0.0
     samples = Dirichlet(alpha=0.5, min_samples=30)
     return FederatedData(num_clients=12, partition=samples, batch_size=20, opt_out_samples=0.2, public=public)
 

@@ -1,6 +1,6 @@
 """From uploads to what all agree on: the weighted mean, and rules that bear clients who lie (`trainer.aggregator`)."""
 
-from fedlit.aggregation.classwise import class_totals
+from fedlit.aggregation.classwise import check_class_counts, class_totals
 from fedlit.aggregation.rules import (
     Aggregator,
     GeometricMedian,
@@ -33,6 +33,7 @@ __all__ = [
     "TooFewUploads",
     "TrimmedMean",
     "Upload",
+    "check_class_counts",
     "class_totals",
     "defect",
     "fewest_uploads",

@@ -42,3 +42,16 @@ def class_totals(uploads: Iterable[Upload], weighting: Literal["examples", "unif
     if total is None or weight is None:
         raise ValueError(NOTHING)
     return total, weight
+
+
+def check_class_counts(counts: Tensor, most: int) -> None:
+    """Refuse numbers of samples that nobody can have: below 0, or more than there are.
+
+    Args:
+        counts: Of each class, ``[C]``.
+        most: Samples of all classes together.
+    """
+    exact = counts.double()  # a sum of integers might come round to a small one
+    if bool((exact < 0).any()) or float(exact.sum()) > most:
+        told = f"at least 0 each and at most {most} together"
+        raise ValueError(f"counts of classes must be {told}, got {counts.tolist()}.")

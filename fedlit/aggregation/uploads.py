@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,14 +66,17 @@ def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iter
         yield upload
 
 
-def num_bytes(state: Mapping[str, Tensor]) -> int:
-    """Bytes of all tensors of a state.
+def num_bytes(sent: Any) -> int:
+    """Bytes of all tensors of a state, or of other mappings and lists of tensors.
 
     Example:
-        >>> num_bytes({"a": torch.zeros(3, 2), "b": torch.zeros(1, dtype=torch.int64)})
+        >>> num_bytes({"a": torch.zeros(3, 2), "b": [torch.zeros(1, dtype=torch.int64)]})
         32
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    if isinstance(sent, Tensor):
+        return sent.numel() * sent.element_size()
+    parts = sent.values() if isinstance(sent, Mapping) else sent
+    return sum(map(num_bytes, parts))
 
 
 def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
@@ -139,12 +143,26 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
             sums = {name: wide(tensor).clone() for name, tensor in upload.state.items()}
             total = 1.0
         else:
+            _check_alike(upload, first)
             weight = upload.weight / first.weight
             _add(upload.state, weight, sums)
             total += weight
     if first is None:
         raise ValueError(NOTHING)
     return {name: _mean(summed, total, first.state[name]) for name, summed in sums.items()}
+
+
+def _check_alike(upload: Upload, first: Upload) -> None:
+    """A mean is of one thing: what only some have would be counted as 0 for the others, and a shape broadcast."""
+    for name in first.state.keys() | upload.state.keys():
+        one = first.state.get(name)
+        other = upload.state.get(name)
+        if one is None or other is None or one.shape != other.shape:
+            shapes = ["absent" if tensor is None else str(tuple(tensor.shape)) for tensor in (one, other)]
+            raise ValueError(
+                f"{name!r} is {shapes[0]} in the upload of client {first.client} and {shapes[1]} in that of client "
+                f"{upload.client}, which have no mean; a method whose clients differ has an `aggregate` of its own."
+            )
 
 
 def _add(state: State, weight: float, sums: State) -> None:

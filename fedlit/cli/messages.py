@@ -143,6 +143,8 @@ def in_full(message: str, args: list[str]) -> str:
         '`data.partition.alpha` or `model.optimizer.alpha` must be above 0.'
         >>> in_full("`alpha` is not an option.", ["fit", "--data.alpha=1", "--model.alpha=0.5"])
         '`data.alpha` is not an option. Did you mean `data.partition.alpha`?'
+        >>> in_full("`alpha` is not an option.", ["fit", "--config", "fedavg_fashion.yaml", "--data.alpha=1"])
+        '`data.alpha` is not an option. Did you mean `data.partition.alpha`?'
     """
     if re.search(UNBUILT, message):
         message = unannotated(args) or message
@@ -166,6 +168,8 @@ def _no_option(name: str, args: list[str]) -> str:
     real = {f"data.{name}"} if name in signature(FederatedData).parameters else set()
     if name in _method_options():
         real.add(f"model.{name}")
+    if name in _arguments(partition):  # of some; that of another is told below
+        real.add(f"data.partition.{name}")
     strange = sorted(given - real)
     if not strange:
         return f"`{name}` is not an option."

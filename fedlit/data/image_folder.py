@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from fedlit.data.own_images import ENDINGS
+from fedlit.data.own_images import ENDINGS, resized
 
 
 class ImageFiles(Dataset):
@@ -45,9 +45,7 @@ class ImageFiles(Dataset):
 
         with Image.open(self.files[index]) as file:
             image = file.convert(self.mode)
-        if self.size is not None:
-            image = image.resize((self.size, self.size))
-        return np.array(image), self.targets[index]
+        return np.array(resized(image, self.size)), self.targets[index]
 
 
 def _mode(path: Path) -> str:

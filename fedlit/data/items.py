@@ -14,6 +14,22 @@ from fedlit.data.trees import Tree
 TARGETS = ("target", "label", "labels", "y")  # what a target is called if `data.target` does not say
 
 
+MOST_NAMES = 12  # that a message lists
+
+
+def listed(names: Sequence[object]) -> str:
+    """Names for a message; of very many only the first.
+
+    Example:
+        >>> listed(["a", "b"]), listed([]), listed([f"c{i}" for i in range(400)])[-13:]
+        ('a, b', 'none', 'c11 ... (400)')
+    """
+    told = ", ".join(str(name) for name in names[:MOST_NAMES])
+    if len(names) > MOST_NAMES:
+        told += f" ... ({len(names)})"
+    return told or "none"
+
+
 @dataclass(frozen=True)
 class Roles:
     """Which part of an item is what.
@@ -38,7 +54,7 @@ class Roles:
         found = [name for name in names if name in TARGETS]
         if len(found) == 1 and self.target is None:
             return found[0]
-        there = ", ".join(map(str, names))
+        there = listed(names)
         if self.target is None:
             raise ValueError(f"`data.target` must say which of {whose} is the target: {there}.")
         raise ValueError(f"`data.target` must be one of {whose}: {there}; got {self.target}.")
@@ -50,11 +66,11 @@ class Roles:
             inputs = [name for name in names if name not in (target, self.client)]
         else:
             inputs = list(self.features)
-        strange = [name for name in inputs if name not in names or name == target]
-        there = ", ".join(str(name) for name in names if name != target)
+        known = set(names) - {target}
+        strange = [name for name in inputs if name not in known]
         if strange or not inputs:
-            asked = ", ".join(map(str, strange)) or "none"
-            raise ValueError(f"`data.features` must name inputs among {whose}, {there or 'none'}, got {asked}.")
+            there = listed([name for name in names if name != target])
+            raise ValueError(f"`data.features` must name inputs among {whose}, {there}, got {listed(strange)}.")
         return inputs
 
     def of_batch(self, batch: Any) -> tuple[Tree, Tree]:

@@ -104,7 +104,8 @@ class Reader(Dataset):
         if told(sample) != kind:
             raise ValueError(
                 f"`{self.name}` gives samples of different shapes or dtypes, {kind} at item {first} and {told(sample)} "
-                f"at item {index}: make them equal, or give `data.collate_fn`, which makes a batch of them."
+                f"at item {index}: make them equal (a folder of images by `data.image_size`), or give "
+                "`data.collate_fn`, which makes a batch of them."
             )
 
     def __getitem__(self, key: Key) -> Any:

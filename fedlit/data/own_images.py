@@ -14,6 +14,8 @@ from fedlit.data.datasets import channels_first
 from fedlit.data.trees import told
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from fedlit.data.federated import FederatedData
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
@@ -52,7 +54,7 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     if not isinstance(like, Tensor):
         raise ValueError(f"`--images` is for data whose inputs are images, these are {told(like, of_many=True)}.")
     if path.is_dir():
-        own = _read_folder(path, like)
+        own = _read_folder(path, like, data.image_size)
     elif path.is_file():
         own = OwnImages(path.stem, _read_npz(path))
     else:
@@ -64,6 +66,11 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     if len(own.x) == 0:
         raise ValueError(f"`--images` {images} holds no image.")
     return own
+
+
+def resized(image: "Image", size: int | None) -> "Image":
+    """So many pixels a side; None leaves it as it is."""
+    return image if size is None else image.resize((size, size))
 
 
 def _read_npz(path: Path) -> Tensor:
@@ -82,8 +89,8 @@ def _read_npz(path: Path) -> Tensor:
     return channels_first(array, f"`images` of {path}")
 
 
-def _read_folder(folder: Path, like: Tensor) -> OwnImages:
-    """Every image file in the folder, by name; grey or RGB as the data are."""
+def _read_folder(folder: Path, like: Tensor, size: int | None) -> OwnImages:
+    """Every image file in the folder, by name; grey or RGB as the data are, and resized as they were."""
     from PIL import Image, UnidentifiedImageError
 
     files = sorted(path for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
@@ -98,7 +105,7 @@ def _read_folder(folder: Path, like: Tensor) -> OwnImages:
     for path in files:
         try:
             with Image.open(path) as image:
-                arrays.append(np.array(image.convert(mode)))
+                arrays.append(np.array(resized(image.convert(mode), size)))
         except (UnidentifiedImageError, OSError, SyntaxError) as error:
             raise ValueError(f"`--images`: {path} cannot be read as an image: {error}.") from error
         if arrays[-1].shape[:2] != tuple(like.shape[2:]):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlit.data.items import Roles
+from fedlit.data.items import Roles, listed
 from fedlit.data.parts import Stacked
 
 ENDINGS = (".csv", ".parquet")
@@ -43,13 +43,12 @@ def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tu
     target = roles.target_of(columns, whose)
     inputs = roles.features_of(columns, whose)
     if roles.client is not None and roles.client not in columns:
-        raise ValueError(f"`data.client` must be one of {whose}: {', '.join(map(str, columns))}; got {roles.client}.")
+        raise ValueError(f"`data.client` must be one of {whose}: {listed(columns)}; got {roles.client}.")
     for frame, name in zip(frames, names, strict=True):
-        missing = [column for column in (target, *inputs) if column not in list(frame.columns)]
+        held = set(frame.columns)
+        missing = [column for column in (target, *inputs) if column not in held]
         if missing:
-            raise ValueError(
-                f"`{name}` must have the columns of `{names[0]}`; missing: {', '.join(map(str, missing))}."
-            )
+            raise ValueError(f"`{name}` must have the columns of `{names[0]}`; missing: {listed(missing)}.")
         if len(frame) == 0:
             raise ValueError(f"`{name}` must not be empty, got no rows.")
     targets = [_values(frame[target], target, name) for frame, name in zip(frames, names, strict=True)]

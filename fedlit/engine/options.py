@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import Rule
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
+from fedlit.encoders import Encoder
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.methods.factories import check_builder
 from fedlit.privacy import ClientLevelDP
@@ -81,6 +82,7 @@ class Options:
     processes_per_device: int
     aggregator: Rule | None
     server_optimizer: OptimizerCallable | None
+    upload_encoder: Encoder | None
     privacy: ClientLevelDP | None
     client_timeout: float | None
     max_weight_ratio: float | None
@@ -170,6 +172,8 @@ class Options:
         check_choice("trainer.batch_norm", self.batch_norm, BatchNorm)
         if self.server_optimizer is not None:
             check_builder("trainer.server_optimizer", self.server_optimizer)
+        if self.upload_encoder is not None:
+            check_kind("trainer.upload_encoder", self.upload_encoder, Encoder, "an Encoder, such as TopK()")
 
     def _fix(self) -> None:
         """Copies that cannot be changed: what a user goes on to do with a list or a mapping is not meant for a run."""

@@ -62,13 +62,22 @@ class Plan:
         wanted = limit if isinstance(limit, int) else max(1, int(limit * available))
         return min(wanted, available)
 
+    def num_steps(self, available: int) -> int:
+        """Batches of a visit, of so many that there are in an epoch; early stopping may leave some out."""
+        if self.steps is not None:
+            return self.steps
+        return self.epochs * self.num_batches(available)
+
 
 @dataclass
 class Memory:
-    """What stays with a client between visits: its personal state, and of each stage's optimiser what goes with it."""
+    """What stays with a client between visits: its personal state, of each stage's optimiser what goes with it, and
+    what the encoder of its uploads has lost so far.
+    """
 
     state: State = field(default_factory=dict)
     optimizer: dict[str, OptimizerState] = field(default_factory=dict)
+    residual: State = field(default_factory=dict)
 
 
 def is_plain(value: Any) -> bool:

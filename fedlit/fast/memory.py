@@ -1,10 +1,10 @@
-"""Memory on a CPU: blocks that the allocator keeps, and kernels in the layout that small convolutions like."""
+"""Memory on a CPU: blocks that the allocator keeps, and images in the layout that small convolutions like."""
 
 import ctypes
 import sys
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedlit.methods.base import FederatedModule
 
@@ -25,7 +25,7 @@ def keep_large_blocks() -> None:
 
 
 def set_fast(module: FederatedModule, fast: bool, layout: torch.memory_format = torch.channels_last) -> None:
-    """Let a method and its parts round otherwise where that is faster, with kernels in this layout, or no longer."""
+    """Let a method and its parts round otherwise where that is faster, with images in this layout, or no longer."""
     was_fast = module.fast
     for part in module.modules():
         if isinstance(part, FederatedModule):
@@ -35,8 +35,24 @@ def set_fast(module: FederatedModule, fast: bool, layout: torch.memory_format = 
 
 
 def lay_out(module: nn.Module, layout: torch.memory_format) -> None:
-    """Hold kernels of images in a layout: on a CPU, channels last is faster for small convolutions."""
-    for tensor in (*module.parameters(), *module.buffers()):
-        if tensor.dim() == 4 and tensor.is_cpu:
-            # Not `contiguous`: a kernel of one channel is so in both layouts, but its strides tell what comes out.
-            tensor.data = tensor.data.to(memory_format=layout)
+    """Let convolutions compute in a layout: on a CPU, channels last is faster for small ones.
+
+    Kernels stay as they are, so that whoever looks at parameters finds them in the ordinary layout.
+    """
+    for part in module.modules():
+        if not isinstance(part, nn.Conv2d):
+            continue
+        hooks = part._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if hook is channels_last]:
+            del hooks[key]
+        if layout is torch.channels_last:
+            part.register_forward_pre_hook(channels_last)
+
+
+def channels_last(layer: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+    """What a convolution is given, with images channels last; what it makes of them is so, too."""
+    # `torch.jit.script` compiles a hook with its module: it knows tuples by their number of tensors.
+    if len(inputs) != 1 or inputs[0].dim() != 4 or not inputs[0].is_cpu:
+        return inputs
+    # Not `contiguous`: images of one channel are so in both layouts, but their strides tell what comes out.
+    return (inputs[0].to(memory_format=torch.channels_last),)

@@ -50,6 +50,7 @@ DATA = {
 HARMLESS_TO_A_VISIT = DATA | {
     "aggregate",
     "check",
+    "check_upload",
     "combine",
     "configure_stages",
     "earlier_uploads",

@@ -19,18 +19,19 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.bounds import check_number, check_share
 from fedlit.data.client import Client
 from fedlit.heads import Mixed
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.inputs import applied
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import groups
 from fedlit.rng import Stream, derive
+from fedlit.tasks import Task
 
 
 class APFL(FederatedModule):
@@ -44,6 +45,7 @@ class APFL(FederatedModule):
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -66,8 +68,9 @@ class APFL(FederatedModule):
         alpha_lr: float | None = None,
         weighting: Weighting = "uniform",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_share("model.alpha", alpha)
         if alpha_lr is not None:
             check_number("model.alpha_lr", alpha_lr, least=0)
@@ -90,16 +93,16 @@ class APFL(FederatedModule):
     def global_model(self) -> nn.Module:
         return self.network.w
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Any, /) -> Any:
         return self.network(x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         x, y = batch
-        loss = F.cross_entropy(self.network.w(x), y)
+        loss = loss_of(self)(applied(self.network.w, x), y)
         adapts = self.global_step == 0 and self.alpha_lr != 0
         alpha = self.network.alpha.clone().requires_grad_(adapts)
         with self.personal_stream:
-            mixture_loss = F.cross_entropy(self.network(x, alpha), y)
+            mixture_loss = loss_of(self)(self.network(x, alpha), y)
         if adapts:
             (gradient,) = torch.autograd.grad(mixture_loss, alpha, retain_graph=True)
             lr = self.trainer.optimizers[0].param_groups[0]["lr"] if self.alpha_lr is None else self.alpha_lr

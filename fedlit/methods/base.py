@@ -159,11 +159,24 @@ class FederatedModule(LightningModule):
             return client.num_opted_in
         return 1.0
 
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        """Refuse what no client can have brought, such as a count below 0: who raises here is left out of the round.
+
+        Names, shapes, dtypes, values that are not finite and the weight are looked at for every method.
+
+        Args:
+            client: Who brings it.
+            upload: What goes up.
+            most_steps: Batches that a visit can have.
+        """
+
     def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
         """What the server sends this client, in place of what is shared; it runs on the server, with its state.
 
         Entries of the method's state are loaded; what has other names is in `self.received` during the visit. A client
-        uploads what it holds of the shared state: what it was sent, or has uploaded before where that is kept.
+        uploads what it holds of the shared state: what it was sent, or has uploaded before where that is kept. Who has
+        uploaded nothing yet must be sent what it begins with. Entries may be of other shapes than the server's where
+        `configure_client` builds such; then `aggregate` is the method's own.
 
         Args:
             client: Who is visited next, or evaluated.

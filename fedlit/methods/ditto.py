@@ -15,19 +15,20 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
+from fedlit.inputs import applied
 from fedlit.losses import proximal_penalty
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import groups
 from fedlit.methods.states import frozen
 from fedlit.rng import Stream, derive
+from fedlit.tasks import Task
 
 
 class Ditto(FederatedModule):
@@ -41,6 +42,7 @@ class Ditto(FederatedModule):
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -61,8 +63,9 @@ class Ditto(FederatedModule):
         lam: float = 0.1,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_number("model.lam", lam, least=0)
         self.network = build(network, "model.network")
         self.personal = copy.deepcopy(self.network)
@@ -79,13 +82,13 @@ class Ditto(FederatedModule):
     def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
         return groups(self.network, self.personal)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.personal(x)
+    def forward(self, x: Any, /) -> Any:
+        return applied(self.personal, x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         x, y = batch
-        loss = F.cross_entropy(self.network(x), y)
+        loss = loss_of(self)(applied(self.network, x), y)
         with self.personal_stream:
-            personal_loss = F.cross_entropy(self.personal(x), y)
+            personal_loss = loss_of(self)(applied(self.personal, x), y)
         self.log_dict({"train_loss": loss, "personal_loss": personal_loss})
         return loss + personal_loss + proximal_penalty(self.personal.parameters(), self.anchors, self.lam)

@@ -33,8 +33,9 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
         )
     try:
         built = network()
-    except (AttributeError, KeyError, AssertionError) as error:  # the rest tells by itself what was wrong
-        raise ValueError(f"`{option}` cannot be built: {type(error).__name__}: {error}") from error
+    except (TypeError, RuntimeError, LookupError, AttributeError, AssertionError) as error:  # a ValueError tells itself
+        told = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"`{option}` cannot be built: {told}") from error
     if not isinstance(built, nn.Module):
         raise TypeError(f"`{option}` must build a network, got a {type(built).__name__}.")
     return built

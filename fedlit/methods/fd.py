@@ -16,17 +16,16 @@ Laws: gamma = 0 is local training; of two clients, each learns from the other al
 from collections.abc import Iterable, Mapping
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from fedlit.aggregation import State, Upload, class_totals
+from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
-from fedlit.methods.base import FederatedModule
+from fedlit.methods.base import FederatedModule, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
 
@@ -49,6 +48,7 @@ class FD(FederatedModule):
         stays="the network, and what it sent last",
         recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
         law="gamma = 0 is local training",
+        tasks=("classification",),
     )
 
     shared = ()
@@ -102,7 +102,7 @@ class FD(FederatedModule):
         sums, counts = class_sums(z.detach().softmax(dim=1), y, len(self.counts))
         self.means += sums
         self.counts += counts
-        loss = F.cross_entropy(z, y)
+        loss = loss_of(self)(z, y)
         self.log("train_loss", loss)
         taught = self.others[y] > 0
         if self.gamma == 0 or not taught.any():
@@ -116,6 +116,9 @@ class FD(FederatedModule):
         self.own_means.copy_(self.means)
         self.own_counts.copy_(self.counts)
         self.own_number.copy_(self.number + 1)
+
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        check_class_counts(upload["counts"], most=most_steps * client.num_opted_in)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         total, holders = class_totals(uploads, "uniform")

@@ -42,6 +42,7 @@ class FedAvg(FederatedModule):
             "fedadam_fashion.yaml",
             "fedyogi_fashion.yaml",
             "fedadam_cifar10.yaml",
+            "fedavg_topk_fashion.yaml",
             "regression_toy.yaml",
             "multilabel_toy.yaml",
             "language_toy.yaml",

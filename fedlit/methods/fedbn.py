@@ -16,6 +16,7 @@ from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import batch_norm_names
+from fedlit.tasks import Task
 
 
 class FedBN(FederatedModule):
@@ -28,6 +29,7 @@ class FedBN(FederatedModule):
             authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -45,8 +47,9 @@ class FedBN(FederatedModule):
         optimizer: OptimizerCallable,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.network = build(network, "model.network")
         self.own_names = batch_norm_names(self)
         self.weighting = weighting

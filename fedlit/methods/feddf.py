@@ -69,6 +69,7 @@ class FedDF(FederatedModule):
         travels="the network",
         recipes=("feddf_fashion.yaml", "feddf_cifar10.yaml"),
         law="0 epochs of distillation are FedAvg",
+        tasks=("classification",),
     )
 
     def __init__(

@@ -14,6 +14,7 @@ FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
@@ -26,6 +27,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import Vectors, frozen, numbers, trained
+from fedlit.tasks import Task
 
 
 class FedDyn(FederatedModule):
@@ -36,6 +38,7 @@ class FedDyn(FederatedModule):
         optimizer: Builds the optimiser of a visit from the parameters.
         alpha: Strength of the pull and of its memory; the paper has 0.01 to 0.1.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -57,8 +60,9 @@ class FedDyn(FederatedModule):
         optimizer: OptimizerCallable,
         alpha: float = 0.1,
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.network = build(network, "model.network")
         self.alpha = check_positive("model.alpha", alpha)
         self.h = Vectors(trained(self.network))
@@ -67,7 +71,7 @@ class FedDyn(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         self.x = frozen(trained(self.network))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         loss = loss + proximal_penalty(trained(self.network), self.x, self.alpha)
         pairs = zip(trained(self.network), self.h_i, strict=True)

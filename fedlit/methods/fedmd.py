@@ -54,6 +54,7 @@ class FedMD(FederatedModule):
         stages=("public", "private", "exchange"),
         recipes=("fedmd_fashion.yaml", "fedmd_cifar10.yaml"),
         law="with one client the consensus is its own scores",
+        tasks=("classification",),
     )
 
     shared = ("scores",)  # down: f~ of d_j; up: f_k of d_{j+1}

@@ -16,6 +16,7 @@ Laws: equal norms are FedAvg (rounding), also with momentum; mu alone with equal
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -28,8 +29,11 @@ from fedlit.data.federated import FederatedData
 from fedlit.losses import proximal_penalty
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd, for_client
 from fedlit.methods.states import frozen, numbers
+from fedlit.tasks import Task
+
+LEAST_NORM = 1e-3  # of steps that were taken; 1, unless lr mu is above 1
 
 
 class FedNova(FederatedModule):
@@ -41,6 +45,7 @@ class FedNova(FederatedModule):
         mu: Strength of the pull towards the global model, as in FedProx; 0 is none.
         weighting: A client counts by its `examples` (the paper), or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -61,8 +66,9 @@ class FedNova(FederatedModule):
         mu: float = 0.0,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.network = build(network, "model.network")
         self.mu = check_number("model.mu", mu, least=0)
         self.weighting = weighting
@@ -79,7 +85,7 @@ class FedNova(FederatedModule):
         self.anchors = frozen(self.network.parameters())
         self.tau = 0
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         self.tau += 1
         loss = super().training_step(batch, batch_idx)
         if self.mu == 0:
@@ -89,6 +95,14 @@ class FedNova(FederatedModule):
     def on_client_end(self, client: Client) -> None:
         settings = self.trainer.optimizers[0].param_groups[0]
         self.norm.fill_(norm_of_steps(self.tau, settings["momentum"], settings["lr"] * self.mu))
+
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        settings = for_client(self.optimizer, self.client_optimizers, client)([torch.zeros(1)]).param_groups[0]
+        most = most_steps / (1 - settings["momentum"])
+        norm = float(upload["norm"])
+        if norm and not LEAST_NORM <= norm <= most:
+            told = f"of at most {most_steps} steps must be 0 or lie between {LEAST_NORM} and {most:g}"
+            raise ValueError(f"the norm {told}, got {norm:g}.")
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         trained = numbers(self)

@@ -17,6 +17,7 @@ from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import head_names
+from fedlit.tasks import Task
 
 
 class FedPer(FederatedModule):
@@ -29,6 +30,7 @@ class FedPer(FederatedModule):
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -47,8 +49,9 @@ class FedPer(FederatedModule):
         head_layers: int = 1,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.network = build(network, "model.network")
         self.head_layers = head_layers
         self.own_names = head_names(self.network, head_layers)

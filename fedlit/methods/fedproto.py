@@ -17,17 +17,16 @@ from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from fedlit.aggregation import State, Upload, class_totals
+from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import prototype_distance
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
 from fedlit.methods.states import class_means, evaluating
@@ -55,6 +54,7 @@ class FedProto(FederatedModule):
         stays="the network",
         recipes=("fedproto_fashion.yaml", "fedproto_cifar10.yaml"),
         law="lam = 0 is local training",
+        tasks=("classification",),
     )
 
     shared = ()
@@ -114,7 +114,7 @@ class FedProto(FederatedModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         features, z = with_features(self.network, x)
-        loss = F.cross_entropy(z, y)
+        loss = loss_of(self)(z, y)
         self.log("train_loss", loss)
         if self.lam == 0:
             return loss
@@ -127,6 +127,9 @@ class FedProto(FederatedModule):
             means, counts = class_means(self.features, client, like=self.means, num_classes=len(self.counts))
         self.means.copy_(means)
         self.counts.copy_(counts)
+
+    def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
+        check_class_counts(upload["counts"], most=client.num_opted_in)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         total, weight = class_totals(uploads, self.weighting)

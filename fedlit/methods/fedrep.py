@@ -24,6 +24,7 @@ from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import head_names
 from fedlit.methods.stage import Stage
+from fedlit.tasks import Task
 
 
 class FedRep(FederatedModule):
@@ -39,6 +40,7 @@ class FedRep(FederatedModule):
             (`uniform`, the paper).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -59,8 +61,9 @@ class FedRep(FederatedModule):
         head_layers: int = 1,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_count("model.head_epochs", head_epochs, least=0)
         check_count("model.body_epochs", body_epochs, least=0)
         check_count("model.head_layers", head_layers)

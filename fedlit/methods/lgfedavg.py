@@ -31,6 +31,7 @@ from fedlit.methods.factories import (
 )
 from fedlit.methods.parts import check_head
 from fedlit.rng import isolated
+from fedlit.tasks import Task
 
 
 class LGFedAvg(FederatedModule):
@@ -46,6 +47,7 @@ class LGFedAvg(FederatedModule):
             one for each, or a mapping from client id. Every client then draws its own extractor.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -68,8 +70,9 @@ class LGFedAvg(FederatedModule):
         weighting: Weighting = "examples",
         client_networks: ClientNetworks = None,
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_count("model.head_layers", head_layers)
         self.factory = network
         self.head_layers = head_layers

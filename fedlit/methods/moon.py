@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
@@ -25,11 +24,12 @@ from fedlit.bounds import check_count, check_number, check_positive
 from fedlit.data.client import Client
 from fedlit.heads import with_features, with_projection
 from fedlit.losses import model_contrastive
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import check_head, groups
 from fedlit.methods.states import copy_into
+from fedlit.tasks import Task
 
 
 class MOON(FederatedModule):
@@ -45,6 +45,7 @@ class MOON(FederatedModule):
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -68,8 +69,9 @@ class MOON(FederatedModule):
         projection: int | None = 256,
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_number("model.mu", mu, least=0)
         check_positive("model.temperature", temperature)
         self.network = build(network, "model.network")
@@ -101,15 +103,15 @@ class MOON(FederatedModule):
     def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
         return groups(self.network)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         if self.mu == 0:
             return super().training_step(batch, batch_idx)
         x, y = batch
-        z, logits = with_features(self.network, x)
+        z, output = with_features(self.network, x)
         with torch.no_grad():
             z_glob, _ = with_features(self._received[0], x)
             z_prev, _ = with_features(self.previous, x)
-        loss = F.cross_entropy(logits, y)
+        loss = loss_of(self)(output, y)
         contrast = model_contrastive(z, z_glob, z_prev, self.temperature)
         self.log_dict({"train_loss": loss, "contrast": contrast})
         return loss + self.mu * contrast

@@ -15,22 +15,22 @@ w - alpha * grad f(w) on all of the client's samples, as F is defined; `global` 
 Laws: alpha = 0 is FedAvg on every second batch, and personal is global.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
-from torch.func import functional_call
 
 from fedlit.bounds import check_choice, check_number, check_positive
 from fedlit.data.client import Client
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.inputs import applied, batch_size, like
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.tasks import Task
 
 Variant = Literal["fo", "hf"]
-Batch = tuple[Tensor, Tensor]
+Batch = tuple[Any, Any]
 Weights = dict[str, Tensor]
 NUM_BATCHES = {"fo": 2, "hf": 3}  # of an update
 
@@ -47,6 +47,7 @@ class PerFedAvg(FederatedModule):
         weighting: A client counts as much as any other (`uniform`, the paper's), or by its `examples`.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -66,8 +67,9 @@ class PerFedAvg(FederatedModule):
         delta: float = 1e-3,
         weighting: Weighting = "uniform",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         self.alpha = check_number("model.alpha", alpha, least=0)
         check_choice("model.variant", variant, Variant)
         self.delta = check_positive("model.delta", delta)
@@ -100,9 +102,12 @@ class PerFedAvg(FederatedModule):
         batches = client.train_batches()
         batches.drop_last = False
         mean = {name: torch.zeros_like(tensor) for name, tensor in w.items()}
-        for x, y in batches.to(self.device):
-            for name, gradient in self._gradients(w, (x.to(self.dtype), y)).items():
-                mean[name] += len(y) / batches.num_samples * gradient
+        reference = next(self.network.parameters())
+        for batch in batches:
+            x, y = like(batch, reference)
+            share = batch_size(x, y) / batches.num_samples
+            for name, gradient in self._gradients(w, (x, y)).items():
+                mean[name] += share * gradient
         with torch.no_grad():
             for name, tensor in w.items():
                 tensor.sub_(self.alpha * mean[name])
@@ -114,7 +119,7 @@ class PerFedAvg(FederatedModule):
     def _loss(self, w: Weights, batch: Batch) -> Tensor:
         """f(w; D)."""
         x, y = batch
-        return F.cross_entropy(functional_call(self.network, w, (x,)), y)
+        return loss_of(self)(applied(self.network, x, w), y)
 
     def _gradients(self, w: Weights, batch: Batch) -> Weights:
         return _gradients(self._loss(w, batch), w)

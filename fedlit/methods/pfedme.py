@@ -18,19 +18,20 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_count, check_number
 from fedlit.data.client import Client
+from fedlit.inputs import applied
 from fedlit.losses import proximal_penalty
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import groups
 from fedlit.methods.states import copy_into
+from fedlit.tasks import Task
 
 
 class PFedMe(FederatedModule):
@@ -47,6 +48,7 @@ class PFedMe(FederatedModule):
             (`uniform`, the paper).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -70,8 +72,9 @@ class PFedMe(FederatedModule):
         beta: float = 1.0,
         weighting: Weighting = "uniform",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         for name, value in {"lam": lam, "eta": eta, "beta": beta}.items():
             check_number(f"model.{name}", value, least=0)
         check_count("model.inner_steps", inner_steps)
@@ -92,12 +95,12 @@ class PFedMe(FederatedModule):
     def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
         return groups(self.personal)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.personal(x)
+    def forward(self, x: Any, /) -> Any:
+        return applied(self.personal, x)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         x, y = batch
-        loss = F.cross_entropy(self.personal(x), y)
+        loss = loss_of(self)(applied(self.personal, x), y)
         self.log("train_loss", loss)
         return loss + proximal_penalty(self.personal.parameters(), self.network.parameters(), self.lam)
 

@@ -15,7 +15,7 @@ round, and one client is a plain loop of SGD (both but for rounding).
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
@@ -25,10 +25,11 @@ from fedlit.aggregation.uploads import wide
 from fedlit.bounds import check_choice, check_positive
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
 from fedlit.methods.states import Vectors, frozen, mean_gradient, numbers, trained
+from fedlit.tasks import Task
 
 Option = Literal["I", "II"]
 
@@ -43,6 +44,7 @@ class SCAFFOLD(FederatedModule):
         lr_g: How far the server goes towards the mean; 1 is there.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, the paper).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -66,8 +68,9 @@ class SCAFFOLD(FederatedModule):
         lr_g: float = 1.0,
         weighting: Weighting = "uniform",
         client_optimizers: ClientOptimizers = None,
+        task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(optimizer, client_optimizers, task)
         check_choice("model.option", option, Option)
         self.network = build(network, "model.network")
         self.option = option
@@ -86,9 +89,9 @@ class SCAFFOLD(FederatedModule):
         self.drift = [c - c_i for c, c_i in zip(self.c, self.c_i, strict=True)]
         self.steps = 0
         if self.option == "I" and client is not None:
-            self.renewed = mean_gradient(self.network, client, like=self.x[0])
+            self.renewed = mean_gradient(self.network, client, like=self.x[0], loss=loss_of(self))
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         self.steps += 1
         loss = super().training_step(batch, batch_idx)
         pairs = zip(trained(self.network), self.drift, strict=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
+from fedlit.inputs import applied, batch_size
 from fedlit.inputs import like as made_like
 from fedlit.losses import class_sums
 
@@ -97,21 +98,25 @@ def numbers(module: nn.Module) -> dict[str, int]:
     return {name: places[id(parameter)] for name, parameter in found.items() if parameter.requires_grad}
 
 
-def mean_gradient(network: nn.Module, client: Client, like: Tensor) -> list[Tensor]:
-    """Of the cross-entropy over all samples of a visit, in evaluation mode, for each parameter that trains.
+def mean_gradient(
+    network: nn.Module, client: Client, like: Tensor, loss: Callable[[Any, Any], Tensor] = F.cross_entropy
+) -> list[Tensor]:
+    """Of a loss over all samples of a visit, in evaluation mode, for each parameter that trains.
 
     Args:
-        network: Gives logits.
+        network: Whose outputs are compared with the targets.
         client: Whose samples.
         like: A tensor of the dtype and on the device that inputs are to have.
+        loss: The mean over a batch.
     """
-    batches = client.train_batches().to(like.device)
+    batches = client.train_batches()
     batches.drop_last = False
     total = [torch.zeros_like(parameter) for parameter in trained(network)]
     with torch.enable_grad(), evaluating(network):
-        for x, y in batches:
-            loss = F.cross_entropy(network(x.to(like)), y, reduction="sum") / batches.num_samples
-            torch._foreach_add_(total, torch.autograd.grad(loss, trained(network)))
+        for batch in batches:
+            x, y = made_like(batch, like)
+            part = loss(applied(network, x), y) * (batch_size(x, y) / batches.num_samples)
+            torch._foreach_add_(total, torch.autograd.grad(part, trained(network)))
     return total
 
 

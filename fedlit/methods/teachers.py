@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedlit.aggregation import State
+from fedlit.inputs import applied
 from fedlit.losses import teacher_weights
 
 Confidence = Callable[[Tensor, Tensor], Tensor]
@@ -46,7 +46,7 @@ class Ensemble:
     @torch.no_grad()
     def __call__(self, x: Tensor) -> Tensor:
         """What all say of a batch, ``[K, N, C]``, in the order of their ids."""
-        answers = [functional_call(network, state, (x,)) for network, state in self.members]
+        answers = [applied(network, x, state) for network, state in self.members]
         return torch.stack(answers)
 
 

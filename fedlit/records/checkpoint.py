@@ -218,7 +218,7 @@ def _with_clients(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """As if all stood in the checkpoint."""
     for client, name in content.get(FILES, {}).items():
         for key, kept in client_files.read(name, folder).items():
-            content[key][client] = kept
+            content.setdefault(key, {})[client] = kept
     return content
 
 

@@ -40,7 +40,7 @@ def failure(error: BaseException) -> Failure:
     if "more than 1 value per channel" in reason:
         reason += " (a batch of one sample; see `data.drop_last`)"
     if "view size is not compatible" in reason:
-        reason += " (`trainer.fast` holds kernels channels last: `reshape` takes what `view` does not)"
+        reason += " (`trainer.fast` computes images channels last: `reshape` takes what `view` does not)"
     try:
         details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except BaseException:  # its text, its cause or its notes are not to be had

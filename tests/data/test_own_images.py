@@ -53,6 +53,21 @@ def test_a_folder_is_predicted_by_name(data):
     assert [row["file"] for row in rows] == ["a.PNG", "b.png"]
 
 
+def test_a_folder_is_resized_as_the_data_were():
+    for split in ("train", "test"):
+        for label in ("cat", "dog"):
+            folder = Path("pets", split, label)
+            folder.mkdir(parents=True)
+            for i in range(3):
+                Image.fromarray(np.full((6 + i, 9), 40 * i, np.uint8)).save(folder / f"{i}.png")
+    with pytest.raises(ValueError, match=r"different shapes .* \(a folder of images by `data.image_size`\)"):
+        FederatedData("pets", num_clients=2).setup()
+    data = FederatedData("pets", num_clients=2, image_size=8)
+    data.setup()
+    own = read_own_images("pets/test/cat", data)
+    assert own.x.equal(data.splits.test.x[:3])
+
+
 def test_colour_and_grey_are_made_what_the_data_are(data):
     Path("photos").mkdir()
     Image.fromarray(np.full((8, 8, 3), 200, np.uint8)).save("photos/colour.png")

@@ -10,6 +10,7 @@ from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import num_bytes
 from fedlit.callbacks import FederationCallback, StopAt
+from fedlit.engine.usage import UsageError
 from fedlit.partition import BinarySeparated, Dirichlet
 
 # --- who takes part
@@ -123,7 +124,7 @@ class Undeclared(FedAvg):
 
 
 def test_an_aggregate_that_is_not_the_shared_state_is_an_error():
-    with pytest.raises(RuntimeError, match="undeclared 'extra'"):
+    with pytest.raises(UsageError, match="undeclared 'extra'"):
         fitted(Undeclared(linear, SGD))
 
 

@@ -61,3 +61,12 @@ def test_a_method_for_classes_refuses_numbers_by_name():
     method.task = Regression()
     with pytest.raises(ValueError, match=r"`model.task`: FML is for classification, got regression"):
         fitted(method, toy(ToyRegression))
+
+
+def test_a_loss_that_is_not_one_number_is_told_in_one_line():
+    class Squares(FedAvg):
+        def loss(self, output, target):
+            return (output - target) ** 2
+
+    with pytest.raises(ValueError, match=r"`loss` of Squares must give one number, .* got float32 \[2, 1\]\.$"):
+        fitted(Squares(FEATURES, partial(torch.optim.SGD, lr=0.1)), toy(ToyRegression))

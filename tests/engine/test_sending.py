@@ -10,6 +10,7 @@ from test_laws import KillAt, in_a_child
 
 from fedlit import FedAvg
 from fedlit.engine.rounds.visited import Visited, pack, unpack
+from fedlit.engine.usage import UsageError
 from fedlit.losses import proximal_penalty
 from fedlit.methods import Stage, frozen
 from fedlit.privacy import ClientLevelDP
@@ -217,7 +218,15 @@ class Bad(FedAvg):
 def test_what_cannot_be_sent_ends_the_run_by_name(given, told):
     method = seeded(Bad)
     method.given = given
-    with pytest.raises(RuntimeError, match=rf"`download` of Bad, for client 0, .*{told}"):
+    with pytest.raises(UsageError, match=rf"`download` of Bad, for client 0, .*{told}"):
+        fitted(method)
+
+
+def test_who_would_upload_nothing_is_told_of_in_the_first_round():
+    method = seeded(Bad)
+    method.given = lambda current: {"other": torch.zeros(1)}
+    told = "`download` of Bad sends client 0 nothing of what is shared, and it has uploaded nothing before"
+    with pytest.raises(UsageError, match=told):
         fitted(method)
 
 

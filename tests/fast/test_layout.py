@@ -1,4 +1,4 @@
-"""Kernels are held channels last in fast mode, but only for networks that run so."""
+"""Convolutions compute channels last in fast mode, but only for methods that run so; parameters stay as they are."""
 
 import warnings
 from functools import partial
@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import fitted
+from conftest import equal, fitted
 from torch import nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.notices import Notice
@@ -44,22 +45,78 @@ class Standardised(Convolution):
         return super().forward(x) / scale
 
 
+ORDINARY = torch.empty(4, 1, 3, 3).stride()
+
+
+def lays_out(federation):
+    """Whether what comes out of a convolution is channels last."""
+    z = federation.state.module.network.second(torch.zeros(2, 4, 3, 3))
+    return z.stride() != torch.empty(2, 4, 3, 3).stride()
+
+
 @pytest.mark.parametrize("method", [FedAvg, LocalOnly])
-@pytest.mark.parametrize("network", [Viewed, Standardised])
-def test_a_network_that_needs_the_ordinary_layout_trains_in_fast_mode(method, network):
-    with pytest.warns(Notice, match="`trainer.fast`: kernels of .* keep their layout"):
-        fast = fitted(method(network, SGD), num_rounds=1, fast=True)
-    weight = fast.state.module.network.first.weight
-    assert weight.stride() == torch.empty(4, 1, 3, 3).stride()
+def test_a_network_that_needs_the_ordinary_layout_trains_in_fast_mode(method):
+    with pytest.warns(Notice, match="`trainer.fast`: images of .* keep their layout; .*view size"):
+        fast = fitted(method(Viewed, SGD), num_rounds=1, fast=True)
+    assert not lays_out(fast)
     assert fast.state.scores.last
 
 
-def test_any_other_is_held_channels_last_without_a_word():
+def without_a_word(method, **options):
+    """A fit in fast mode that nobody is left out of."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
-        fast = fitted(FedAvg(Convolution, SGD), num_rounds=1, fast=True)
-    weight = fast.state.module.network.first.weight
-    assert weight.stride() != torch.empty(4, 1, 3, 3).stride()
+        return fitted(method, num_rounds=2, min_clients=3, fast=True, **options)
+
+
+@pytest.mark.parametrize("network", [Convolution, Standardised])
+def test_any_other_computes_channels_last_without_a_word(network):
+    fast = without_a_word(FedAvg(network, SGD))
+    assert lays_out(fast)
+    assert fast.state.module.network.first.weight.stride() == ORDINARY
+
+
+def flat(tensors):
+    return torch.cat([tensor.view(-1) for tensor in tensors])
+
+
+class ViewsParameters(FedAvg):
+    """Wherever a method of one's own may look at them."""
+
+    def on_client_start(self, client):
+        self.anchor = parameters_to_vector(self.network.parameters()).detach()
+
+    def training_step(self, batch, batch_idx):
+        drift = flat(self.network.parameters()) - self.anchor
+        return super().training_step(batch, batch_idx) + drift.square().sum()
+
+    def on_after_backward(self):
+        flat(p.grad for p in self.network.parameters()).norm()
+
+    def on_client_end(self, client):
+        vector_to_parameters(flat(self.network.parameters()), self.network.parameters())
+
+    def client_weight(self, client):
+        return 1.0 + float(flat(self.state_dict().values()).isfinite().all())
+
+    def aggregate(self, uploads, current):
+        uploads = list(uploads)
+        norms = [flat(upload.state.values()).norm() for upload in uploads]
+        assert all(norm > 0 for norm in norms)
+        assert flat(current.values()).norm() > 0
+        return self.combine(uploads, current)
+
+
+def flat_mean(uploads, current):
+    """An aggregator of the user's own."""
+    uploads = list(uploads)
+    vectors = torch.stack([flat(upload.state.values()) for upload in uploads])
+    parts = vectors.mean(dim=0).split([tensor.numel() for tensor in current.values()])
+    return {name: part.view(current[name].shape) for name, part in zip(current, parts, strict=True)}
+
+
+def test_parameters_may_be_viewed_anywhere():
+    assert lays_out(without_a_word(ViewsParameters(Convolution, SGD), aggregator=flat_mean))
 
 
 class ViewsInItsStep(FedAvg):
@@ -69,7 +126,42 @@ class ViewsInItsStep(FedAvg):
         return F.cross_entropy(self.network.head(features), y)
 
 
-def test_a_step_that_needs_the_ordinary_layout_is_told_what_to_do():
-    with pytest.raises(RuntimeError, match=r"`trainer\.fast` holds kernels channels last: `reshape` takes"):
-        fitted(ViewsInItsStep(Convolution, SGD), num_rounds=1, fast=True)
-    fitted(ViewsInItsStep(Convolution, SGD), num_rounds=1)
+def test_a_step_that_needs_the_ordinary_layout_is_tried_before_the_first_round():
+    with pytest.warns(Notice, match="`trainer.fast`: images of ViewsInItsStep keep their layout; .*view size"):
+        fast = fitted(ViewsInItsStep(Convolution, SGD), num_rounds=1, min_clients=3, fast=True)
+    assert not lays_out(fast)
+    exact = fitted(ViewsInItsStep(Convolution, SGD), num_rounds=1)
+    assert fast.global_state.keys() == exact.global_state.keys()
+
+
+class OwnStep(FedAvg):
+    """Its step runs in any layout, and notes that it ran."""
+
+    steps = 0
+
+    def training_step(self, batch):
+        self.steps += 1
+        self.log("steps", self.steps)
+        x, y = batch
+        return {"loss": F.cross_entropy(self(x), y)}
+
+
+def test_a_step_that_is_tried_leaves_nothing_behind():
+    torch.manual_seed(0)
+    method = OwnStep(Convolution, SGD)
+    assert lays_out(without_a_word(method, local_steps=1))
+    assert method.steps == 6  # two rounds of three clients
+    torch.manual_seed(0)
+    assert equal(method.state_dict(), without_a_word(FedAvg(Convolution, SGD), local_steps=1).state.module.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_network_that_is_taken_out_computes_as_it_was_written():
+    fast = without_a_word(FedAvg(Convolution, SGD))
+    live = fast.state.module.network
+    assert live.second(input=torch.zeros(2, 4, 3, 3)).is_contiguous()  # called by name, it is as it was written
+    torch.jit.script(live)
+    taken = fast.network()
+    assert taken.second(torch.zeros(2, 4, 3, 3)).stride() == torch.empty(2, 4, 3, 3).stride()
+    fitted(fast.state.module, num_rounds=1)
+    assert not lays_out(fast)  # the method is the same, and in exact mode now

@@ -48,6 +48,7 @@ BESIDE_STEPS = {
 OUTSIDE_VISITS = {
     "aggregate",
     "check",
+    "check_upload",
     "combine",
     "configure_stages",
     "earlier_uploads",

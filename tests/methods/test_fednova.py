@@ -108,3 +108,21 @@ def test_steps_of_which_the_paper_has_no_norm_are_refused(optimizer, mu, told):
 def test_mu_has_bounds():
     with pytest.raises(ValueError, match=r"`model.mu` must be at least 0, got -1"):
         FedNova(linear, PLAIN, mu=-1)
+
+
+def check_norm(norm: float) -> None:
+    """Of six steps with momentum 0.9, which add up to less than 6 / (1 - 0.9)."""
+    data = toy_data()
+    data.setup()
+    FedNova(linear, SGD).check_upload(data.client(0), {"norm": tensor([norm])}, most_steps=6)
+
+
+@pytest.mark.parametrize("norm", [61.0, 1e18, 1e-38, -1.0])
+def test_a_norm_that_no_steps_have_is_refused(norm):
+    with pytest.raises(ValueError, match=r"of at most 6 steps must be 0 or lie between 0\.001 and 60, got"):
+        check_norm(norm)
+
+
+@pytest.mark.parametrize("norm", [0.0, norm_of_steps(1, rho=0.9), norm_of_steps(6, rho=0.9)])
+def test_a_norm_that_steps_have_is_not(norm):
+    check_norm(norm)

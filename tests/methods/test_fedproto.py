@@ -1,5 +1,8 @@
 """FedProto: a plain loop bit for bit, laws, prototypes by hand, networks that differ."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,6 +16,11 @@ from fedlit.aggregation import Upload
 from fedlit.losses import prototype_distance
 from fedlit.methods import FedProto
 from fedlit.partition import Shards
+
+
+def events_of(federation) -> list[str]:
+    return Path(federation.log_dir, "events.jsonl").read_text().splitlines()
+
 
 COHORTS = [[0, 1], [1, 2], [0, 1, 2]]
 
@@ -210,3 +218,18 @@ def test_a_run_goes_on_to_the_same_bits(tmp_path):
     run(num_rounds=2, default_root_dir=str(tmp_path))
     resumed = run(ckpt_path="last", default_root_dir=str(tmp_path))
     assert all(equal(a, b) for a, b in zip(resumed, whole, strict=True))
+
+
+@pytest.mark.parametrize("counts", [[-1, 1, 0], [2**62, 2**62, 2**62], [10, 9, 0]])
+def test_a_client_that_tells_more_samples_than_it_has_is_left_out(counts):
+    class Boasts(FedProto):
+        def on_client_end(self, client):
+            super().on_client_end(client)
+            if client.id == 1:
+                self.counts.copy_(tensor(counts))
+
+    data = toy_data()  # of 20 samples, 2 are for validation
+    federation = fitted(Boasts(SmallCNN, PLAIN, lam=0.1), data, num_rounds=1)
+    [event] = [event for event in map(json.loads, events_of(federation)) if event["event"] == "left_out"]
+    told = f"ValueError: counts of classes must be at least 0 each and at most 18 together, got {counts}."
+    assert (event["client"], event["reason"]) == (1, told)

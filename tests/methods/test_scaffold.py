@@ -26,7 +26,7 @@ def full_gradient(network, x, y):
     network.eval()
     total = [torch.zeros_like(parameter) for parameter in network.parameters()]
     for x_batch, y_batch in zip(x.split(8), y.split(8), strict=True):
-        loss = F.cross_entropy(network(x_batch), y_batch, reduction="sum") / len(y)
+        loss = F.cross_entropy(network(x_batch), y_batch) * (len(y_batch) / len(y))
         total = [summed + gradient for summed, gradient in zip(total, gradients(network, loss), strict=True)]
     network.train()
     return total

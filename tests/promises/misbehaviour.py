@@ -1,4 +1,4 @@
-"""What a client may do, where, and what is to come of it: the kinds of misbehaviour, and methods to try them with.
+"""What a client may do, where, and what is to come of it: the kinds of misbehaviour.
 
 `left out`: the run ends as one in which the client was not drawn in that round. `fine`: as one in which it behaved.
 """
@@ -15,155 +15,18 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from promises.trials import Net
 from torch import nn
 
-from fedlit.aggregation import weighted_mean
+from fedlit.engine.guards.guard import ClientExit
 from fedlit.engine.plan import Interrupted
-from fedlit.methods import (
-    DLAD,
-    FML,
-    FedAvg,
-    FederatedModule,
-    FedFusion,
-    FedMMD,
-    FedProx,
-    FineTuned,
-    LocalOnly,
-    MixtureOfExperts,
-)
+from fedlit.methods import FederatedModule
 
-SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-BAD, ROUND = 1, 2  # who misbehaves, and when
-TIMEOUT = 6.0  # for those that hang; the others take a fraction of it
-
-
-class Net(nn.Module):
-    """A network of a user's own, with all that our methods ask for."""
-
-    def __init__(self, num_classes: int = 3) -> None:
-        super().__init__()
-        self.extractor = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2))
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(18, num_classes))
-
-    feature_shape = (2, 3, 3)
-
-    def forward(self, x):
-        act_in_forward()
-        return self.head(self.extractor(x))
-
-
-class Own(FederatedModule):
-    """A method of a user's own: a shared trunk, a personal head, and a rule that it has written itself."""
-
-    shared = ("network.extractor.",)
-
-    def __init__(self, network, optimizer) -> None:
-        super().__init__(optimizer)
-        self.network = network()
-        self.seen: list[int] = []
-
-    def on_client_start(self, client) -> None:
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        self.seen.append(len(y))
-        return F.cross_entropy(self(x), y) + 0.01 * self.network.head[1].weight.square().sum()
-
-    def aggregate(self, uploads, current):
-        mean = weighted_mean(uploads)
-        return {name: tensor.lerp(mean[name], 0.5) if tensor.is_floating_point() else mean[name]
-                for name, tensor in current.items()}  # fmt: skip
-
-
-METHODS: dict[str, Callable[[], FederatedModule]] = {
-    "FedAvg": lambda: FedAvg(Net, SGD),
-    "FedProx": lambda: FedProx(Net, SGD, mu=0.1),
-    "FML": lambda: FML(Net, Net, SGD),
-    "FedMMD": lambda: FedMMD(Net, SGD),
-    "FedFusion": lambda: FedFusion(Net, SGD, "single"),
-    "MixtureOfExperts": lambda: MixtureOfExperts(Net, SGD, epochs=2, baselines=False),
-    "DLAD": lambda: DLAD(Net, SGD, client_epochs=1, density_epochs=1, distil_epochs=1),
-    "LocalOnly": lambda: LocalOnly(Net, SGD),
-    "FineTuned": lambda: FineTuned(Net, SGD, finetune_epochs=1),
-    "Own": lambda: Own(Net, SGD),
-}
-
-
-# --- where
-
-
-class Stage:
-    """What is going on now, for networks, which know no client."""
-
-    action: Callable[[FederatedModule], object] | None = None
-    module: FederatedModule | None = None
-    acted = 0
-
-
-def is_time(module: FederatedModule) -> bool:
-    client = module.client
-    return Stage.action is not None and client is not None and (client.id, client.round) == (BAD, ROUND)
-
-
-def act(module: FederatedModule) -> object:
-    Stage.acted += 1
-    return Stage.action(module)
-
-
-def act_in_forward() -> None:
-    if Stage.module is not None:
-        module, Stage.module = Stage.module, None
-        act(module)
-
-
-def hooked(kind: type[FederatedModule], where: str) -> type[FederatedModule]:
-    """A method's class with a hook in which a client may misbehave."""
-
-    def hook(self, *args):
-        if where == "client_weight":
-            return act(self) if is_time(self) else kind.client_weight(self, *args)
-        if where == "probe":
-            found = kind.probe(self, *args)
-            return act(self) if is_time(self) else found
-        is_before = where != "on_client_end"
-        if is_before and is_time(self):
-            act(self)
-        result = getattr(kind, where)(self, *args)
-        if not is_before and is_time(self):
-            act(self)
-        return result
-
-    def training_step(self, batch, batch_idx):
-        Stage.module = self if is_time(self) else None
-        try:
-            return kind.training_step(self, batch, batch_idx)
-        finally:
-            Stage.module = None
-
-    if where == "forward":
-        return type(f"Hooked{kind.__name__}", (kind,), {"training_step": training_step})
-    return type(f"Hooked{kind.__name__}", (kind,), {where: hook})
-
-
-def hooked_method(name: str, where: str) -> FederatedModule:
-    torch.manual_seed(0)
-    method = METHODS[name]()
-    parts = [part for part in method.modules() if isinstance(part, FederatedModule)]
-    if where.startswith(("on_train", "on_before")) and len(parts) > 1:  # of a programme, its stages have these hooks
-        parts = parts[1:]
-    for part in parts:
-        if isinstance(part, FederatedModule):
-            part.__class__ = hooked(type(part), where)
-    return method
-
-
-# --- what
+TIMEOUT = 1.0  # for those that hang; the others take a fraction of it
 
 
 class Odd(Exception):
@@ -190,9 +53,13 @@ class WithoutName(Exception, metaclass=Nameless):
     pass
 
 
-def raising(error: Callable[[], BaseException] | type[BaseException]):
+class Died(RuntimeError):
+    """Of what it has done before."""
+
+
+def raising(error: Callable[[], BaseException]):
     def action(module):
-        raise error() if callable(error) else error
+        raise error()
 
     return action
 
@@ -201,7 +68,7 @@ def then_dies(*effects: Callable[[FederatedModule], object]):
     def action(module):
         for effect in effects:
             effect(module)
-        raise RuntimeError("and died of it")
+        raise Died("and died of it")
 
     return action
 
@@ -211,7 +78,13 @@ def first_parameter(module):
 
 
 def own_network(module) -> nn.Module:
-    return next(part for part in module.modules() if isinstance(part, Net))
+    """As its user built it; where a method takes it apart, what holds the parts."""
+    whole = [part for part in module.modules() if isinstance(part, Net)]
+    return [*whole, *module.children()][0]
+
+
+def own_layer(module) -> nn.Linear:
+    return next(part for part in module.modules() if isinstance(part, nn.Linear))
 
 
 def filled(value):
@@ -219,6 +92,31 @@ def filled(value):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.fill_(value)
+
+    return action
+
+
+def filled_buffers(value):
+    """What is no parameter: statistics, and what some methods send in place of weights."""
+
+    def action(module):
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.fill_(value)
+
+    return action
+
+
+def counted(value):
+    def action(module):
+        module.counts.fill_(value)
+
+    return action
+
+
+def normed(value):
+    def action(module):
+        module.norm.fill_(value)
 
     return action
 
@@ -245,7 +143,7 @@ def close_everything(module):
 
 def leave_a_hook(module):
     own_network(module).register_forward_hook(lambda *given: given[-1] * float("nan"))
-    own_network(module).head.register_full_backward_hook(lambda part, grads, _: tuple(g * 3 for g in grads))
+    own_layer(module).register_full_backward_hook(lambda part, grads, _: tuple(g * 3 for g in grads))
 
 
 def leave_a_hook_on_all(module):
@@ -352,16 +250,16 @@ def fork_away(module):
 
 
 def delete_network(module):
-    name = next(name for name, _ in module.named_children())
-    delattr(module, name)
+    for name, _ in list(module.named_children())[:1]:  # a step may not have missed it yet
+        delattr(module, name)
 
 
 def delete_parameter(module):
-    del own_network(module).head[1].bias
+    del own_layer(module).bias
 
 
 def reshape(module):
-    own_network(module).head[1].bias = nn.Parameter(torch.zeros(7))
+    own_layer(module).bias = nn.Parameter(torch.zeros(7))
 
 
 def add_parameter(module):
@@ -369,9 +267,12 @@ def add_parameter(module):
 
 
 def rename(module):
-    network = own_network(module)
-    network.other = network.head
-    del network.head
+    layer = own_layer(module)
+    owner, name = next(
+        (part, name) for part in module.modules() for name, child in part.named_children() if child is layer
+    )
+    owner.other = layer
+    delattr(owner, name)
 
 
 def to_meta(module):
@@ -387,18 +288,18 @@ def to_double(module):
 
 
 def complex_parameter(module):
-    layer = own_network(module).head[1]
+    layer = own_layer(module)
     layer.weight = nn.Parameter(layer.weight.to(torch.complex64))
 
 
 def sparse_parameter(module):
-    layer = own_network(module).head[1]
+    layer = own_layer(module)
     layer.weight = nn.Parameter(layer.weight.detach().to_sparse())
 
 
 def inference_tensors(module):
     with torch.inference_mode():
-        layer = own_network(module).head[1]
+        layer = own_layer(module)
         layer.weight = nn.Parameter(torch.zeros_like(layer.weight), requires_grad=False)
         layer.weight.copy_(torch.full_like(layer.weight, float("nan")))
 
@@ -445,64 +346,115 @@ def odd_usage(module):
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of misbehaviour: where, what, and whether its client is `left out`, `fine`, or `either` by its method."""
+    """A kind of misbehaviour.
+
+    Attributes:
+        where: Which hook, or the network's `forward`.
+        action: What the client does there.
+        outcome: Its client is `left out`, `fine`, `either` by its method, or `not evaluated`.
+        ends: How the action must end, else it was another: it `returned`, is still `acting`, or raised an error.
+        timeout: `trainer.client_timeout`.
+        only: Methods whose clients send what this is about; all by default.
+    """
 
     where: str
     action: Callable[[FederatedModule], object]
     outcome: str = "left out"
+    ends: str = "returned"
     timeout: float | None = None
+    only: tuple[str, ...] = ()
+
+
+def raises(where: str, error: type[BaseException], outcome: str = "left out") -> Kind:
+    return Kind(where, raising(error), outcome, ends=type.__getattribute__(error, "__qualname__"))
+
+
+def says(where: str, text: str) -> Kind:
+    """An error with this text."""
+    return Kind(where, raising(lambda: ValueError(text)), ends="ValueError")
+
+
+def exits(where: str, end: Callable[[FederatedModule], object], outcome: str = "left out") -> Kind:
+    """Python's way."""
+    return Kind(where, end, outcome, ends="SystemExit")
+
+
+def ends_the_process(where: str, end: Callable[[FederatedModule], object], outcome: str = "left out") -> Kind:
+    """The system's way, which the guard turns into an error."""
+    return Kind(where, end, outcome, ends=ClientExit.__qualname__)
+
+
+def dies(where: str, *effects: Callable[[FederatedModule], object], outcome: str = "left out") -> Kind:
+    return Kind(where, then_dies(*effects), outcome, ends=Died.__qualname__)
+
+
+def hangs(where: str, action: Callable[[FederatedModule], object], outcome: str = "left out") -> Kind:
+    return Kind(where, action, outcome, ends="acting", timeout=TIMEOUT)
+
+
+def is_killed(where: str, action: Callable[[FederatedModule], object], ends: str = "acting") -> Kind:
+    return Kind(where, action, ends=ends, timeout=60)
 
 
 END, START, STEP, WEIGHT = "on_client_end", "on_client_start", "training_step", "client_weight"
+COUNTING = ("FD", "FedProto")
 KINDS: dict[str, Kind] = {
     # errors
-    "raises": Kind(STEP, raising(ValueError)),
-    "raises in configure_client": Kind("configure_client", raising(ValueError)),
-    "raises in on_client_start": Kind(START, raising(KeyError)),
-    "raises in configure_optimizers": Kind("configure_optimizers", raising(TypeError)),
-    "raises in on_train_batch_end": Kind("on_train_batch_end", raising(OSError)),
-    "raises in on_train_epoch_start": Kind("on_train_epoch_start", raising(OSError)),
-    "raises in on_before_zero_grad": Kind("on_before_zero_grad", raising(LookupError)),
-    "raises in its network": Kind("forward", raising(ArithmeticError)),
-    "raises in on_client_end": Kind(END, raising(AssertionError)),
-    "raises in client_weight": Kind(WEIGHT, raising(ZeroDivisionError)),
-    "an error without a text": Kind(STEP, raising(Odd)),
-    "an error whose text exits": Kind(STEP, raising(OddExit)),
-    "an error without a name": Kind(STEP, raising(WithoutName)),
-    "an error with half a letter": Kind(STEP, raising(lambda: ValueError("\udcff\ud800"))),
-    "an error with a terminal's commands": Kind(STEP, raising(lambda: ValueError("\x1b[2J\x00\r\n"))),
-    "an error with a text of 10 MB": Kind(STEP, raising(lambda: ValueError("x" * 10**7))),
-    "an error of its own kind": Kind(STEP, raising(MadeUp)),
-    "StopIteration": Kind(STEP, stop_iterating),
-    "GeneratorExit": Kind(STEP, raising(GeneratorExit)),
-    "KeyboardInterrupt": Kind(STEP, raising(KeyboardInterrupt)),
-    "MemoryError": Kind(STEP, raising(MemoryError)),
-    "RecursionError": Kind("forward", recurse),
-    "fedlit's own Interrupted": Kind(STEP, raising(Interrupted)),
-    "what no visit has": Kind(END, odd_usage),
-    "a warning made an error": Kind(START, then_dies(noise_off)),
+    "raises": raises(STEP, ValueError),
+    "raises in configure_client": raises("configure_client", ValueError),
+    "raises in on_client_start": raises(START, KeyError),
+    "raises in configure_optimizers": raises("configure_optimizers", TypeError),
+    "raises in parameters_of": raises("parameters_of", RuntimeError),
+    "raises in on_train_batch_end": raises("on_train_batch_end", OSError),
+    "raises in on_train_epoch_start": raises("on_train_epoch_start", OSError),
+    "raises in on_before_zero_grad": raises("on_before_zero_grad", LookupError),
+    "raises in its network": raises("forward", ArithmeticError),
+    "raises in on_client_end": raises(END, AssertionError),
+    "raises in client_weight": raises(WEIGHT, ZeroDivisionError),
+    "an error without a text": raises(STEP, Odd),
+    "an error whose text exits": raises(STEP, OddExit),
+    "an error without a name": raises(STEP, WithoutName),
+    "an error with half a letter": says(STEP, "\udcff\ud800"),
+    "an error with a terminal's commands": says(STEP, "\x1b[2J\x00\r\n"),
+    "an error with a text of 10 MB": says(STEP, "x" * 10**7),
+    "an error of its own kind": raises(STEP, MadeUp),
+    "StopIteration": Kind(STEP, stop_iterating, ends="StopIteration"),
+    "GeneratorExit": raises(STEP, GeneratorExit),
+    "KeyboardInterrupt": raises(STEP, KeyboardInterrupt),
+    "MemoryError": raises(STEP, MemoryError),
+    "RecursionError": Kind("forward", recurse, ends="RecursionError"),
+    "fedlit's own Interrupted": raises(STEP, Interrupted),
+    "what no visit has": Kind(END, odd_usage, ends="NoSuchAttribute"),
+    "a warning made an error": dies(START, noise_off),
     # exits
-    "sys.exit(0)": Kind(STEP, lambda _: sys.exit(0)),
-    "sys.exit in its network": Kind("forward", lambda _: sys.exit("bye")),
-    "sys.exit in configure_client": Kind("configure_client", lambda _: sys.exit(1)),
-    "os._exit(0)": Kind(STEP, lambda _: os._exit(0)),
-    "os._exit in client_weight": Kind(WEIGHT, lambda _: os._exit(7)),
-    "os.abort": Kind(END, lambda _: os.abort()),
+    "sys.exit(0)": exits(STEP, lambda _: sys.exit(0)),
+    "sys.exit in its network": exits("forward", lambda _: sys.exit("bye")),
+    "sys.exit in configure_client": exits("configure_client", lambda _: sys.exit(1)),
+    "os._exit(0)": ends_the_process(STEP, lambda _: os._exit(0)),
+    "os._exit in client_weight": ends_the_process(WEIGHT, lambda _: os._exit(7)),
+    "os.abort": ends_the_process(END, lambda _: os.abort()),
     # processes that hang or die, for a run with `trainer.client_timeout`
-    "sleeps": Kind(STEP, lambda _: time.sleep(1000), timeout=TIMEOUT),
-    "waits for a lock": Kind("forward", deadlock, timeout=TIMEOUT),
-    "sleeps in C, with Python's lock": Kind(END, sleeps_in_c, timeout=TIMEOUT),
-    "segmentation fault": Kind(STEP, crash, timeout=60),
-    "exits in C": Kind(WEIGHT, really_exit, timeout=60),
-    "kills itself": Kind(STEP, kill_itself, timeout=60),
-    "runs out of memory": Kind(STEP, eat_memory, timeout=60),
-    "leaves a process behind": Kind(STEP, fork_away, timeout=60),
+    "sleeps": hangs(STEP, lambda _: time.sleep(1000)),
+    "waits for a lock": hangs("forward", deadlock),
+    "sleeps in C, with Python's lock": hangs(END, sleeps_in_c),
+    "segmentation fault": is_killed(STEP, crash),
+    "exits in C": is_killed(WEIGHT, really_exit),
+    "kills itself": is_killed(STEP, kill_itself),
+    "runs out of memory": is_killed(STEP, eat_memory, ends="MemoryError"),
+    "leaves a process behind": is_killed(STEP, fork_away),
     # states that nobody can use
     "nan": Kind(END, filled(float("nan"))),
     "inf": Kind(END, filled(float("inf"))),
     "3e38": Kind(END, filled(3e38)),
     "1e25": Kind(END, filled(1e25)),
     "huge values that cancel out": Kind(END, opposite),
+    "nan in its buffers": Kind(END, filled_buffers(float("nan"))),
+    "1e25 in its buffers": Kind(END, filled_buffers(1e25)),
+    "counts that nobody has": Kind(END, counted(2**62), only=COUNTING),
+    "counts below 0": Kind(END, counted(-1), only=COUNTING),
+    "a norm of almost nothing": Kind(END, normed(1e-38), only=("FedNova",)),
+    "a norm below 0": Kind(END, normed(-1.0), only=("FedNova",)),
+    "a norm of 1e18": Kind(END, normed(1e18), only=("FedNova",)),
     "double": Kind(END, to_double),
     "half": Kind(END, to_half),
     "double from the start": Kind(START, to_double),
@@ -527,22 +479,22 @@ KINDS: dict[str, Kind] = {
     "weight None": Kind(WEIGHT, lambda _: None),
     "weight of many numbers": Kind(WEIGHT, lambda _: torch.ones(3)),
     # what it leaves behind when it dies
-    "hooks, and dies": Kind(START, then_dies(leave_a_hook)),
-    "hooks on all modules, and dies": Kind(STEP, then_dies(leave_a_hook_on_all)),
-    "attributes, and dies": Kind(START, then_dies(leave_attributes)),
-    "replaced functions, and dies": Kind(STEP, then_dies(replace_functions)),
-    "frozen, and dies": Kind(STEP, then_dies(freeze)),
-    "no gradients, and dies": Kind(STEP, then_dies(lock_gradients)),
-    "another default dtype, and dies": Kind(START, then_dies(wide_default)),
-    "another default device, and dies": Kind("forward", then_dies(meta_default)),
-    "other seeds, and dies": Kind(WEIGHT, then_dies(seed_everything)),
-    "another working directory, and dies": Kind(STEP, then_dies(to_tmp)),
-    "a deleted working directory, and dies": Kind(STEP, then_dies(lost_folder)),
-    "no environment, and dies": Kind(STEP, then_dies(environment)),
-    "signal handlers and an alarm, and dies": Kind(STEP, then_dies(signals)),
-    "standard output closed, and dies": Kind(STEP, then_dies(close_everything)),
-    "more threads, and dies": Kind(STEP, then_dies(threads)),
-    "many modes, and dies": Kind(STEP, then_dies(set_hidden_modes)),
+    "hooks, and dies": dies(START, leave_a_hook),
+    "hooks on all modules, and dies": dies(STEP, leave_a_hook_on_all),
+    "attributes, and dies": dies(START, leave_attributes),
+    "replaced functions, and dies": dies(STEP, replace_functions),
+    "frozen, and dies": dies(STEP, freeze),
+    "no gradients, and dies": dies(STEP, lock_gradients),
+    "another default dtype, and dies": dies(START, wide_default),
+    "another default device, and dies": dies("forward", meta_default),
+    "other seeds, and dies": dies(WEIGHT, seed_everything),
+    "another working directory, and dies": dies(STEP, to_tmp),
+    "a deleted working directory, and dies": dies(STEP, lost_folder),
+    "no environment, and dies": dies(STEP, environment),
+    "signal handlers and an alarm, and dies": dies(STEP, signals),
+    "standard output closed, and dies": dies(STEP, close_everything),
+    "more threads, and dies": dies(STEP, threads),
+    "many modes, and dies": dies(STEP, set_hidden_modes),
     # what it leaves behind when it does well
     "no gradients": Kind(END, lock_gradients, "fine"),
     "another default dtype": Kind(END, wide_default, "fine"),
@@ -556,9 +508,13 @@ KINDS: dict[str, Kind] = {
     "frozen": Kind(END, freeze, "fine"),
     "an alarm": Kind(END, lambda _: signal.setitimer(signal.ITIMER_REAL, 0.3), "fine"),
     # evaluation: the state is the client's own, and counts; only what is measured of it is missing
-    "raises in probe": Kind("probe", raising(ValueError), "not evaluated"),
-    "sys.exit in probe": Kind("probe", lambda _: sys.exit(0), "not evaluated"),
-    "os._exit in probe": Kind("probe", lambda _: os._exit(0), "not evaluated"),
-    "double in probe": Kind("probe", then_dies(to_double), "not evaluated"),
-    "sleeps in probe": Kind("probe", lambda _: time.sleep(1000), "not evaluated", timeout=TIMEOUT),
+    "raises in probe": raises("probe", ValueError, "not evaluated"),
+    "sys.exit in probe": exits("probe", lambda _: sys.exit(0), "not evaluated"),
+    "os._exit in probe": ends_the_process("probe", lambda _: os._exit(0), "not evaluated"),
+    "double in probe": dies("probe", to_double, outcome="not evaluated"),
+    "raises in personalise": raises("personalise", ValueError, "not evaluated"),
+    "sys.exit in personalise": exits("personalise", lambda _: sys.exit(0), "not evaluated"),
+    "double in personalise": dies("personalise", to_double, outcome="not evaluated"),
+    "sleeps in personalise": hangs("personalise", lambda _: time.sleep(1000), "not evaluated"),
+    "sleeps in probe": hangs("probe", lambda _: time.sleep(1000), "not evaluated"),
 }

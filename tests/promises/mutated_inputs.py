@@ -11,8 +11,9 @@ from random import Random
 import torch
 from forked_command import Case, run
 from junk_files import FILE_CASES, write_junk
+from odd_tables import table_cases, write_tables
 
-from fedlit import augment, callbacks, methods, partition
+from fedlit import augment, callbacks, methods, partition, server_optimizers, tasks
 from fedlit.data import FederatedData, Saved
 from fedlit.federation import Federation
 from fedlit.methods.ramp import Ramp
@@ -115,7 +116,25 @@ FAMILIES = {  # method: its options in a recipe
     "DLAD": "network: NETWORK, client_epochs: 1, density_epochs: 1, distil_epochs: 1",
     "LocalOnly": "network: NETWORK",
     "FineTuned": "network: NETWORK, finetune_epochs: 1",
+    "SCAFFOLD": "network: NETWORK",
+    "FedNova": "network: NETWORK",
+    "FedDyn": "network: NETWORK",
+    "FedBN": "network: NETWORK",
+    "FedPer": "network: NETWORK",
+    "FedRep": "network: NETWORK, head_epochs: 1",
+    "LGFedAvg": "network: NETWORK",
+    "Ditto": "network: NETWORK",
+    "APFL": "network: NETWORK",
+    "PFedMe": "network: NETWORK",
+    "PerFedAvg": "network: NETWORK",
+    "MOON": "network: NETWORK, projection: 4",
+    "FedProto": "network: NETWORK, lam: 0.1",
+    "FD": "network: NETWORK",
+    "FedMD": "network: NETWORK, subset: 8, public_epochs: 1, private_epochs: 1",
+    "FedDF": "network: NETWORK",
 }
+ON_A_POOL = ("DLAD", "FedMD", "FedDF")
+WITHOUT_MOMENTUM = ("SCAFFOLD",)
 NETWORK = "{class_path: fedlit.networks.CNN1, init_args: {in_channels: 1, image_size: 12, num_classes: 3, hidden: 8}}"
 RECIPE = """\
 data:
@@ -131,6 +150,7 @@ model:
   init_args: {OPTIONS, optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1, momentum: 0.9}}}
 trainer: {num_rounds: 2, accelerator: cpu, report: false}
 """
+OF_OWN_DATA = ("target", "features", "client", "test_size", "image_size", "in_memory", "num_workers", "collate_fn")
 NEWCOMER = "newcomer"  # FML with clients that join later
 OPTIMIZERS = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
 SCHEDULES = (
@@ -154,12 +174,28 @@ GIVEN_ELSEWHERE = {"self", "seed", "params", "optimizer", "train_dataset", "test
 def write_recipes(folder: Path) -> None:
     """A recipe of each family, and every file that a case names."""
     for method, options in FAMILIES.items():
-        public = "public: 0.5" if method == "DLAD" else "val_size: 0.2"
+        public = "public: 0.5" if method in ON_A_POOL else "val_size: 0.2"
         text = RECIPE.replace("PUBLIC", public).replace("METHOD", method).replace("OPTIONS", options)
+        if method in WITHOUT_MOMENTUM:
+            text = text.replace(", momentum: 0.9", "")
         (folder / f"{method}.yaml").write_text(text.replace("NETWORK", NETWORK))
+    _write_own_data(folder)
     joining = (folder / "FML.yaml").read_text().replace("meme: ", "personal_from: server, meme: ")
     (folder / f"{NEWCOMER}.yaml").write_text(joining.replace("batch_size: 8", "batch_size: 8\n    unseen_clients: 1"))
     write_junk(folder)
+
+
+def _write_own_data(folder: Path) -> None:
+    """Recipes of a table and of a folder of images, and both."""
+    linear = "{class_path: torch.nn.Linear, init_args: {in_features: 2, out_features: 3}}"
+    coloured = NETWORK.replace("in_channels: 1", "in_channels: 3")
+    for name, path, network in (("table", "table.csv", linear), ("images", "images", coloured)):
+        text = RECIPE.replace("METHOD", "FedAvg").replace("OPTIONS", f"network: {network}")
+        text = text.replace("dataset: toy.npz", f"dataset: {path}").replace("PUBLIC", "test_size: 0.2")
+        if name == "table":
+            text = text.replace("num_clients: 3", "num_clients: 3\n    features: [a, b]")
+        (folder / f"{name}.yaml").write_text(text)
+    write_tables(folder)
 
 
 def options_of(kind: type) -> list[str]:
@@ -184,7 +220,12 @@ def nested_classes() -> Iterator[tuple[str, type]]:
         yield "model.optimizer", kind
     for kind in SCHEDULES:
         yield "trainer.lr_schedule", kind
-    yield "trainer.callbacks", callbacks.StopAt
+    for kind in (callbacks.StopAt, callbacks.Patience):
+        yield "trainer.callbacks", kind
+    for kind in (*concrete(server_optimizers, torch.optim.Optimizer), torch.optim.SGD):
+        yield "trainer.server_optimizer", kind
+    for kind in concrete(tasks, tasks.Task):
+        yield "model.task", kind
     yield "model.alpha_ramp", Ramp
 
 
@@ -193,6 +234,7 @@ def targets() -> list[tuple[str, str, type | None]]:
     found: list[tuple[str, str, type | None]] = []
     for prefix, kind in (("data", FederatedData), ("trainer", Federation)):
         found += [("FedAvg", f"{prefix}.{name}", None) for name in options_of(kind)]
+    found += [(recipe, f"data.{name}", None) for recipe in ("table", "images") for name in OF_OWN_DATA]
     for family in FAMILIES:
         found += [(family, f"model.{name}", None) for name in ("network", *options_of(getattr(methods, family)))]
     for option, kind in nested_classes():
@@ -216,7 +258,8 @@ def typed(family: str, option: str, kind: type | None, value: str) -> Case:
         if parent in ("data.augmentation", "trainer.callbacks"):
             whole = f"[{whole}]"
         return Case((*args, f"--{parent}={whole}"), (option, parent, "`model`", f"{name!r} must be given"))
-    return Case((*args, f"--{option}={value}"), (option,))
+    names = (option, "`model`: the network") if option == "model.network" else (option,)
+    return Case((*args, f"--{option}={value}"), names)
 
 
 def written(family: str, option: str, kind: type | None, value: str, folder: Path) -> Case:
@@ -279,4 +322,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         write_recipes(Path(name))
-        sys.exit(bool(failures([*FILE_CASES, *drawn_cases(number, seed, Path(name))], Path(name))))
+        cases = [*FILE_CASES, *table_cases(), *drawn_cases(number, seed, Path(name))]
+        sys.exit(bool(failures(cases, Path(name))))

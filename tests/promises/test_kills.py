@@ -1,44 +1,83 @@
 """Promise: a run that is killed at any moment goes on to the very bits it would have ended in.
 
-The full form kills runs of five methods, every second one while it writes a checkpoint, and some of them again after
-they have gone on: `pytest -m slow -s tests/promises/test_kills.py`.
+The full form kills runs of ten methods, of a server's optimiser and of samples that workers read, every second one
+while it writes a checkpoint, and some of them again after they have gone on:
+`pytest -m slow -s tests/promises/test_kills.py`.
 """
 
 import os
 import random
 import signal
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
+from conftest import SGD, SmallCNN, fitted, linear, toy_data
+from promises.held_states import same, states
 from test_laws import in_a_child
-from test_programmes import all_states
 
 from fedlit.engine.runs.fit import Fit
 from fedlit.engine.states.client_store import PREFIX
-from fedlit.methods import DLAD, FML, FedAvg, FineTuned, MixtureOfExperts
+from fedlit.methods import (
+    DLAD,
+    FML,
+    SCAFFOLD,
+    Ditto,
+    FedAvg,
+    FedDF,
+    FederatedModule,
+    FedMD,
+    FedProto,
+    FineTuned,
+    MixtureOfExperts,
+)
 from fedlit.records import checkpoint, torch_file
+from fedlit.server_optimizers import FedAdam
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
-METHODS = {
-    "FedAvg": lambda: FedAvg(SmallCNN, SGD),
-    "FineTuned": lambda: FineTuned(SmallCNN, SGD),
-    "FML": lambda: FML(SmallCNN, linear, SGD),
-    "MixtureOfExperts": lambda: MixtureOfExperts(linear, ADAM, epochs=2),
-    "DLAD": lambda: DLAD(linear, ADAM, client_epochs=1, density_epochs=1, distil_epochs=2),
+PLAIN = partial(torch.optim.SGD, lr=0.1)
+OTHERS = {"client_networks": {2: linear}}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method, and what its run has that others have not."""
+
+    build: Callable[[], FederatedModule]
+    data: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+POOL = {"public": 0.5}
+RUNS = {
+    "FedAvg": Run(lambda: FedAvg(SmallCNN, SGD)),
+    "FedAvg with FedAdam": Run(lambda: FedAvg(SmallCNN, SGD), options={"server_optimizer": partial(FedAdam, lr=0.1)}),
+    "FedAvg, read by workers": Run(lambda: FedAvg(SmallCNN, SGD), {"in_memory": False, "num_workers": 2}),
+    "FineTuned": Run(lambda: FineTuned(SmallCNN, SGD)),
+    "FML": Run(lambda: FML(SmallCNN, linear, SGD)),
+    "Ditto": Run(lambda: Ditto(SmallCNN, SGD)),
+    "SCAFFOLD": Run(lambda: SCAFFOLD(SmallCNN, PLAIN)),
+    "FedProto": Run(lambda: FedProto(SmallCNN, PLAIN, lam=0.1)),
+    "FedDF": Run(lambda: FedDF(SmallCNN, SGD, **OTHERS), POOL),
+    "FedMD": Run(lambda: FedMD(SmallCNN, SGD, subset=8, public_epochs=1, private_epochs=1, **OTHERS), POOL),
+    "MixtureOfExperts": Run(lambda: MixtureOfExperts(linear, ADAM, epochs=2)),
+    "DLAD": Run(lambda: DLAD(linear, ADAM, client_epochs=1, density_epochs=1, distil_epochs=2), POOL),
 }
 QUICK = 2
-FULL = 21  # of each method: 105
+IN_BRIEF = ("FML", "DLAD", "FedDF")
+FULL = 12  # of each run: 144
 
 
 def run(name: str, folder: Path, **options):
     torch.manual_seed(7)
-    data = toy_data(60, public=0.5 if name == "DLAD" else 0.0)
-    options = {"num_rounds": 2, "personal_memory": 0.0, **options}
-    return fitted(METHODS[name](), data, default_root_dir=str(folder), **options)
+    data = toy_data(60, **RUNS[name].data)
+    options = {"num_rounds": 2, "personal_memory": 0.0, **RUNS[name].options, **options}
+    return fitted(RUNS[name].build(), data, default_root_dir=str(folder), **options)
 
 
 def die() -> None:
@@ -114,21 +153,21 @@ def killed(watch, number: int, name: str, folder: Path, **options) -> bool:
 
 
 @pytest.mark.parametrize("kills", [QUICK, pytest.param(FULL, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", RUNS)
 def test_a_killed_run_goes_on_to_the_same_bits(name, kills, tmp_path, monkeypatch):
-    if kills == QUICK and name not in ("FML", "DLAD"):
+    if kills == QUICK and name not in IN_BRIEF:
         pytest.skip("the full form has it")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     whole = run(name, tmp_path / "whole")
     metrics = Path(whole.log_dir, "metrics.csv").read_bytes()
-    states = all_states(whole)
+    whole_states = states(whole)
     draw = random.Random(name)
     watches = (while_writing, while_training)
     num_steps = {watch: steps_of(watch, name, tmp_path / watch.__name__) for watch in watches}
     assert min(num_steps.values()) > 10
     died, differ, in_writes = 0, 0, 0
     while died < kills:
-        watch = watches[died % 2]
+        watch = while_training if 2 * in_writes > died else while_writing
         folder = tmp_path / f"killed_{died}"
         assert killed(watch, draw.randint(1, num_steps[watch]), name, folder)
         died += 1
@@ -138,8 +177,8 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, kills, tmp_path, monkeypatc
             died += again
             in_writes += again
         resumed = run(name, folder, ckpt_path="auto")
-        same = all(equal(a, b) for a, b in zip(all_states(resumed), states, strict=True))
-        differ += not (same and Path(resumed.log_dir, "metrics.csv").read_bytes() == metrics)
+        is_same = same(states(resumed), whole_states)
+        differ += not (is_same and Path(resumed.log_dir, "metrics.csv").read_bytes() == metrics)
         assert not list(folder.rglob(".*.tmp"))
     print(f"\n{name}: {died} kills, {in_writes} of them in writes of checkpoints, {differ} differ")
     assert differ == 0
@@ -148,7 +187,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(name, kills, tmp_path, monkeypatc
 def test_a_run_that_went_on_otherwise_would_be_told_apart(tmp_path):
     """The sibling: other bits are other bits."""
     one, other = run("FedAvg", tmp_path / "one"), run("FedAvg", tmp_path / "other", seed=1)
-    assert not all(equal(a, b) for a, b in zip(all_states(one), all_states(other), strict=True))
+    assert not same(states(one), states(other))
 
 
 def test_what_a_killed_run_left_in_the_temporary_folder_is_swept_at_the_next_start(tmp_path, monkeypatch):

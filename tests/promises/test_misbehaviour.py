@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, fitted, toy_data
-from promises.misbehaviour import BAD, KINDS, METHODS, ROUND, Kind, Stage, hooked_method
+from conftest import fitted, toy_data
+from promises.held_states import same, states
+from promises.misbehaviour import KINDS, Kind
+from promises.trials import BAD, ROUNDS, TRIALS, Act, Own, hooked_method
 
+from fedlit import methods
 from fedlit.engine.turns.sampling import ClientSampler
+from fedlit.methods import FederatedModule
 
 QUICK = [
     ("double", "FML"),
@@ -37,43 +41,33 @@ QUICK = [
 ]
 
 
-def run(method: str, kind: Kind | None, where: str, timeout: float | None = None):
-    """A federation in which client BAD misbehaves in round ROUND, or nobody does."""
-    Stage.action = None if kind is None else kind.action
-    Stage.acted = 0
-    data = toy_data(size=80, num_clients=4, public=0.25 if method == "DLAD" else 0.0)
+def run(name: str, kind: Kind | None):
+    """A federation in which client BAD misbehaves in one round, or nobody does."""
+    trial = TRIALS[name]
+    data = toy_data(size=48, num_clients=3, public=trial.public)
+    method = hooked_method(trial, None if kind is None else kind.where)
+    timeout = None if kind is None else kind.timeout
+    Act.begin(None if kind is None else kind.action, trial.round)
     try:
-        return fitted(hooked_method(method, where), data, client_timeout=timeout, num_rounds=3)
+        return fitted(method, data, client_timeout=timeout, num_rounds=ROUNDS, **trial.options)
     finally:
-        Stage.action = None
+        Act.action = None
 
 
 @cache
-def expected(method: str, where: str, is_left_out: bool):
-    """What a run ends with in which nobody misbehaves, and client BAD may be missing in round ROUND."""
+def expected(name: str, is_left_out: bool):
+    """What a run ends with in which nobody misbehaves, and client BAD may be missing in the round."""
     drawn = ClientSampler.candidates
 
     def without_it(self, stage, round):
-        return [k for k in drawn(self, stage, round) if (k, round) != (BAD, ROUND)]
+        return [k for k in drawn(self, stage, round) if (k, round) != (BAD, TRIALS[name].round)]
 
     with pytest.MonkeyPatch.context() as patch:
         if is_left_out:
             patch.setattr(ClientSampler, "candidates", without_it)
-        return states(run(method, None, where))
-
-
-def states(federation):
-    """What server and clients hold, by owner: values and momenta."""
-    held = {"server": federation.global_state, **federation.personal_states}
-    for k, memory in federation.state.memories.items():
-        for stage, momenta in memory.optimizer.items():
-            for name, values in momenta.items():
-                held[k, stage, name] = {n: v for n, v in values.items() if isinstance(v, torch.Tensor)}
-    return held
-
-
-def same(a, b) -> bool:
-    return a.keys() == b.keys() and all(equal(a[owner], b[owner]) for owner in a)
+        federation = run(name, None)
+    assert left_out_events(federation) == []
+    return states(federation)
 
 
 def left_out_events(federation) -> list[dict]:
@@ -81,32 +75,38 @@ def left_out_events(federation) -> list[dict]:
     return [event for event in map(json.loads, lines) if event["event"] == "left_out"]
 
 
+def surroundings() -> tuple:
+    return os.getcwd(), dict(os.environ), torch.is_grad_enabled(), torch.get_default_dtype()
+
+
 def broken(name: str, method: str) -> str | None:
-    """What of the promise does not hold; "does not apply" if a method never comes there."""
+    """What of the promise does not hold, or that the client did not do what it was to do."""
     kind = KINDS[name]
-    surroundings = (os.getcwd(), dict(os.environ), torch.is_grad_enabled(), torch.get_default_dtype())
+    before = surroundings()
     try:
         with redirect_stdout(open(os.dup(1), "w")):  # which it may close
-            federation = run(method, kind, kind.where, kind.timeout)
+            federation = run(method, kind)
     except BaseException as error:
-        return f"the run ended: {type(error).__name__}"
-    if not Stage.acted and kind.timeout is None:
-        return "does not apply"
-    if surroundings != (os.getcwd(), dict(os.environ), torch.is_grad_enabled(), torch.get_default_dtype()):
+        return f"the run ended: {type(error).__name__}: {error}"
+    if Act.ended() != kind.ends:
+        return f"it was to end as {kind.ends!r}, and ended as {Act.ended()!r}"
+    if surroundings() != before:
         return "the process is not as it was"
     events = left_out_events(federation)
-    if kind.timeout is not None and not events:  # it acts in another process, where nobody counts
-        return "does not apply"
     outcome = kind.outcome
     if outcome == "either":
         outcome = "left out" if events else "fine"
-    if not same(states(federation), expected(method, kind.where, outcome == "left out")):
-        return "the states differ"
-    if outcome == "fine":
-        return "there is an event" if events else None
-    if [(event["client"], event["round"]) for event in events] != [(BAD, ROUND)]:
+    if not same(states(federation), expected(method, outcome == "left out")):
+        return f"the states differ, with {len(events)} events"
+    told = [(event["client"], event["round"]) for event in events]
+    if told != ([] if outcome == "fine" else [(BAD, TRIALS[method].round)]):
         return f"events {[(event['client'], event['round'], event['reason']) for event in events]}"
     return None
+
+
+def kinds_of(method: str) -> list[str]:
+    """Those that its clients can come to."""
+    return [name for name, kind in KINDS.items() if not kind.only or method in kind.only]
 
 
 @pytest.mark.parametrize(("kind", "method"), QUICK)
@@ -116,20 +116,33 @@ def test_a_client_that_misbehaves_is_as_one_that_was_not_drawn(kind, method, cap
 
 @pytest.mark.parametrize("method", ["FedAvg", "Own"])
 def test_it_would_be_seen_if_a_client_were_left_out_or_not(method):
-    assert not same(expected(method, "on_client_end", True), expected(method, "on_client_end", False))
+    assert not same(expected(method, True), expected(method, False))
 
 
-def test_there_are_sixty_kinds_for_every_method_and_one_of_a_users_own():
-    assert len(KINDS) >= 60
-    assert len(METHODS) == 10
+def test_a_client_that_did_something_else_would_be_seen(monkeypatch):
+    """The sibling: one that never acts, and one whose act fails for another reason."""
+    monkeypatch.setitem(KINDS, "never", Kind("no_such_hook", lambda _: None))
+    assert broken("never", "FedAvg") == "it was to end as 'returned', and ended as ''"
+    monkeypatch.setitem(KINDS, "mistaken", Kind("on_client_end", lambda module: module.no_such_part))
+    assert broken("mistaken", "FedAvg") == "it was to end as 'returned', and ended as 'AttributeError'"
+
+
+def test_every_method_and_one_of_a_users_own_is_tried_with_sixty_kinds():
+    ours = {kind for kind in vars(methods).values() if isinstance(kind, type) and issubclass(kind, FederatedModule)}
+    assert {trial.kind for trial in TRIALS.values()} == ours - {FederatedModule} | {Own}
+    assert all(len(kinds_of(method)) >= 60 for method in TRIALS)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", TRIALS)
 def test_every_kind_of_misbehaviour(method):
-    found = {name: broken(name, method) for name in KINDS}
-    silent = [name for name, problem in found.items() if problem == "does not apply"]
-    bad = {name: problem for name, problem in found.items() if problem and problem != "does not apply"}
-    held = len(found) - len(silent) - len(bad)
-    print(f"\n{method}: {held} of {len(found) - len(silent)} kinds held; does not apply: {len(silent)} {silent} {bad}")
+    never = TRIALS[method].never
+    found = {name: broken(name, method) for name in kinds_of(method)}
+    silent = {name for name in found if KINDS[name].where in never}
+    bad = {name: problem for name, problem in found.items() if problem and name not in silent}
+    acted = [name for name in silent if not str(found[name]).endswith("ended as ''")]
+    print(f"\n{method}: {len(found) - len(silent) - len(bad)} of {len(found) - len(silent)} kinds held {bad}")
+    for where, why in never.items():
+        print(f"  {sum(KINDS[name].where == where for name in silent)} in {where} do not apply: {why}")
     assert bad == {}
+    assert acted == []

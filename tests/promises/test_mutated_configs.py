@@ -7,8 +7,9 @@ import pytest
 from forked_command import Case, End, run
 from junk_files import FILE_CASES, FIT, LONG_RUN
 from mutated_inputs import drawn_cases, failures, targets, typed, write_recipes
+from odd_tables import table_cases
 
-DRAWN = 350
+DRAWN = 600
 WELL_CHOSEN = [  # a name in the refusal, or nothing: then it works
     (Case((*FIT, "--data.std=[]"), ("`data.std`",)), 2),
     (Case((*FIT, "--data.val_size=.inf"), ("`data.val_size` must be a finite number, got inf",)), 2),
@@ -84,7 +85,7 @@ def test_a_typed_case_is_what_a_user_would_type():
 
 @pytest.mark.slow
 def test_hundreds_of_mutated_options_and_files_are_refused_in_one_line_or_work(folder, capsys):
-    cases = [*FILE_CASES, *drawn_cases(DRAWN, 0, folder)]
+    cases = [*FILE_CASES, *table_cases(), *drawn_cases(DRAWN, 0, folder)]
     with capsys.disabled():
         found = failures(cases, folder)
     assert len(cases) >= 500

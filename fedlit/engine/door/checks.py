@@ -18,6 +18,7 @@ from fedlit.engine.guards.child_process import check_timeout
 from fedlit.engine.module.modes import left_in_evaluation
 from fedlit.engine.options import Options
 from fedlit.engine.rounds.agreement import check_aggregator
+from fedlit.engine.rounds.encoding import check_upload_encoder
 from fedlit.engine.rounds.private_rounds import check_privacy, trial_rule
 from fedlit.engine.rounds.server_step import check_server_optimizer
 from fedlit.engine.visits.lightning_hooks import Command, check_hooks
@@ -58,6 +59,7 @@ def check_experiment(
     if command == "fit":
         check_privacy(model, stages, data, options)
         check_server_optimizer(model, stages, options, options.aggregator or trial_rule(model, options))
+        check_upload_encoder(model, stages, options)
     if measures.are_of_classes:
         _check_metrics(options.metrics, data.splits.num_classes)
     check_clients(model, data, fabric, measures)

@@ -32,13 +32,13 @@ CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before
 
 def check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric, measures: Measures) -> None:
     """The networks of the first clients, one of each kind, are tried on two samples."""
-    target = _two_samples(data, fabric)[1]
+    target = two_samples(data, fabric)[1]
     check_targets(model, target, data.splits.num_classes)
     for trial, client, x in networks_to_try(model, data, fabric):
         _check_client(trial, client, (x, target), fabric, measures)
 
 
-def _two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
+def two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
     """Inputs and targets, of the test set."""
     x, y = next(iter(data.test_batches().first(2)))
     return convert_input(fabric, x), convert_input(fabric, y)
@@ -52,7 +52,7 @@ def networks_to_try(
     fabric.strategy.precision.convert_module(trial)
     trial.eval()
     device = model.device
-    x = move_data_to_device(_two_samples(data, fabric)[0], device)
+    x = move_data_to_device(two_samples(data, fabric)[0], device)
     tried: set[str] = set()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):

@@ -108,7 +108,8 @@ def check_own_task(model: FederatedModule, measures: Measures, output: Any, targ
         task = task_of(model).name
         raise ValueError(f"`model`: `loss` of {kind} ({task}) cannot compare {shapes}: {first_line(error)}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {loss!r}.")
+        got = told_tree(loss) if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {got}.")
     for name, metric in measures.metrics.items():
         try:
             trial = metric.clone()

@@ -12,6 +12,7 @@ from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.module.precision import convert_input
+from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.states import twin
 
@@ -27,6 +28,7 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
         fabric = scorer.state.fabric
         network = behind(network, convert_input(fabric, move_data_to_device(x, fabric.device)))
     own = _copied(network).cpu().eval()
+    lay_out(own, torch.contiguous_format)
     for parameter in own.parameters():
         parameter.grad = None
     if not with_preprocessing:

@@ -3,7 +3,7 @@
 What is shared and frozen when a run begins is *constant*: it is the same for all, so it is stored and sent once.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -22,6 +22,13 @@ def frozen_names(module: nn.Module) -> list[str]:
 def constant_names(module: FederatedModule) -> list[str]:
     """Parameters that would travel, but require no gradients."""
     return [name for name in frozen_names(module) if module.is_shared(name)]
+
+
+def trained_names(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Of these, the floating parameters that train; one that has two names stands there under both."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    trained = {name for name, p in parameters.items() if p.requires_grad and p.is_floating_point()}
+    return [name for name in names if name in trained]
 
 
 def check_still_frozen(module: nn.Module, constant: Collection[str]) -> None:

@@ -20,7 +20,7 @@ class LiveModule:
     Args:
         module: The method, as its user made it.
         seed: Of the run; a client's own networks are drawn from it.
-        layout: How kernels of images are held in fast mode.
+        layout: In which convolutions compute in fast mode.
     """
 
     def __init__(self, module: FederatedModule, seed: int, layout: torch.memory_format = torch.channels_last) -> None:
@@ -44,8 +44,12 @@ class LiveModule:
         return self.module.state_dict(keep_vars=True)
 
     def put(self, state: State) -> None:
-        """Copy values into the live tensors of the same names."""
-        copy_into(self.tensors(), state)
+        """Copy values into the live tensors of the same names, in the method's own structure if a client's differs."""
+        live = self.tensors()
+        if self._builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
+            self.mend()
+            live = self.tensors()
+        copy_into(live, state)
 
     def enter(
         self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]

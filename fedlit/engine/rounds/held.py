@@ -10,6 +10,7 @@ from torch import Tensor
 from fedlit.aggregation import Upload
 from fedlit.engine.plan import Memory
 from fedlit.engine.states.client_store import Store
+from fedlit.engine.usage import UsageError
 
 
 class HeldUploads:
@@ -60,6 +61,11 @@ def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> fl
     """
     squares = 0.0
     for name, tensor in state.items():
+        if tensor.shape != before[name].shape:
+            raise UsageError(
+                f"`trainer.max_norm_ratio` compares uploads with what the server holds, but {name!r} is "
+                f"{tuple(before[name].shape)} there and {tuple(tensor.shape)} in an upload."
+            )
         if tensor.is_floating_point():
             squares += float(torch.linalg.vector_norm(tensor.double() - before[name].double())) ** 2
     return sqrt(squares)

@@ -3,9 +3,12 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
-from fedlit.aggregation import Spread, State, Upload, defect, num_bytes
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fedlit.aggregation import Spread, State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.guards.guard import left_out
@@ -14,24 +17,27 @@ from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
 from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
+from fedlit.engine.rounds.encoding import encoding_of
 from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
+from fedlit.engine.rounds.ledger import Ledger
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.spread import SpreadUploads
 from fedlit.engine.rounds.visited import Visited, pack, unpack, without_values
-from fedlit.engine.rounds.visiting import Visits, is_sent
+from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import Memories, States
+from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
+from fedlit.methods.base import FederatedModule
 from fedlit.records.round_record import Failure, RoundRecord
-from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
+from fedlit.records.rows import POOLED, EpochRow, Row
 from fedlit.rng import derive, isolated
 
-ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 Uploads = Iterator[Upload] | Spread
 Follow = Callable[[State, Mapping[int, State]], Served]
 
@@ -67,6 +73,7 @@ class ClientRound:
         self.score = score and self.stage.upload == "aggregate"
         self.tell = tell
         self.record = RoundRecord(is_whole=False)
+        self.ledger = Ledger(state, self.stage, number)
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.memories = Memories(state.memories.store)
         self.homes: dict[int, int] = {}  # of what stays with clients, on several processes
@@ -78,6 +85,8 @@ class ClientRound:
         self.follow = follow
         self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
         self.counters = counters_of(state.shared_state)
+        self.encoding = encoding_of(state, self.stage, number)
+        self.unpack = partial(unpack, decode=self.encoding.decoded if self.encoding else None)
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -136,7 +145,8 @@ class ClientRound:
         weights = {upload.client: upload.weight for upload in uploads}
         holders = {k: self.owners[k] for k in weights}
         are_alike = self.stage.upload == "aggregate" and not state.sends_apart
-        return SpreadUploads(state.fabric, self.held, holders, weights, state.expected_upload if are_alike else None)
+        like = state.expected_upload(SERVER) if are_alike else None
+        return SpreadUploads(state.fabric, self.held, holders, weights, like)
 
     def _held(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         for upload in uploads:
@@ -179,7 +189,7 @@ class ClientRound:
         for name, value in logs.result().items():
             self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
         if problem := defect(Upload(-1, agreed), current):
-            raise RuntimeError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+            raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
         check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
         return agreed
 
@@ -202,7 +212,9 @@ class ClientRound:
         fabric = self.state.fabric
         owners = self.state.share_out(self.clients)
         mine = [k for k, owner in zip(self.clients, owners, strict=True) if owner == fabric.global_rank]
-        visit = Visits(self.state, self.number, self.clients, mine, self.plan_for, self.score, self._looked_at)
+        visit = Visits(
+            self.state, self.number, self.clients, mine, self.plan_for, self.score, self._looked_at, self.unpack
+        )
         if fabric.world_size > 1:
             self.owners = dict(zip(self.clients, owners, strict=True))
 
@@ -214,10 +226,10 @@ class ClientRound:
 
         for k, visited in in_order(fabric, self.clients, work, pack, unpack, owners):
             self.record.clients.append(k)
-            self._note_download(k, visited.sent)
+            self.record.ledger += self.ledger.down(k, visited.sent)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
-                self._note_upload(k, outcome.upload)
+                self.record.ledger += self.ledger.up(k, outcome.upload, visited.encoded)
             if visited.norm is not None:
                 self.norms[k] = visited.norm
             if isinstance(outcome, Failure):
@@ -257,7 +269,8 @@ class ClientRound:
             weights[k] = outcome.upload.weight
             if not self.owners:
                 self.held.add(outcome.upload)
-                self.norms[k] = self._norm(outcome.upload)
+                if options.max_norm_ratio is not None:
+                    self.norms[k] = self._norm(outcome.upload)
             self._keep(k, outcome)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(weights, options.max_weight_ratio, "max_weight_ratio", "weight")
@@ -281,8 +294,22 @@ class ClientRound:
         shared = {name: value for name, value in upload.state.items() if name in self.state.shared}
         return update_norm(shared, self.state.shared_state)
 
-    def _looked_at(self, k: int, outcome: Outcome) -> Visited:
-        return Visited(outcome, self._scores(k), self._problem(outcome))
+    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
+        encoded = None
+        problem = None
+        scores = self._scores(k)
+        if self.state.options.upload_encoder is not None:
+            outcome.memory.residual = self._residual(k)
+        if self.encoding is not None:
+            encoded, problem = self.encoding.send(outcome)
+            if problem is not None:
+                problem.reason += _hint(problem.reason)
+        return Visited(outcome, scores, problem or self._problem(outcome, sent), encoded=encoded)
+
+    def _residual(self, k: int) -> State:
+        """What the encoder of uploads has lost of a client's so far."""
+        memory = self.state.memories.get(k)
+        return {} if memory is None else memory.residual
 
     def _scores(self, k: int) -> Scores:
         """Of the copy that a client has just trained."""
@@ -295,33 +322,41 @@ class ClientRound:
         with isolated(derive(state.options.seed, "trained", self.stage.name, self.number, k)):
             return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
-    def _problem(self, outcome: Outcome) -> Failure | None:
+    def _problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
         """What is wrong with what a client brings."""
         try:
             self._check_names(outcome.validation_logs)
-            if problem := self._unusable(outcome):
-                hint = " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
-                return Failure(f"unusable state: {problem}{hint}")
+            if problem := self._unusable(outcome, sent):
+                return Failure(f"unusable state: {problem}{_hint(problem)}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
             return left_out(error)
         return None
 
-    def _unusable(self, outcome: Outcome) -> str | None:
+    def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:
         """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
-        sent = outcome.upload
-        if sent is not None:
-            expected = sent.state if self.stage.upload == "collect" else self.state.expected_upload
-            if self.state.sends_apart:  # a client that was not sent all of it does not upload all of it
-                expected = {name: expected[name] for name in sent.state}
-            if problem := defect(sent, expected):
+        upload = outcome.upload
+        if upload is not None:
+            is_collected = self.stage.upload == "collect"
+            expected = upload.state if is_collected else self.state.expected_upload(upload.client, sent)
+            if problem := defect(upload, expected):
                 return problem
             if self.counters and self.stage.upload == "aggregate":
-                plan = self.plan_for(sent.client)
-                most = most_batches(self.state.data.client(sent.client, self.number), plan)
-                if problem := overcounted(sent.state, expected, self.counters, most):
+                plan = self.plan_for(upload.client)
+                most = most_batches(self.state.data.client(upload.client, self.number), plan)
+                if problem := overcounted(upload.state, expected, self.counters, most):
                     return problem
-        kept = outcome.memory.state
-        return defect(Upload(-1, kept), kept)
+            self._ask_method(upload)
+        memory = outcome.memory
+        return defect(Upload(-1, memory.state), memory.state) or defect(Upload(-1, memory.residual), memory.residual)
+
+    def _ask_method(self, upload: Upload) -> None:
+        """What a method knows of its uploads; it raises if one cannot be."""
+        module = self.state.module
+        if not is_overridden("check_upload", module, FederatedModule):
+            return
+        client = self.state.data.client(upload.client, self.number)
+        available = len(client.train_batches(None, self.stage.samples, self.stage.public))
+        module.check_upload(client, upload.state, self.plan_for(upload.client).num_steps(available))
 
     def _keep(self, k: int, outcome: Outcome) -> None:
         """What stays with a client; what others have visited is known by its names."""
@@ -336,7 +371,11 @@ class ClientRound:
 
     def _is_kept(self, k: int, memory: Memory) -> bool:
         """Whether there is anything; a client that had something may have given all away."""
-        return bool(memory.state or memory.optimizer) or k in self.state.memories or k in self.state.homes
+        return (
+            bool(memory.state or memory.optimizer or memory.residual)
+            or k in self.state.memories
+            or k in self.state.homes
+        )
 
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
@@ -354,33 +393,6 @@ class ClientRound:
                 "log under another name."
             )
 
-    def _note_upload(self, k: int, upload: Upload) -> None:
-        """What goes up only stands apart from the model."""
-        names = self.state.upload_only if self.stage.upload == "aggregate" else []
-        one_way = num_bytes({name: upload.state[name] for name in names if name in upload.state})
-        both_ways = num_bytes(upload.state) - one_way
-        if both_ways or not one_way:
-            self._note(k, "up", "model", both_ways)
-        if one_way:
-            self._note(k, "up", ONE_WAY, one_way)
-
-    def _note_download(self, k: int, sent: int | None) -> None:
-        state = self.state
-        if sent is not None:
-            self._note(k, "down", "model", sent)
-        elif is_sent(state, self.stage):
-            if state.shared:
-                self._note(k, "down", "model", num_bytes(state.shared_state))
-            if state.download_only:
-                self._note(k, "down", ONE_WAY, num_bytes(state.sent_state))
-        if state.constant and k not in state.equipped:
-            self._note(k, "down", "constant", num_bytes(state.constant_state))
-        if self.stage.public != "no":
-            self._note(k, "down", "public pool", state.data.public_pool.num_bytes)
-
-    def _note(self, k: int, direction: str, kind: str, size: int) -> None:
-        self.record.ledger.append(LedgerRow(self.number, k, direction, kind, size))
-
 
 def begun(uploads: Uploads) -> Iterable[Upload] | None:
     """Uploads of which the first has come; None if there is none."""
@@ -392,3 +404,7 @@ def begun(uploads: Uploads) -> Iterable[Upload] | None:
 
 def exhaust(uploads: Iterator[Upload]) -> None:
     deque(uploads, maxlen=0)
+
+
+def _hint(problem: str) -> str:
+    return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""

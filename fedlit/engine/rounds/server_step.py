@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.aggregation import Mean, Rule, State, Upload, fewest_uploads
+from fedlit.engine.module.freezing import trained_names
 from fedlit.engine.options import Options
 from fedlit.engine.plan import OptimizerState, is_plain
 from fedlit.engine.rounds.agreement import try_out
@@ -76,19 +77,12 @@ def _built(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -
     return optimizer
 
 
-def stepped_names(model: FederatedModule, shared: Iterable[str]) -> list[str]:
-    """Of what is shared, the floating parameters that train; one that has two names stands there under both."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    trained = {name for name, p in parameters.items() if p.requires_grad and p.is_floating_point()}
-    return [name for name in shared if name in trained]
-
-
 def server_step(state: FederationState, stage: Stage, rule: Rule | None) -> ServerStep | None:
     """The rule of a round with a step after it; None without `trainer.server_optimizer`."""
     factory = state.options.server_optimizer
     if factory is None:
         return None
-    names = stepped_names(state.module, state.shared)
+    names = trained_names(state.module, state.shared)
     return ServerStep(rule or Mean(), factory, names, state.server_momenta.get(stage.name, {}))
 
 
@@ -107,7 +101,7 @@ def check_server_optimizer(
     if factory is None:
         return
     shared = shared_names(model, options.batch_norm)
-    names = stepped_names(model, shared)
+    names = trained_names(model, shared)
     if not names or all(stage.upload != "aggregate" for stage in stages):
         raise ValueError(f"{OPTION} would never be asked: {type(model).__name__} averages nothing that trains.")
     state = model.state_dict()

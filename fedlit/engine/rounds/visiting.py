@@ -4,15 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
+from typing import Any
 
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import can_fork, in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.engine.rounds.visited import Visited, is_sound, pack, unpack
+from fedlit.engine.rounds.visited import Visited, is_sound, pack
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
+from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
 from fedlit.fast.stacked_visits import Cohort, perceptron_names
 from fedlit.methods.stage import Stage
@@ -35,6 +37,7 @@ class Visits:
         plan_for: How a client trains; all belong to one stage.
         score: Whether the trained copy is to be looked at.
         look: What to make of an outcome while the trained copy is loaded.
+        unpack: Reads what comes from a process of a client's own.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class Visits:
         mine: list[int],
         plan_for: Callable[[int], Plan],
         score: bool,
-        look: Callable[[int, Outcome], Visited],
+        look: Callable[[int, Outcome, Sent | None], Visited],
+        unpack: Callable[[dict[str, Any]], Visited],
     ) -> None:
         self.state = state
         self.number = number
@@ -54,6 +58,7 @@ class Visits:
         self.plan_for = plan_for
         self.score = score
         self.look = look
+        self.unpack = unpack
         self.constant = frozenset(state.constant)
         self.cohort = self._cohort()
 
@@ -82,8 +87,19 @@ class Visits:
         if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
             return self._guarded(k, memory, None)
         sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
+        self._check_has_something(k, sent)
         visited = self._guarded(k, memory, sent)
         return visited._replace(sent=num_bytes({**sent.state, **sent.received}))
+
+    def _check_has_something(self, k: int, sent: Sent) -> None:
+        """Whoever holds nothing of what is shared would upload nothing, round after round, without a word."""
+        state = self.state
+        held = {*sent.state, *state.personal(k)}
+        if state.shared and held.isdisjoint(state.shared):
+            raise UsageError(
+                f"`download` of {type(state.module).__name__} sends client {k} nothing of what is shared, and it has "
+                "uploaded nothing before: return `current`, or what it is to begin with."
+            )
 
     def _worked_ahead(self, k: int, memory: Memory) -> Visited | None:
         """What a client has in a stack, in which no code of its own runs; None if it must be visited by itself."""
@@ -95,7 +111,7 @@ class Visits:
                 return None
             if self.score and outcome.upload is not None:
                 self.state.live.put(outcome.upload.state)
-            return self.look(k, outcome)
+            return self.look(k, outcome, None)
         except Interrupted:
             raise
         except Exception:  # its own visit will tell
@@ -108,7 +124,8 @@ class Visits:
         should_stop = self.plan_for(k).should_stop
 
         def visited() -> Visited:
-            result = state.guard.attempt(lambda: self.look(k, self._visit(k, memory, sent)), should_stop, is_sound)
+            work = lambda: self.look(k, self._visit(k, memory, sent), sent)  # noqa: E731
+            result = state.guard.attempt(work, should_stop, is_sound)
             return Visited(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout
@@ -118,7 +135,7 @@ class Visits:
                 return visited()
         if is_suspect and not can_fork(state.options.num_threads, state.fabric.device):
             return Visited(Failure("it was being visited when its process died"), {})
-        result = in_child(visited, timeout or inf, should_stop, pack, unpack)
+        result = in_child(visited, timeout or inf, should_stop, pack, self.unpack)
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:
@@ -151,6 +168,5 @@ class Visits:
 
     def _held(self, k: int, upload: Upload, sent: Sent) -> Upload:
         """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""
-        own = self.state.personal(k)
-        unheld = {name for name in self.state.shared if name not in sent.state and name not in own}
-        return replace(upload, state={name: value for name, value in upload.state.items() if name not in unheld})
+        held = self.state.expected_upload(k, sent)
+        return replace(upload, state={name: value for name, value in upload.state.items() if name in held})

@@ -7,6 +7,7 @@ from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.states.state import FederationState
 from fedlit.records import client_files
 
+RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
 MUCH = 64e6  # bytes of what stays with clients; with less, to write it all is soon done, and a checkpoint is one file
 
 
@@ -55,7 +56,10 @@ class SavedClients:
 def kept_of(state: FederationState, k: int) -> dict[str, Any]:
     """What stays with a client, by the names under which a checkpoint has it of all clients."""
     memory = state.memories.peek(k)
-    return {"personal_states": on_cpu(memory.state), "optimizer_states": on_cpu(memory.optimizer)}
+    kept = {"personal_states": on_cpu(memory.state), "optimizer_states": on_cpu(memory.optimizer)}
+    if memory.residual:
+        kept[RESIDUALS] = on_cpu(memory.residual)
+    return kept
 
 
 def on_cpu(value: Any) -> Any:

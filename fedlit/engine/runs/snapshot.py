@@ -13,7 +13,7 @@ from fedlit.engine.rounds.server_step import check_kept
 from fedlit.engine.runs.begin import Beginning
 from fedlit.engine.runs.choices import changes, choices
 from fedlit.engine.runs.kept_optimizers import check_optimizers
-from fedlit.engine.runs.saved_clients import kept_of, on_cpu
+from fedlit.engine.runs.saved_clients import RESIDUALS, kept_of, on_cpu
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.methods.base import twin
@@ -71,6 +71,9 @@ def take(
     here = {k: kept_of(state, k) for k in state.memories} if files is None else {}
     if uploads:
         rare[UPLOADS] = {k: on_cpu(uploads.peek(k).state) for k in uploads}
+    residuals = {k: kept[RESIDUALS] for k, kept in here.items() if RESIDUALS in kept}
+    if residuals:
+        rare[RESIDUALS] = residuals
     if state.equipped:
         rare[EQUIPPED] = sorted(state.equipped)
     return {
@@ -132,9 +135,13 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     server_momenta = content.get("server_momenta", {})  # older files have none
     if training:
         check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
+    residuals = content.get(RESIDUALS, {})
     personal = content["personal_states"]
     mine = state.settle({k: tuple(own_state) for k, own_state in personal.items()})
-    memories = ((k, Memory(_on_device(personal[k], device), _copied(momenta[k]))) for k in mine)
+    memories = (
+        (k, Memory(_on_device(personal[k], device), _copied(momenta[k]), _on_device(residuals.get(k, {}), device)))
+        for k in mine
+    )
     collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
     uploads = ((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items())
     server_memory = Memory(optimizer=_copied(content["server_optimizer"]))

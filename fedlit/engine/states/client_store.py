@@ -41,7 +41,7 @@ class Store:
     def put(self, memory: Memory) -> int:
         """Keep a memory; its number."""
         number = next(self._numbers)
-        self._sizes[number] = _size(memory.state) + _size(memory.optimizer)
+        self._sizes[number] = _size(vars(memory))
         self._hold(number, memory)
         return number
 
@@ -79,7 +79,7 @@ class Store:
             oldest, memory = self._held.popitem(last=False)
             self.num_bytes -= self._sizes[oldest]
             if not self._file(oldest).exists():  # a memory never changes: what went to disk once is there
-                dump({"state": memory.state, "optimizer": memory.optimizer}, self._file(oldest), sealed=False)
+                dump(dict(vars(memory)), self._file(oldest), sealed=False)
 
     def _file(self, number: int) -> Path:
         if self._folder is None:

@@ -67,7 +67,7 @@ class FederationState:
         module: The method; it becomes the one live module of this process.
         data: Set up.
         options: Of the federation.
-        layout: How kernels of images are held in fast mode.
+        layout: In which convolutions compute in fast mode.
 
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
@@ -143,10 +143,18 @@ class FederationState:
         """What a client receives beside the shared state."""
         return {name: self.global_state[name] for name in self.download_only}
 
-    @property
-    def expected_upload(self) -> State:
-        """Of the names, shapes and dtypes that an upload must have."""
-        return {**self.shared_state, **{name: self.initial[name] for name in self.upload_only}}
+    def expected_upload(self, k: int, sent: Sent | None = None) -> State:
+        """Of the names, shapes and dtypes that a client's upload must have.
+
+        Args:
+            k: The client.
+            sent: What it was sent, where that is not what everybody is: it uploads no more than it holds.
+        """
+        shared = self.shared_state
+        if sent is not None:
+            held = {**self.personal(k), **sent.state}
+            shared = {name: held[name] for name in self.shared if name in held}
+        return {**shared, **{name: self.initial[name] for name in self.upload_only}}
 
     @property
     def constant_state(self) -> State:

@@ -92,15 +92,17 @@ class VisitTrainer:
     @property
     def num_training_batches(self) -> int:
         """Batches of a local epoch."""
-        available = len(self.client.train_batches(None, self.plan.stage.samples, self.plan.stage.public))
-        return self.plan.num_batches(available)
+        return self.plan.num_batches(self._available)
 
     @property
     def estimated_stepping_batches(self) -> int:
         """Steps of this visit, such as for a schedule that ends with it."""
-        if self.plan.steps is not None:
-            return self.plan.steps
-        return self.plan.epochs * self.num_training_batches
+        return self.plan.num_steps(self._available)
+
+    @property
+    def _available(self) -> int:
+        """Batches of an epoch that there are."""
+        return len(self.client.train_batches(None, self.plan.stage.samples, self.plan.stage.public))
 
     @property
     def gradient_clip_val(self) -> float | None:
