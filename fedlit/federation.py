@@ -35,10 +35,11 @@ from fedlit.engine.runs.begin import (
     read_checkpoint,
 )
 from fedlit.engine.runs.chosen import title_of
-from fedlit.engine.runs.fit import Fit, StopRequest
+from fedlit.engine.runs.fit import Fit
 from fedlit.engine.runs.fit_result import FitResult, Method, built
 from fedlit.engine.runs.profiling import make_profiler
 from fedlit.engine.runs.snapshot import resume
+from fedlit.engine.runs.stop_request import StopRequest
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.engine.visits.lightning_hooks import Command
@@ -174,6 +175,7 @@ class Federation:
         self._stop = StopRequest()
         self._state: FederationState | None = None
         self._folder: Path | None = None
+        self._num_rounds = 0
         self._begun = Beginning()
         self._run_folder = RunFolder(self.fabric, self.options)
 
@@ -201,6 +203,11 @@ class Federation:
     @property
     def strategy(self) -> Any:
         return self.fabric.strategy
+
+    @property
+    def has_rounds_left(self) -> bool:
+        """Whether a fit has anything to train."""
+        return self.state.round < self._num_rounds
 
     @property
     def should_stop(self) -> bool:
@@ -386,6 +393,7 @@ class Federation:
         keep_large_blocks()
         data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
+        self._num_rounds = len(schedule)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)

@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import os
+import weakref
 from functools import partial
 from pathlib import Path
 
@@ -80,12 +81,30 @@ def linear() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
 
 
+class Diary:
+    """What a method notes for a test: written beside it, since attributes of the method end with a visit."""
+
+    def __init__(self, begin=list) -> None:
+        self.begin = begin
+        self.notes: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+    def __get__(self, method, kind=None):
+        return self if method is None else self.notes.setdefault(method, self.begin())
+
+    def __set__(self, method, value) -> None:
+        self.notes[method] = value
+
+
 class Spy(FedAvg):
     """Notes what happens in visits."""
 
+    visits = Diary()
+    steps = Diary(dict)
+    batch_sizes = Diary(dict)
+    rates = Diary(dict)
+
     def __init__(self, network=linear, optimizer=SGD, **options):
         super().__init__(network, optimizer, **options)
-        self.visits, self.steps, self.batch_sizes, self.rates = [], {}, {}, {}
 
     def on_client_start(self, client):
         self.visits.append((client.round, client.id))

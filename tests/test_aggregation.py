@@ -39,6 +39,23 @@ def test_equal_weights_of_any_size_give_the_bits_of_weight_1(weight):
     assert torch.equal(*means)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_uploads_that_count_alike_are_added_as_any_others(layout):
+    values = [{"w": torch.randn(3, 4, 5, 5).to(memory_format=layout), "b": torch.randn(4)} for _ in range(6)]
+    alike = weighted_mean([Upload(k, state) for k, state in enumerate(values)])
+    wide = [{name: value.double() for name, value in state.items()} for state in values]  # these take torch's sums
+    by_torch = weighted_mean([Upload(k, state) for k, state in enumerate(wide)])
+    for name, mean in alike.items():
+        assert torch.equal(mean, by_torch[name].float())
+
+
+def test_adding_uploads_changes_none():
+    values = [torch.randn(100) for _ in range(3)]
+    sent = [Upload(k, {"w": value.clone()}) for k, value in enumerate(values)]
+    weighted_mean(sent)
+    assert all(torch.equal(upload.state["w"], value) for upload, value in zip(sent, values, strict=True))
+
+
 def test_a_mean_in_float32_would_not_have_the_bits_of_one_in_float64():
     values = torch.randn(10, 1000)
     exact = weighted_mean([Upload(k, {"w": v}) for k, v in enumerate(values)])["w"]

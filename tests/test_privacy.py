@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
 
 from fedlit import FedAvg, FineTuned, LocalOnly
@@ -85,9 +85,10 @@ def test_without_noise_and_clip_and_with_everybody_it_is_fedavg_with_uniform_wei
 
 
 class Visits(FedAvg):
+    seen = Diary()
+
     def __init__(self):
         super().__init__(linear, SGD, weighting="uniform")
-        self.seen = []
 
     def on_client_start(self, client):
         self.seen.append((client.round, client.id))

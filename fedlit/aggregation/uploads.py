@@ -12,6 +12,7 @@ from functools import cache
 from math import isfinite, sqrt
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,7 +141,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
     for upload in uploads:
         if first is None:
             first = upload
-            sums = {name: wide(tensor).clone() for name, tensor in upload.state.items()}
+            sums = {name: _begun(tensor) for name, tensor in upload.state.items()}
             total = 1.0
         else:
             _check_alike(upload, first)
@@ -170,9 +171,27 @@ def _add(state: State, weight: float, sums: State) -> None:
     means = [name for name, tensor in state.items() if tensor.is_floating_point()]
     if means:
         added = [narrow(state[name]) for name in means]
-        torch._foreach_add_([sums[name] for name in means], added, alpha=weight)
+        totals = [sums[name] for name in means]
+        if weight == 1 and all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in added):
+            _add_alike(totals, added)
+        else:
+            torch._foreach_add_(totals, added, alpha=weight)
     for name in state.keys() - means:
         torch.maximum(sums[name], state[name], out=sums[name])
+
+
+def _add_alike(totals: list[Tensor], added: list[Tensor]) -> None:
+    """The same sums where all count alike, for half: numpy widens a piece at a time, torch all of a tensor first."""
+    for total, tensor in zip(totals, added, strict=True):
+        sums = total.numpy()
+        np.add(sums, tensor.detach().numpy(), out=sums)
+
+
+def _begun(tensor: Tensor) -> Tensor:
+    """A sum of one."""
+    if not tensor.is_floating_point():
+        return tensor.clone()
+    return narrow(tensor).to(torch.float64, copy=True)
 
 
 def _mean(summed: Tensor, total: float, like: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class SaveConfig(SaveConfigCallback):
         super().__init__(parser, config, overwrite=True, **kwargs)
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:  # a Federation, its method
-        if stage == "fit" and trainer.log_dir is not None:
+        if stage == "fit" and trainer.log_dir is not None and trainer.has_rounds_left:
             if trainer.state.round:  # the config of the rounds before stays as it is
                 self.config_filename = f"config_from_round_{trainer.state.round + 1}.yaml"
             super().setup(trainer, pl_module, stage)

@@ -6,9 +6,10 @@ from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
 from importlib.metadata import version
 from platform import python_version
+from signal import SIGINT
 
 import fedlit
-from fedlit.cli.refusal import nearest, refuse
+from fedlit.cli.refusal import DEBUG, nearest, refuse
 from fedlit.cli.streams import keep_streams, lost_output
 
 SUBCOMMANDS = {  # of a federation, by LightningCLI
@@ -62,7 +63,14 @@ def versions() -> str:
 def main() -> None:
     """Entry point."""
     keep_streams()
-    _run(sys.argv[1:])
+    try:
+        _run(sys.argv[1:])
+    except KeyboardInterrupt:  # in a fit, rounds end in good order
+        if DEBUG:
+            raise
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # the first process says it for all
+            sys.stderr.write("fedlit: stopped by SIGINT\n")
+        raise SystemExit(128 + SIGINT) from None
     lost = lost_output()
     if lost is not None and sys.argv[1:2] != ["fit"]:  # of a fit, the records are what counts
         refuse(f"not all could be written: {lost.strerror}.")

@@ -39,6 +39,7 @@ class ClosedForm:
         self.biases = [bias.detach() for bias in found.biases]
         self.group = optimizer.param_groups[0]
         self.fused = fused
+        self.hidden = list(zip(self.transposed[:-1], self.biases[:-1], strict=True))
         self.one = self.weights[0].new_ones(())
         self.ones = self.weights[0].new_ones(0)
 
@@ -52,13 +53,14 @@ class ClosedForm:
         """Whether a batch is plain; a step on any other is autograd's."""
         return len(batch) == 2 and is_plain_batch(self.found, *batch)
 
-    @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """One step; the loss before it."""
-        inputs = [x.flatten(1)]
-        for weight, bias in zip(self.transposed[:-1], self.biases, strict=False):
-            inputs.append(torch.addmm(bias, inputs[-1], weight).clamp_min_(0))
-        log_p = torch.addmm(self.biases[-1], inputs[-1], self.transposed[-1]).log_softmax(1)
+        """One step; the loss before it. Nothing here requires gradients, so that there is no graph to be kept from."""
+        a = x.flatten(1)
+        inputs = [a]
+        for weight, bias in self.hidden:
+            a = torch.addmm(bias, a, weight).clamp_min_(0)
+            inputs.append(a)
+        log_p = torch.addmm(self.biases[-1], a, self.transposed[-1]).log_softmax(1)
         loss, total = nll_forward(log_p, y, None, MEAN, NO_CLASS)
         delta = nll_backward(self.one, log_p, y, None, MEAN, NO_CLASS, total)
         delta = log_softmax_backward(delta, log_p, 1, torch.float32)

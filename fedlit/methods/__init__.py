@@ -5,6 +5,7 @@ networks are built and copied with.
 """
 
 from fedlit.methods.apfl import APFL
+from fedlit.methods.architectures import Architectures
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.ditto import Ditto
@@ -51,6 +52,7 @@ __all__ = [
     "FML",
     "MOON",
     "SCAFFOLD",
+    "Architectures",
     "Card",
     "ClientNetworks",
     "ClientOptimizers",

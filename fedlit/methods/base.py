@@ -6,6 +6,7 @@ a `Federation`.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from types import MethodType
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ from fedlit.methods.states import copy_into, frozen, record, twin  # noqa: F401
 from fedlit.tasks import Classification, Task
 
 OF_THE_TASK = ("loss", "metrics")
+PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor calls so is for some clients by their ids
+OF_A_VISIT = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
 Weighting = Literal["examples", "uniform"]
 
 
@@ -119,7 +122,8 @@ class FederatedModule(LightningModule):
 
     def check(self, data: FederatedData) -> None:
         """Refuse data that this method cannot use, before the first round, in the user's words."""
-        check_choices("model.client_optimizers", self.client_optimizers, data.num_clients)
+        for name in PER_CLIENT & signature(type(self)).parameters.keys():
+            check_choices(f"model.{name}", getattr(self, name, None), data.num_clients)
         if type(self).client_weight is FederatedModule.client_weight:  # else it may mean anything
             check_choice("model.weighting", self.weighting, Weighting)
 
@@ -283,6 +287,9 @@ class FederatedModule(LightningModule):
         return zip(self._evaluated_names, metrics, strict=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in OF_A_VISIT and name in vars(self) and not isinstance(value, nn.Module | Tensor):
+            vars(self)[name] = value  # no part of the module, which a module would look for in four places
+            return
         super().__setattr__(name, value)
         if name in OF_THE_TASK and isinstance(value, nn.Module):
             vars(self)[name] = value  # else the class's own of this name would hide a `self.loss = nn.MSELoss()`

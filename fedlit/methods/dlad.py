@@ -173,7 +173,6 @@ class DLAD(FederatedModule):
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
         check_choices("model.client_classes", self.client_classes, data.num_clients)
         uploads = self.earlier_uploads()
         taking_part = data.num_clients - data.unseen_clients

@@ -22,12 +22,11 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
 from fedlit.methods.base import FederatedModule, loss_of
 from fedlit.methods.card import Card
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
 
 
 class FD(FederatedModule):
@@ -83,10 +82,6 @@ class FD(FederatedModule):
             self.register_buffer(name, torch.zeros(classes, dtype=torch.int64))
         for name in ("number", "own_number"):  # of the mean: how many were taken before
             self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
-
-    def check(self, data: FederatedData) -> None:
-        super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
 
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")

@@ -13,7 +13,6 @@ Law: 0 epochs of distillation are FedAvg, within each architecture.
 """
 
 import copy
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -26,19 +25,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_count
 from fedlit.data.client import Client, Server
-from fedlit.data.federated import FederatedData
 from fedlit.losses import distillation_loss
+from fedlit.methods.architectures import Architectures, by_architecture, number_in
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
-from fedlit.methods.factories import (
-    ClientNetworks,
-    ClientOptimizers,
-    NetworkFactory,
-    build,
-    check_choices,
-    for_client,
-    kind,
-)
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.teachers import Ensemble
 
@@ -90,20 +81,10 @@ class FedDF(FederatedModule):
         self.patience = patience
         self.distil_optimizer = distil_optimizer
         self.weighting = weighting
-        self.factory = network
         self.client_networks = client_networks
-        chosen = client_networks.values() if isinstance(client_networks, dict) else client_networks or []
-        factories = {kind(factory): factory for factory in (network, *chosen)}
-        self.architectures = list(factories)
-        self.network, *others = (build(factory, "model.network") for factory in factories.values())
-        self.others = nn.ModuleList(others)
-        self.prefixes = ["network.", *(f"others.{i}." for i in range(len(others)))]
+        self.networks = Architectures(network, client_networks)
         self.teachers: Ensemble | None = None
         self.recorded: Tensor | None = None
-
-    def check(self, data: FederatedData) -> None:
-        super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
 
     def configure_stages(self) -> list[Stage]:
         stopping = None
@@ -117,36 +98,21 @@ class FedDF(FederatedModule):
             public="inputs",
             early_stopping=stopping,
         )
-        return [Stage("federate", followed_by=distil, own_models=bool(self.others))]
+        return [Stage("federate", followed_by=distil, own_models=len(self.networks) > 1)]
 
-    def _architecture(self, client: Client | None) -> int:
-        """Which of the networks is the client's."""
-        if client is None or isinstance(client, Server):
-            return 0
-        return self.architectures.index(kind(for_client(self.factory, self.client_networks, client)))
-
-    @property
-    def _networks(self) -> list[nn.Module]:
-        return [self.network, *self.others]
+    def global_model(self) -> nn.Module:
+        return self.networks[0]
 
     def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
-        prefix = self.prefixes[self._architecture(client)]
-        return {name: tensor for name, tensor in current.items() if name.startswith(prefix)}
+        return _of(self.networks.number_of(client), current)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        if not self.others:
+        if len(self.networks) == 1:
             return self.combine(uploads, current)
-        alike: dict[str, list[Upload]] = defaultdict(list)
-        for upload in uploads:
-            alike[self._prefix(upload.state)].append(upload)
         agreed: State = {}
-        for prefix, own in alike.items():
-            agreed |= self.combine(own, {name: t for name, t in current.items() if name.startswith(prefix)})
+        for number, alike in by_architecture(uploads).items():
+            agreed |= self.combine(alike, _of(number, current))
         return agreed
-
-    def _prefix(self, state: State) -> str:
-        """What the names of a network's state begin with."""
-        return next(prefix for prefix in self.prefixes if next(iter(state)).startswith(prefix))
 
     def on_client_start(self, client: Client | None) -> None:
         self.wants_index = False
@@ -154,13 +120,12 @@ class FedDF(FederatedModule):
 
     def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
         self.wants_index = True
-        prefixes = {k: self._prefix(state) for k, state in uploads.items()}
-        states = {k: {n.removeprefix(prefixes[k]): t for n, t in state.items()} for k, state in uploads.items()}
+        numbers = {k: number_in(state) for k, state in uploads.items()}
         self.teachers = Ensemble(
-            states,
+            {k: {name.split(".", 2)[2]: t for name, t in state.items()} for k, state in uploads.items()},
             prefix="",
-            build=lambda k: copy.deepcopy(self._networks[self.prefixes.index(prefixes[k])]),
-            architecture=lambda k: prefixes[k],
+            build=lambda k: copy.deepcopy(self.networks[numbers[k]]),
+            architecture=lambda k: numbers[k],
             device=self.device,
         )
         if server.sees_the_same_inputs and self.distil_epochs:
@@ -174,7 +139,7 @@ class FedDF(FederatedModule):
         return self.teachers(x).mean(dim=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._networks[self._architecture(self.client)](x)
+        return self.networks.of(self.client)(x)
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         if not isinstance(self.client, Server):
@@ -182,12 +147,12 @@ class FedDF(FederatedModule):
         x, _, index = batch
         taught = self._taught(x) if self.recorded is None else self.recorded[index]
         # Each student's gradient is its own: no other loss depends on it.
-        loss = torch.stack([distillation_loss(student(x), taught) for student in self._networks]).sum()
+        loss = torch.stack([distillation_loss(student(x), taught) for student in self.networks]).sum()
         self.log("distillation_loss", loss)
         return loss
 
     def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter]:
-        trained = self if isinstance(client, Server) else self._networks[self._architecture(client)]
+        trained = self.networks if isinstance(client, Server) else self.networks.of(client)
         return (parameter for parameter in trained.parameters() if parameter.requires_grad)
 
     def configure_optimizers(self) -> Any:
@@ -197,3 +162,8 @@ class FedDF(FederatedModule):
         optimizer = factory(self.parameters_of(self.client))
         steps = max(1, int(self.trainer.estimated_stepping_batches))
         return [optimizer], [{"scheduler": CosineAnnealingLR(optimizer, steps), "interval": "step"}]
+
+
+def _of(number: int, state: Mapping[str, Tensor]) -> State:
+    """What is an architecture's of a state."""
+    return {name: tensor for name, tensor in state.items() if number_in([name]) == number}

@@ -25,7 +25,7 @@ from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.card import Card
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
 from fedlit.methods.stage import Stage
 from fedlit.rng import generator
 
@@ -85,7 +85,6 @@ class FedMD(FederatedModule):
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
         size = (min(self.subset, len(data.public_pool)), data.splits.num_classes)
         if self.scores.shape != size:
             self.scores = torch.zeros(size)

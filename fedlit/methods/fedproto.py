@@ -23,12 +23,11 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import prototype_distance
 from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, check_choices, for_client
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
 from fedlit.methods.states import class_means, evaluating
 
 Predict = Literal["classifier", "prototype"]
@@ -89,10 +88,6 @@ class FedProto(FederatedModule):
         self.register_buffer("known", torch.zeros(last.out_features, dtype=torch.bool))
         self.register_buffer("means", features.clone())
         self.register_buffer("counts", torch.zeros(last.out_features, dtype=torch.int64))
-
-    def check(self, data: FederatedData) -> None:
-        super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
 
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")

@@ -148,7 +148,6 @@ class FML(FederatedModule):
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
         check_choices("model.client_memes", self.client_memes, data.num_clients)
         check_ids("model.untrained_clients", self.untrained_clients, data.num_clients)
         if self.starts_from_server:

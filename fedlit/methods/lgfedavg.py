@@ -26,7 +26,6 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    check_choices,
     for_client,
 )
 from fedlit.methods.parts import check_head
@@ -87,7 +86,6 @@ class LGFedAvg(FederatedModule):
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
         wanted = _shapes(self.network.head)
         for k in range(data.num_clients):
             factory = for_client(None, self.client_networks, data.client(k))

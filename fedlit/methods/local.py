@@ -6,7 +6,6 @@ Law: a client's network ends as if it had been trained alone, for as many epochs
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.card import Card
 from fedlit.methods.factories import (
@@ -14,7 +13,6 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    check_choices,
     for_client,
 )
 from fedlit.methods.stage import Stage
@@ -56,10 +54,6 @@ class LocalOnly(FederatedModule):
         self.factory = network
         self.client_networks = client_networks
         self.network = build(network, "model.network")
-
-    def check(self, data: FederatedData) -> None:
-        super().check(data)
-        check_choices("model.client_networks", self.client_networks, data.num_clients)
 
     def configure_stages(self) -> list[Stage]:
         return [Stage("local", samples="all", upload="none")]

@@ -32,12 +32,13 @@ def scalars(rows: list[Row]) -> dict[str, float]:
         ['clients/acc/global_on_own/client_07', 'acc/global_on_own/mean']
     """
     found = {}
-    counts = Counter(row.key for row in rows)
-    for row in rows:
+    keys = [row.key for row in rows]
+    counts = Counter(keys)
+    for row, key in zip(rows, keys, strict=True):
         if row.client == POOLED:
-            found[row.key] = row.value
-        elif not is_crowded(counts[row.key]):
-            found[f"{CLIENTS}/{row.key}/client_{row.client:02d}"] = row.value
+            found[key] = row.value
+        elif not is_crowded(counts[key]):
+            found[f"{CLIENTS}/{key}/client_{row.client:02d}"] = row.value
     for key, parts in summary(row for row in rows if row.client != POOLED).items():
         found[f"{key}/mean"] = parts["mean"]
         for part in ("min", "max"):

@@ -14,9 +14,8 @@ import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from fedlit.records.charts import add_scalars, bytes_sent, is_crowded, layout, scalars
+from fedlit.records.rewinding import EPOCHS, rewind
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row, values_by_key
-
-EPOCHS = "epochs.csv"
 
 
 class Recorder:
@@ -36,10 +35,7 @@ class Recorder:
         if folder is None:
             return
         folder.mkdir(parents=True, exist_ok=True)
-        _rewind(folder / "metrics.csv", Row._fields, resumed_round)
-        _rewind(folder / "ledger.csv", LedgerRow._fields, resumed_round)
-        if (folder / EPOCHS).exists():
-            _rewind(folder / EPOCHS, EpochRow._fields, resumed_round)
+        rewind(folder, resumed_round)
         self._metrics = (folder / "metrics.csv").open("a")
         self._ledger = (folder / "ledger.csv").open("a")
         self._events = (folder / "events.jsonl").open("a")
@@ -140,19 +136,3 @@ class Recorder:
         if not lines.items() <= self._layout.items():
             self._layout |= lines
             writer.add_custom_scalars(layout(self._layout))
-
-
-def _rewind(path: Path, columns: tuple[str, ...], last_round: int) -> None:
-    """Keep the header and the whole lines up to a round: a killed run may have written more, or half a line."""
-    kept = [",".join(columns) + "\n"]
-    if path.exists() and last_round > 0:
-        lines = path.read_text().splitlines(keepends=True)[1:]
-        kept += [line for line in lines if _is_kept(line, last_round)]
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
-
-
-def _is_kept(line: str, last_round: int) -> bool:
-    round = line.partition(",")[0]
-    return line.endswith("\n") and round.isdigit() and int(round) <= last_round

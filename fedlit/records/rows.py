@@ -37,6 +37,12 @@ def line(cells: Sequence[int | str], value: float) -> str:
     return f"{','.join(map(cell, cells))},{value:.9g}\n"
 
 
+@lru_cache
+def key(metric: str, model: str, data: str) -> str:
+    """What a metric of a model on some data is called."""
+    return f"{metric}/{model}_on_{data}"
+
+
 class Row(NamedTuple):
     """One line of metrics.csv."""
 
@@ -54,7 +60,7 @@ class Row(NamedTuple):
     @property
     def key(self) -> str:
         """Such as ``acc/global_on_own``."""
-        return f"{self.metric}/{self.model}_on_{self.data}"
+        return key(self.metric, self.model, self.data)
 
 
 class EpochRow(NamedTuple):

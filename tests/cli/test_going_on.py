@@ -264,3 +264,38 @@ def test_a_disk_that_is_really_full_is_told_in_one_line(room, tmp_path):
     assert (done.returncode, len(done.stderr.splitlines())) == (4, 1), done.stderr
     assert not list(Path("copied").rglob("*.tmp"))
     assert goes_on_to_the_same_bits("copied" / RUN)
+
+
+# --- records
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_junk_in_a_record_is_told_in_one_line_and_nothing_is_written(capsys):
+    main(FIT)
+    with (RUN / "events.jsonl").open("a") as file:
+        file.write("what is this?\n")
+    before = contents(RUN)
+    said = refusal([*FIT[:-1], "--trainer.num_rounds=2", "--ckpt_path=last"], capsys)
+    assert "line 4 of lightning_logs/version_0/events.jsonl is none that a run has written: 'what is this?'" in said
+    assert contents(RUN) == before
+
+
+def test_a_finished_run_that_is_resumed_leaves_no_other_config():
+    main(FIT)
+    before = {path.name for path in RUN.iterdir()}
+    main([*FIT, "--ckpt_path=last"])
+    assert {path.name for path in RUN.iterdir()} == before
+
+
+def test_what_a_run_goes_on_with_is_told_though_it_shows_no_rounds(capsys):
+    main(["fit", "--config=run.yaml"])  # without a progress bar
+    (RUN / "checkpoints" / "last.ckpt").unlink()
+    capsys.readouterr()
+    main(["fit", "--config=run.yaml", "--ckpt_path=last", "--model.optimizer.lr=0.2"])
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedlit: note: ")]
+    assert any("going back to previous.ckpt, of round 1" in line for line in notes)
+    assert any("`model.optimizer.lr`: 0.1 -> 0.2, from round 2 on" in line for line in notes)
+    assert [event["round"] for event in events("round")] == [1, 2]  # the second was repeated

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, equal, fitted, toy_data
+from conftest import SGD, Diary, equal, fitted, toy_data
 from lightning.pytorch import Trainer
 from torch import nn
 
@@ -36,7 +36,7 @@ def recording(kind: type[FederatedModule], hooks=CALLED) -> type[FederatedModule
         return hook
 
     steps = {"training_step", "configure_optimizers"}
-    return type(kind.__name__, (kind,), {"calls": None, **{name: noted(name) for name in {*hooks, *steps}}})
+    return type(kind.__name__, (kind,), {"calls": Diary(), **{name: noted(name) for name in {*hooks, *steps}}})
 
 
 def under_trainer(build, epochs: int = 2, **options) -> FederatedModule:
@@ -261,10 +261,11 @@ def test_a_hook_that_alone_is_overridden_is_called(hook):
 class Moody(FedAvg):
     """Notes the modes that a visit begins with, and leaves others behind."""
 
+    modes = Diary()
+
     def __init__(self, *args):
         super().__init__(*args)
         self.network[2].eval()
-        self.modes = []
 
     def on_fit_start(self):
         self.modes.append([part.training for part in self.modules()])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, Spy, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, Spy, equal, fitted, linear, rows, toy_data
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from lightning.pytorch.core.mixins import HyperparametersMixin
@@ -142,9 +142,11 @@ def test_an_argument_that_no_step_gets_is_refused(argument):
 class Uses(FedAvg):
     """Does something in a step, or in one of manual optimisation."""
 
+    seen = Diary()
+
     def __init__(self, use, automatic=True):
         super().__init__(linear, SGD)
-        self.use, self.automatic_optimization, self.seen = use, automatic, []
+        self.use, self.automatic_optimization = use, automatic
 
     def training_step(self, batch, batch_idx):
         loss = F.cross_entropy(self(batch[0]), batch[1])
@@ -377,12 +379,13 @@ def test_a_mistake_ends_the_command_with_one_line_and_exit_code_2(monkeypatch, c
 class Measured(FedAvg):
     """Has metrics for attributes."""
 
+    samples = Diary()
+
     def __init__(self):
         super().__init__(linear, SGD)
         self.accuracy = MulticlassAccuracy(3, average="micro")
         others = {"f1": MulticlassF1Score(3), "mean_acc": MulticlassAccuracy(3)}
         self.others = MetricCollection(others)
-        self.samples = []
 
     def training_step(self, batch, batch_idx):
         z = self(batch[0])
@@ -425,11 +428,8 @@ def test_a_metric_with_persistent_state_is_refused():
 class Validated(FineTuned):
     """Logs its own number of each validation, and notes what the trainer says it is doing."""
 
-    number = 0
-
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.told = []
+    number = Diary(int)
+    told = Diary()
 
     def on_fit_start(self):
         super().on_fit_start()

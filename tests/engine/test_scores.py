@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedlit import FedAvg, LocalOnly
+from fedlit.engine.evaluations import evaluation
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.scoring.scores import evaluate, scores_by_group
 from fedlit.notices import Notice
@@ -91,6 +92,14 @@ def test_clients_whose_samples_would_change_each_other_s_scores_share_no_batch(n
 def test_any_others_share_batches_in_every_process(network):
     assert groups(network, 1) == [[0, 1, 2, 3]]
     assert groups(network, 2) == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(("network", "is_tried"), [(linear, False), (SmallCNN, True)])
+def test_a_perceptron_sees_samples_apart_without_a_trial(network, is_tried, monkeypatch):
+    tried = []
+    monkeypatch.setattr(evaluation, "sees_samples_apart", lambda *args: tried.append(args) or True)
+    assert groups(network, processes=1) == [list(range(4))]
+    assert bool(tried) == is_tried
 
 
 def test_a_client_has_the_score_that_it_has_alone():

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows
+from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows
 from forked import exit_codes, forked
 from test_laws import KillAt, in_a_child
 
@@ -48,9 +48,7 @@ class FedAMP(FedAvg):
 class FedFomo(FedAvg):
     """A client goes on with its own network, and is sent those of others. Zhang et al., 2021."""
 
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
-        self.seen = {}
+    seen = Diary(dict)
 
     def configure_stages(self):
         return [Stage("federate", keep_uploads=True)]
@@ -118,9 +116,7 @@ def test_the_ledger_has_what_each_client_was_sent(fomo):
 
 
 class Noting(FedAMP):
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.started = {}
+    started = Diary(dict)
 
     def on_client_start(self, client):
         super().on_client_start(client)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from conftest import SGD, Spy, equal, fitted, linear, toy_data
+from conftest import SGD, Diary, Spy, equal, fitted, linear, toy_data
 from lightning.pytorch.profilers import SimpleProfiler
 
 from fedlit import FedAvg, LocalOnly
@@ -24,6 +24,8 @@ def test_an_epoch_has_as_many_batches_as_said(limit, steps):
 
 
 class Asking(Spy):
+    asked = Diary()
+
     def on_train_start(self):
         self.asked = (self.trainer.num_training_batches, self.trainer.estimated_stepping_batches)
 
@@ -35,8 +37,10 @@ def test_a_method_that_asks_is_told_and_other_batches_come_in_every_epoch():
 
 
 class Noting(Spy):
+    seen = Diary()
+
     def training_step(self, batch, batch_idx):
-        self.seen = [*getattr(self, "seen", []), batch[0].clone()]
+        self.seen.append(batch[0].clone())
         return super().training_step(batch, batch_idx)
 
 

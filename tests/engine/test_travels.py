@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, equal, fitted, linear, rows, toy_data
 from forked import exit_codes, forked
 from torch import nn
 
@@ -19,6 +19,7 @@ class Counted(FederatedModule):
     download_only = ("agreed",)
     upload_only = ("steps",)
     server_only = ("sum_of_steps",)
+    seen = Diary()
 
     def __init__(self, network=linear, optimizer=SGD):
         super().__init__(optimizer)
@@ -27,7 +28,6 @@ class Counted(FederatedModule):
         self.register_buffer("steps", torch.full((2,), 5, dtype=torch.int64))
         self.register_buffer("own_steps", torch.zeros(1, dtype=torch.int64))
         self.register_buffer("sum_of_steps", torch.zeros(1, dtype=torch.int64))
-        self.seen = []
 
     def training_step(self, batch, batch_idx):
         self.steps[0] += 1

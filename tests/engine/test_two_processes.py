@@ -2,15 +2,17 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import SGD, SmallCNN, equal, fitted
+from conftest import SGD, SmallCNN, equal, fitted, toy_data
 from forked import exit_codes, forked
 from lightning.pytorch import Callback
 
+from fedlit import FedAvg, Stage
 from fedlit.engine.runs import fit
 from fedlit.methods import FML
 
@@ -158,3 +160,61 @@ def test_processes_that_share_a_device_end_in_the_same_bits(tmp_path):
     one = fitted(fml())
     for rank in range(3):
         assert equal(torch.load(tmp_path / f"state_{rank}.pt"), one.global_state)
+
+
+def meet_nobody(rank: int) -> None:
+    if rank == 1:
+        time.sleep(60)
+    fitted(fml(), num_rounds=1, devices=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_processes_meet_is_told_in_one_line(number, tmp_path):
+    first, second = forked(meet_nobody, tmp_path)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "meeting" / "addresses").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(first, number)
+    assert exit_codes([first]) == [128 + number]
+    os.kill(second, signal.SIGKILL)
+    exit_codes([second])
+    said = (tmp_path / "rank_0.txt").read_text()
+    assert said.splitlines()[-1:] == [f"fedlit: stopped by {number.name} before the first round"]
+    assert "Traceback" not in said
+
+
+class Cooler(FedAvg):
+    """The server trains after every round, on the first process alone, and changes what all go by."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.temperature = 4.0
+
+    def configure_stages(self):
+        follower = Stage("distil", side="server", upload="none", public="inputs", epochs=1)
+        return [Stage("federate", followed_by=follower)]
+
+    def on_server_start(self, server, uploads):
+        self.temperature /= 2
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean() / self.temperature
+
+
+def cooled(folder: Path, name: str, **options) -> None:
+    torch.manual_seed(1)
+    method = Cooler(SmallCNN, SGD)
+    federation = fitted(method, toy_data(120, public=0.5), num_rounds=2, default_root_dir=str(folder), **options)
+    torch.save({"temperature": torch.tensor(method.temperature), **federation.global_state}, folder / f"{name}.pt")
+
+
+def test_what_the_server_changes_in_attributes_is_the_same_on_every_process(tmp_path):
+    def work(rank: int) -> None:
+        cooled(tmp_path, f"rank_{rank}", devices=2)
+
+    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
+    cooled(tmp_path, "alone")
+    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("alone", "rank_0", "rank_1"))
+    assert float(alone["temperature"]) == 1.0
+    assert equal(alone, first)
+    assert equal(alone, second)

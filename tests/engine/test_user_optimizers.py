@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import equal, fitted, toy_data
+from conftest import Diary, equal, fitted, toy_data
 from test_lightning import in_federation, network, seeded, under_trainer
 from torch import nn
 
@@ -130,9 +130,7 @@ def num_gradients(method):
 class Looks(FedAvg):
     """Notes how many gradients there are, of a network whose steps could do without them."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.seen = {"weight": [], "epoch": [], "aggregate": []}
+    seen = Diary(lambda: {"weight": [], "epoch": [], "aggregate": []})
 
     def client_weight(self, client):
         self.seen["weight"].append(num_gradients(self))

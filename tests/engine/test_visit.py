@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 from torch import nn
 
 from fedlit import FedAvg, FineTuned, LocalOnly
@@ -78,9 +78,10 @@ def test_manual_optimisation_is_the_same_training():
 class Watched(FedAvg):
     """Notes what is alive of its optimisers."""
 
+    alive = Diary(weakref.WeakSet)
+
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
-        self.alive = getattr(self, "alive", weakref.WeakSet())
         self.alive.add(optimizer)
         return optimizer
 
@@ -133,7 +134,7 @@ def test_early_stopping_goes_back_to_a_copy_of_the_best_state(monitor, is_kept):
 
 
 class Counting(FineTuned):
-    epochs = 0
+    epochs = Diary(int)
 
     def on_train_epoch_start(self):
         self.epochs += 1
@@ -159,3 +160,11 @@ def test_batch_norm_is_averaged_with_its_buffers_or_stays_local():
     assert not torch.equal(*(local.personal_states[k]["network.1.running_mean"] for k in (0, 1)))
     pooled = [row for row in rows(local) if row["data"] == "pooled"]
     assert pooled == []  # the server cannot run the model alone
+
+
+def test_what_is_set_in_every_visit_is_no_part_of_a_method_unless_it_is_a_module():
+    method = FedAvg(linear, SGD)
+    method.stage = "any"
+    assert method.stage == "any"
+    method.stage = nn.Linear(1, 1)
+    assert "stage" in dict(method.named_children())

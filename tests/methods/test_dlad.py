@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
+from conftest import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from lightning.fabric import Fabric
 from torch import nn, tensor
 
@@ -118,6 +118,8 @@ def test_density_classifiers_are_trained_only_where_they_are_used(aggregator):
 
 def test_the_density_classifier_starts_from_the_trained_classifier_but_for_its_head():
     class Watched(DLAD):
+        same = Diary()
+
         def on_client_start(self, client):
             super().on_client_start(client)
             if self.stage.name == "density":

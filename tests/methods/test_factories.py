@@ -59,6 +59,31 @@ def test_a_method_of_ones_own_is_asked_before_the_first_round():
         fitted(Picky(linear, SGD))
 
 
+class OwnNetworks(FedAvg):
+    """Takes choices per client as fedlit's own do, and checks nothing itself."""
+
+    def __init__(self, network, optimizer, client_networks=None):
+        super().__init__(network, optimizer)
+        self.client_networks = client_networks
+
+
+class OwnAffair(FedAvg):
+    """What it calls so is no option of its constructor."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(network, optimizer)
+        self.client_networks = ["one", "two"]
+
+
+def test_choices_of_a_method_of_ones_own_are_checked_by_the_name_of_the_option():
+    data = toy_data()
+    data.setup()
+    with pytest.raises(ValueError, match=r"`model.client_networks` names client 3, but the clients are 0 to 2."):
+        OwnNetworks(linear, SGD, client_networks={3: linear}).check(data)
+    OwnNetworks(linear, SGD, client_networks={2: linear}).check(data)
+    OwnAffair(linear, SGD).check(data)
+
+
 def test_no_choice_is_none_to_check():
     check_choices("model.client_networks", None, 3)
     check_choices("model.client_networks", {}, 3)

@@ -28,8 +28,10 @@ def with_pool(**options):
 
 
 @pytest.fixture(scope="module")
-def averaged():
-    return fitted(seeded(FedAvg), with_pool()).global_state
+def averaged(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("run"))
+    found = fitted(seeded(FedAvg), with_pool(), default_root_dir=folder).global_state
+    return {name.replace("network.", "networks.0."): tensor for name, tensor in found.items()}
 
 
 def test_with_0_epochs_of_distillation_it_is_fedavg(averaged):
@@ -65,7 +67,7 @@ def test_the_server_starts_from_the_mean_and_is_taught_the_mean_of_this_rounds_l
         name: torch.stack([state[name] for state in method.uploads.values()]).mean(dim=0) for name in method.started
     }
     torch.testing.assert_close(method.started, mean)
-    weights = [(state["network.1.weight"], state["network.1.bias"]) for state in method.uploads.values()]
+    weights = [(state["networks.0.1.weight"], state["networks.0.1.bias"]) for state in method.uploads.values()]
     logits = torch.stack([method.x.flatten(1) @ weight.T + bias for weight, bias in weights])
     torch.testing.assert_close(method.recorded, logits.mean(dim=0))
     assert not equal(federation.global_state, method.started)
@@ -77,7 +79,7 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
     distances = []
     for state in (method.started, federation.global_state):
         method.load_state_dict(state)
-        distances.append(float(distillation_loss(method.network(method.x).detach(), method.recorded)))
+        distances.append(float(distillation_loss(method.networks[0](method.x).detach(), method.recorded)))
     assert distances[1] < 0.8 * distances[0]
     told = [line for line in rows(federation) if line["metric"] == "distillation_loss"]
     assert [(line["stage"], line["client"], line["data"]) for line in told] == [("distil", "all", "public")]
@@ -111,14 +113,14 @@ def mixed(tmp_path_factory):
 def test_clients_of_an_architecture_have_a_mean_of_their_own(mixed):
     method = mixed.state.module
     uploads = method.uploads
-    assert {k: {name.split(".")[0] for name in state} for k, state in uploads.items()} == {
-        0: {"network"},
-        1: {"others"},
-        2: {"others"},
+    assert {k: {name[:10] for name in state} for k, state in uploads.items()} == {
+        0: {"networks.0"},
+        1: {"networks.1"},
+        2: {"networks.1"},
     }
-    torch.testing.assert_close(method.started["network.1.bias"], uploads[0]["network.1.bias"])
-    both = torch.stack([uploads[k]["others.0.1.bias"] for k in (1, 2)])
-    torch.testing.assert_close(method.started["others.0.1.bias"], both.mean(dim=0))
+    torch.testing.assert_close(method.started["networks.0.1.bias"], uploads[0]["networks.0.1.bias"])
+    both = torch.stack([uploads[k]["networks.1.1.bias"] for k in (1, 2)])
+    torch.testing.assert_close(method.started["networks.1.1.bias"], both.mean(dim=0))
 
 
 def test_all_of_them_teach_and_are_taught(mixed):
@@ -130,8 +132,8 @@ def test_all_of_them_teach_and_are_taught(mixed):
         logits.append((x @ w1.T + b1).relu() @ w2.T + b2)
     torch.testing.assert_close(method.recorded, torch.stack(logits).mean(dim=0))
     assert not equal(mixed.global_state, method.started)
-    moved = {name.split(".")[0] for name, t in mixed.global_state.items() if not torch.equal(t, method.started[name])}
-    assert moved == {"network", "others"}
+    moved = {name[:10] for name, t in mixed.global_state.items() if not torch.equal(t, method.started[name])}
+    assert moved == {"networks.0", "networks.1"}
 
 
 def test_a_client_is_sent_its_own_architecture_alone_and_evaluated_with_it(mixed):

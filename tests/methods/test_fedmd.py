@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import equal, fitted, linear, rows, toy_data
+from conftest import Diary, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
 
 from fedlit.methods import FedMD, Stage
@@ -24,9 +24,8 @@ def with_pool(**options):
 class Watched(FedMD):
     """Notes what each client says at the end of a visit, and the public samples of a round."""
 
-    def __init__(self, *given, **options):
-        super().__init__(*given, **options)
-        self.said, self.x = {}, {}
+    said = Diary(dict)
+    x = Diary(dict)
 
     def on_client_end(self, client):
         super().on_client_end(client)

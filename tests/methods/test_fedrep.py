@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import LOG3, PLAIN, chain, copied, mean_of, one_class_each, seeded, slope, uneven, visit_batches
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
+from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.methods import FedRep
 from fedlit.notices import Notice
@@ -31,9 +31,11 @@ def test_without_epochs_for_it_the_head_never_moves():
 class Watched(FedRep):
     """Notes which parameters have gradients at the end of each epoch."""
 
+    seen = Diary()
+
     def on_train_epoch_end(self):
         found = {name for name, parameter in self.network.named_parameters() if parameter.grad is not None}
-        self.seen = [*getattr(self, "seen", []), found]
+        self.seen.append(found)
 
 
 def test_what_is_frozen_has_no_gradient_and_is_thawed_when_the_visit_ends():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
+from conftest import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from lightning.pytorch import Trainer
 from PIL import Image
 from torch import nn, tensor
@@ -119,6 +119,8 @@ def test_its_global_model_is_fedavgs():
 
 def test_what_a_client_starts_its_mixture_from():
     class Watched(MixtureOfExperts):
+        seen = Diary()
+
         def on_client_start(self, client):
             super().on_client_start(client)
             if self.stage.name == "mixture":
@@ -188,6 +190,8 @@ def test_the_best_weights_are_copies_and_not_the_last(uphill):
     """The authors' code keeps references, which go on training; uphill, the state that came is the best."""
 
     class Watched(MixtureOfExperts):
+        first = Diary()
+
         def on_client_start(self, client):
             super().on_client_start(client)
             if self.stage.name == "mixture":

@@ -33,8 +33,12 @@ class EverySecondBatch(FedAvg):
 
 
 @pytest.fixture(scope="module")
-def on_every_second_batch():
-    return fitted(seeded(EverySecondBatch, weighting="uniform"), local_epochs=3).global_state
+def on_every_second_batch(tmp_path_factory):
+    return fitted(
+        seeded(EverySecondBatch, weighting="uniform"),
+        local_epochs=3,
+        default_root_dir=str(tmp_path_factory.mktemp("run")),
+    ).global_state
 
 
 def test_with_alpha_0_it_is_fedavg_on_every_second_batch(on_every_second_batch):

@@ -38,6 +38,16 @@ QUICK = [
     ("raises in probe", "Own"),
     ("nan made in inference mode", "FedAvg"),
     ("segmentation fault", "FML"),
+    ("counts that nobody has", "FedProto"),
+    ("counts below 0", "FD"),
+    ("a norm of almost nothing", "FedNova"),
+    ("nan in its buffers", "SCAFFOLD"),
+    ("nan", "FedAvg with FedAdam"),
+    ("one name less", "LGFedAvg"),
+    ("raises in personalise", "PerFedAvg"),
+    ("raises in its network", "FedFusion"),
+    ("sys.exit(0)", "FedMD"),
+    ("half", "FedDF"),
 ]
 
 

@@ -32,11 +32,22 @@ def all_are_born(children: Mapping[int, Popen]) -> Iterator[None]:
         have_met.set()
 
 
+def end_unmet(children: Mapping[int, Popen], rank: int, number: int) -> NoReturn:
+    """A signal comes while processes meet: nobody is left waiting for them, and the first one says so."""
+    for child in children.values():
+        child.kill()
+    if rank == 0:
+        sys.stderr.write(f"fedlit: stopped by {signal.Signals(number).name} before the first round\n")
+    end(128 + number)
+
+
 def _end_unborn(rank: int, child: Popen, children: Mapping[int, Popen]) -> NoReturn:
     for other in children.values():
         other.kill()
     if child.returncode == REFUSED:
         end(REFUSED)  # it has said why
+    if child.returncode > 128:
+        end_unmet(children, 0, child.returncode - 128)
     say_error(f"rank {rank} has died before the first round ({ending(child)})")
     end(LOST)
 

@@ -11,6 +11,7 @@ import socket
 import sys
 import tempfile
 from datetime import timedelta
+from functools import partial
 from subprocess import Popen
 
 import torch
@@ -21,8 +22,9 @@ from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
 
 from fedlit.engine.cluster import heartbeat
-from fedlit.engine.cluster.endings import all_are_born
+from fedlit.engine.cluster.endings import all_are_born, end_unmet
 from fedlit.engine.cluster.heartbeat import Heartbeat
+from fedlit.records.stop_signals import stop_signals
 
 LOOPBACK = "127.0.0.1"
 INTERFACES = ("lo", "lo0")  # what Linux and macOS call it
@@ -63,7 +65,7 @@ class ClientParallelStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         children = self._taken_children()
-        with all_are_born(children):
+        with all_are_born(children), stop_signals(partial(end_unmet, children, self.global_rank)):
             if not dist.is_initialized() and self._is_on_one_host():
                 self._meet()
             super().setup_environment()
@@ -72,6 +74,11 @@ class ClientParallelStrategy(DDPStrategy):
             self._begin_heartbeat(children)
         else:  # a second federation of a script finds everybody there
             heart.timeout = self.process_timeout
+
+    def end_children(self) -> None:
+        """Those that were started and have not been met."""
+        for child in getattr(self.launcher, "procs", []):
+            child.kill()
 
     def _taken_children(self) -> dict[int, Popen]:
         """By rank. Lightning's own observer, once it has none to look after, does not kill this process for theirs."""

@@ -101,10 +101,13 @@ def _check_state(model: FederatedModule) -> None:
                     "copied for clients; in place of `weight_norm` or `prune` of `torch.nn.utils`, take "
                     "`torch.nn.utils.parametrizations`, or compute it in `forward`."
                 )
-    if any(not isinstance(value, Tensor) for value in model.state_dict().values()):
-        raise ValueError(
-            f"`model`: {type(model).__name__} has extra state that is no tensor; it could not be shared or saved."
-        )
+    for name in model.state_dict():
+        if name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(
+                f"`model`: {type(model).__name__} has {name!r}, which could not be shared: leave out "
+                "`get_extra_state`; what is to travel is a buffer, and plain attributes that the server's side changes "
+                "are saved by themselves."
+            )
 
 
 def _check_stages(stages: list[Stage], model: FederatedModule, options: Options) -> None:

@@ -16,6 +16,7 @@ from fedlit.engine.cluster.shares import at_home
 from fedlit.engine.evaluations.found import Found, check_usage, found_of, pack, unpack
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
+from fedlit.engine.module.attributes import attributes_kept
 from fedlit.engine.module.log_sinks import check_own_names, noted
 from fedlit.engine.module.modes import modes_of, restore
 from fedlit.engine.scoring.outputs import outputs, predictions, sees_samples_apart
@@ -23,6 +24,7 @@ from fedlit.engine.scoring.scores import confusion, evaluate, scores_by_group
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.sampling import has_trained_or_may
+from fedlit.fast.recognition import perceptron
 from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -104,6 +106,10 @@ class Scorer:
             return []
         if self.state.guard.rest is None:  # no round has begun: these are models of a checkpoint
             self.state.guard.begin_round()
+        with attributes_kept(self.state.live.parts.values()):  # a network may note what it has seen last
+            return self._evaluated(round)
+
+    def _evaluated(self, round: int) -> list[Row]:
         jobs = self._jobs(round)
 
         def work(i: int) -> Found:
@@ -169,12 +175,18 @@ class Scorer:
         """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
         if len(clients) < 2 or not self.measures.are_of_classes:
             return [[k] for k in clients]
-        self.state.load_global()
-        batches, _ = self.state.data.val_batches(clients[:FEW], round)
-        if not sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES)):
+        if not self._sees_samples_apart(clients, round):
             return [[k] for k in clients]
         parts = np.array_split(clients, self.state.fabric.world_size)
         return [part.tolist() for part in parts if len(part)]
+
+    def _sees_samples_apart(self, clients: list[int], round: int) -> bool:
+        """Of a perceptron it is known; any other network is tried."""
+        if perceptron(self.network) is not None:
+            return True
+        self.state.load_global()
+        batches, _ = self.state.data.val_batches(clients[:FEW], round)
+        return sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES))
 
     def _rows(self, found: Found, round: int) -> list[Row]:
         """What was found, as rows; of which clients it could not be is noted."""

@@ -39,6 +39,7 @@ class Guard:
         self.rest: Rest | None = None
         self.suspects: frozenset[int] = frozenset()
         self._note: VisitNote | None = None
+        self._noted: Attributes | None = None
 
     def watch(self, note: VisitNote | None, suspects: Iterable[int]) -> None:
         """From now on note who is visited in this process.
@@ -56,6 +57,7 @@ class Guard:
 
     def begin_round(self) -> None:
         """Note what is put back after a client that fails."""
+        self._noted = None
         parts = {type(part) for part in self.live.parts.values()}
         self.rest = Rest(parts | {kind for kind in type(self.live.module).__mro__ if _is_own(kind)})
 
@@ -74,13 +76,13 @@ class Guard:
         """
         modes = Modes()
         trained = self.live.trained()
-        attributes = Attributes(self.live.parts.values())
+        attributes = self._attributes()
         found: Result | Failure
+        is_whole = False
         try:
             with exits_caught():
                 found = work()
-            if is_sound(found):
-                return found
+            is_whole = is_sound(found)
         except BaseException as error:  # SystemExit, GeneratorExit, what somebody has made up ...
             if _is_meant_for_us(error, should_stop):
                 raise
@@ -88,10 +90,20 @@ class Guard:
         finally:
             modes.restore()
         attributes.restore()
+        self.live.module.client = self.live.client  # `aggregate` may ask it for the round
+        if is_whole:
+            return found
         self.live.mend(trained)
         if self.rest is not None:
             self.rest.restore()
         return found
+
+    def _attributes(self) -> Attributes:
+        """As they are now; those of the visit before, if nobody has changed any since, such as `aggregate`."""
+        self.live.module.client = None  # it changes with every visit, and is no attribute of a user's
+        if self._noted is None or not self._noted.hold():
+            self._noted = Attributes(self.live.parts.values())
+        return self._noted
 
 
 def left_out(error: BaseException) -> Failure:

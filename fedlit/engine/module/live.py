@@ -26,6 +26,7 @@ class LiveModule:
     def __init__(self, module: FederatedModule, seed: int, layout: torch.memory_format = torch.channels_last) -> None:
         self.module = module
         self.seed = seed
+        self.client: Client | None = None  # whose state was loaded last
         settle(module)
         self._modes = modes_of(module)
         self.layout = layout
@@ -60,6 +61,7 @@ class LiveModule:
             self.mend()
             before = self.tensors()
         live = before
+        self.client = client
         self.module.client = client
         self.reset_modes()
         if self._builds_clients:

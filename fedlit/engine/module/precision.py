@@ -53,8 +53,13 @@ def convert_input(fabric: Fabric, x: Any) -> Any:
     """Floats, of a tensor or a tree of them, in the dtype of the precision; whole numbers stay what they are."""
     precision = fabric.strategy.precision
     if type(precision) is Precision:  # the default's own does nothing: data are single, as a rule
-        return apply_to_collection(x, torch.Tensor, _single)
+        return mapped_tensors(_single, x)
     return precision.convert_input(x)
+
+
+def mapped_tensors(function: Callable[[torch.Tensor], torch.Tensor], x: Any) -> Any:
+    """A function of every tensor of a tree; of one that is no tree, without looking for others."""
+    return function(x) if isinstance(x, torch.Tensor) else apply_to_collection(x, torch.Tensor, function)
 
 
 def _single(tensor: torch.Tensor) -> torch.Tensor:

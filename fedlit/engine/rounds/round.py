@@ -94,6 +94,7 @@ class ClientRound:
         With too few that are usable the state stays as it was.
         """
         self.state.guard.begin_round()
+        self.state.module.stage = self.stage  # also of evaluations, which come after the visits
         check_still_frozen(self.state.module, self.state.constant)
         try:
             return self._trained()

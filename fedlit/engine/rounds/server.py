@@ -64,9 +64,13 @@ def trained_by_server(
     def work(_: int) -> dict[str, Any]:
         tell(1, 1)
         with state.options.profiler.profile("server"):
-            return _trained(state, round, plan, held, uploads)
+            with state.attributes.serving():
+                done = _trained(state, round, plan, held, uploads)
+            return done | {"attributes": state.attributes.changes()}
 
     [(_, done)] = in_order(state.fabric, [0], work, dict, dict)
+    if not state.fabric.is_global_zero:  # it was not there
+        state.attributes.put(done["attributes"], "The server's training")
     if problem := defect(Upload(SERVER, done["state"]), held):
         raise RuntimeError(f"The server's model cannot be used after round {round}: {problem}; is its lr too high?")
     rows = [Row(round, name, POOLED, "global", "public", metric, value) for metric, value in done["logs"].items()]

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,6 +24,7 @@ from fedlit.fast.memory import set_fast
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
+from fedlit.records.rewinding import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
 from fedlit.records.visit_note import VisitNote, taken_notes
 
@@ -78,7 +80,12 @@ def launch(fabric: Fabric) -> None:
     if not fabric._launched:
         if isinstance(fabric.strategy, ClientParallelStrategy):
             fabric.strategy.prepare_meeting()
-        fabric.launch()
+        try:
+            fabric.launch()
+        except BaseException:  # a signal, for one; they would wait for us
+            if isinstance(fabric.strategy, ClientParallelStrategy):
+                fabric.strategy.end_children()
+            raise
     check_precision(fabric)
 
 
@@ -174,10 +181,11 @@ class RunFolder:
         self._lock: TextIO | None = None
 
     def take(self, checkpoint: Path) -> None:
-        """Go on in the folder of a checkpoint, if it lies in one; nobody else may be writing there."""
+        """Go on in the folder of a checkpoint, if it lies in one; nobody else may be writing there, or have written."""
         folder = folder_of(checkpoint)
         if folder is not None and folder.is_dir() and not self.options.fast_dev_run:
             self._hold(folder)
+            by_the_first(self.fabric, partial(check_records, folder))
 
     def claim(self) -> None:
         """Begin in a new folder, unless there is one."""

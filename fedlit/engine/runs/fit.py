@@ -1,7 +1,6 @@
 """The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -14,6 +13,7 @@ from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import ProcessLost, check_processes, largest
 from fedlit.engine.evaluations.evaluation import Scorer
+from fedlit.engine.module.kept_attributes import Unkept
 from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.rounds.agreement import RuleFailed
 from fedlit.engine.rounds.private_rounds import Budget
@@ -24,6 +24,7 @@ from fedlit.engine.runs.chosen import chosen_values, title_of
 from fedlit.engine.runs.profiling import tell_profile
 from fedlit.engine.runs.saved_clients import SavedClients
 from fedlit.engine.runs.snapshot import run_with, take
+from fedlit.engine.runs.stop_request import StopRequest
 from fedlit.engine.scoring.scores import unmeasured
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.quorum import TooFewClients, whole_round
@@ -36,18 +37,6 @@ from fedlit.records.round_record import RoundRecord, failure
 from fedlit.records.rows import Row
 from fedlit.records.stop_signals import stop_signals
 from fedlit.records.unwritable import is_full
-
-
-@dataclass
-class StopRequest:
-    """Whether a fit was asked to end early, and by which signal, if it was one."""
-
-    asked: bool = False
-    signal: int | None = None
-
-    def by_signal(self, signal: int) -> None:
-        self.asked = True
-        self.signal = signal
 
 
 class Fit:
@@ -136,6 +125,7 @@ class Fit:
 
     def run(self) -> None:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
+        self.state.attributes.begin()
         try:
             with stop_signals(self._stop_by_signal):
                 for number in range(self.state.round + 1, len(self.schedule) + 1):
@@ -148,6 +138,9 @@ class Fit:
                     self._is_to_stop()  # in the last round, one may have been
         except ProcessLost:
             self._save_what_is_whole()
+            self.log.abandon()
+            raise
+        except Unkept:  # a checkpoint of this round would lack it
             self.log.abandon()
             raise
         except (TooFewClients, RuleFailed) as error:
@@ -241,6 +234,8 @@ class Fit:
         if is_last:
             self._note_confusion()  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
+        if self.options.callbacks:
+            self.state.attributes.note()
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
             self._save(improved)
 

@@ -25,6 +25,7 @@ from fedlit.rng import isolated
 
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
 UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
+ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
 EQUIPPED = "equipped"  # clients that have what is constant; only where something is
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
@@ -74,6 +75,8 @@ def take(
     residuals = {k: kept[RESIDUALS] for k, kept in here.items() if RESIDUALS in kept}
     if residuals:
         rare[RESIDUALS] = residuals
+    if state.attributes.noted:
+        rare[ATTRIBUTES] = state.attributes.noted
     if state.equipped:
         rare[EQUIPPED] = sorted(state.equipped)
     return {
@@ -147,6 +150,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
     state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
     state.resume_server(server_memory, _copied(server_momenta))
+    state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
 
 
 def _check_fingerprint(

@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
-from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.data.batches import Batches
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.module.modes import modes_of, restore
-from fedlit.engine.module.precision import autocast, convert_input
+from fedlit.engine.module.precision import autocast, convert_input, mapped_tensors
 from fedlit.inputs import applied
 from fedlit.rng import isolated
 from fedlit.tasks import Classification, Task
@@ -28,13 +27,19 @@ def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iter
     context = autocast(fabric)
     try:
         for x, y in batches:
-            x = convert_input(fabric, move_data_to_device(x, fabric.device))
+            x = convert_input(fabric, _moved(x, fabric.device))
             with torch.no_grad(), context():
                 output = applied(network, x)
-            target = convert_input(fabric, move_data_to_device(y, fabric.device))
-            yield apply_to_collection(output, Tensor, _widened), target
+            target = convert_input(fabric, _moved(y, fabric.device))
+            yield mapped_tensors(_widened, output), target
     finally:
         restore(modes)
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    if isinstance(batch, Tensor) and batch.device == device:  # most are, and to ask takes longer than a small batch
+        return batch
+    return move_data_to_device(batch, device)
 
 
 def _widened(output: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Scores of a network: of any task for one client, of a classification for many in one pass."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -43,13 +43,13 @@ def scores_by_group(
     """
     right = logits.argmax(dim=1) == target  # torchmetrics' accuracy costs more than a small client's evaluation
     columns = {"acc": right, "loss": F.cross_entropy(logits, target, reduction="none")}
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
+    bounds = [0, *accumulate(map(int, sizes))]
     means = {name: _means(values.double().numpy(), bounds) for name, values in columns.items()}
     groups: list[Scores] = []
     for group, (start, stop) in enumerate(pairwise(bounds)):
         scores: Scores = {}
         if stop > start:
-            scores = {name: float(values[group]) for name, values in means.items()}
+            scores = {name: values[group] for name, values in means.items()}
             for name, metric in metrics.items():
                 value = _measured(name, metric, logits[start:stop], target[start:stop])
                 if value is not None:
@@ -100,15 +100,13 @@ def confusion(logits: Tensor, target: Tensor) -> Tensor:
     return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
 
 
-def _means(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+def _means(values: np.ndarray, bounds: Sequence[int]) -> list[float]:
     """The mean of the values between each bound and the next; 0 where there are none.
 
     Each is summed by itself: in differences of one running sum, a client's nan would be everybody's after it.
     """
-    sizes = np.diff(bounds)
-    means = np.zeros(len(sizes))
-    is_filled = sizes > 0  # `reduceat` would give an empty group the value that follows it
-    if is_filled.any():
-        sums = np.add.reduceat(values, bounds[:-1][is_filled])
-        means[is_filled] = sums / sizes[is_filled]
-    return means
+    sizes = [stop - start for start, stop in pairwise(bounds)]
+    # `reduceat` would give an empty group the value that follows it
+    starts = [start for start, size in zip(bounds, sizes, strict=False) if size > 0]
+    sums = iter(np.add.reduceat(values, starts).tolist() if starts else ())
+    return [next(sums) / size if size > 0 else 0.0 for size in sizes]

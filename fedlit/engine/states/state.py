@@ -18,6 +18,7 @@ from fedlit.engine.cluster.processes import broadcast, exchanged
 from fedlit.engine.cluster.shares import balanced
 from fedlit.engine.guards.guard import Guard
 from fedlit.engine.module.freezing import constant_names, frozen_names
+from fedlit.engine.module.kept_attributes import KeptAttributes
 from fedlit.engine.module.live import LiveModule
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory, OptimizerState
@@ -72,6 +73,7 @@ class FederationState:
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
         guard: Around clients' code.
+        attributes: What the server's side has changed in the method's.
         shared: Names of what travels both ways.
         download_only: Names of what only the server sends.
         upload_only: Names of what only clients send.
@@ -104,6 +106,7 @@ class FederationState:
         self.options = options
         self.live = LiveModule(module, options.seed, layout)
         self.guard = Guard(self.live)
+        self.attributes = KeptAttributes(self.live.parts)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
         self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
@@ -315,6 +318,7 @@ class FederationState:
 
     def count_round(self, number: int, stage: Stage, rows: list[Row]) -> bool:
         """A round is evaluated; whether what best.ckpt is the best of improved."""
+        self.attributes.note()
         self.round = number
         self.stage = stage
         return self.scores.note(number, rows)

@@ -1,0 +1,91 @@
+"""The records of a run that goes on: looked at before anything is written, and taken back to its last saved round."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fedlit.records.rows import EpochRow, LedgerRow, Row
+
+EPOCHS = "epochs.csv"
+EVENTS = "events.jsonl"
+TABLES: dict[str, tuple[str, ...]] = {
+    "metrics.csv": Row._fields,
+    "ledger.csv": LedgerRow._fields,
+    EPOCHS: EpochRow._fields,
+}
+OF_ROUNDS = {"round", "left_out", "too_few", "not_evaluated", "metric_left_out"}  # told again when a round is repeated
+UNREADABLE = "\ufffd"  # stands for what is not UTF-8
+SHOWN = 40  # characters of a line
+
+
+def check_records(folder: Path) -> None:
+    """Refuse records with lines that no run has written; half a line at the end is left by a kill."""
+    for name, columns in TABLES.items():
+        for number, text in enumerate(_whole_lines(folder / name), 1):
+            is_right = text == ",".join(columns) if number == 1 else _round_of(text, columns) is not None
+            if not is_right:
+                _refuse(folder / name, number, text)
+    for number, text in enumerate(_whole_lines(folder / EVENTS), 1):
+        if _event(text) is None:
+            _refuse(folder / EVENTS, number, text)
+
+
+def rewind(folder: Path, last_round: int) -> None:
+    """Keep what is of rounds up to this: a killed run may have written more."""
+    for name, columns in TABLES.items():
+        path = folder / name
+        if name == EPOCHS and not path.exists():  # few runs have one
+            continue
+        kept = [",".join(columns) + "\n"]
+        for text in _whole_lines(path)[1:]:
+            round = _round_of(text, columns)
+            if round is not None and round <= last_round:
+                kept.append(f"{text}\n")
+        _replace(path, kept)
+    if (folder / EVENTS).exists():
+        told = [text for text in _whole_lines(folder / EVENTS) if not _is_later(_event(text) or {}, last_round)]
+        _replace(folder / EVENTS, [f"{text}\n" for text in told])
+
+
+def _refuse(path: Path, number: int, text: str) -> NoReturn:
+    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+    raise ValueError(
+        f"`--ckpt_path`: line {number} of {path} is none that a run has written: {shown!r}; take it out or mend it."
+    )
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Those that end."""
+    if not path.exists():
+        return []
+    return [line.decode(errors="replace") for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def _round_of(text: str, columns: tuple[str, ...]) -> int | None:
+    """Of a line of a table; None if it is none."""
+    try:
+        [cells] = csv.reader([text], strict=True)
+        float(cells[-1])
+    except (csv.Error, ValueError, IndexError):
+        return None
+    is_one = len(cells) == len(columns) and cells[0].isdecimal() and text.isprintable() and UNREADABLE not in text
+    return int(cells[0]) if is_one else None
+
+
+def _event(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+
+
+def _is_later(event: dict[str, Any], last_round: int) -> bool:
+    return event.get("event") in OF_ROUNDS and event.get("round", 0) > last_round
+
+
+def _replace(path: Path, lines: list[str]) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text("".join(lines))
+    temporary.replace(path)
