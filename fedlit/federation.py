@@ -238,9 +238,7 @@ class Federation:
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
         """What stays with each client; on several processes, all must ask."""
-        clients = sorted({*self.state.memories, *self.state.homes, *self.state.owners()})
-        self.state.bring(clients)
-        return {k: self.state.personal(k) for k in clients}
+        return self.state.personal_states()
 
     def fit(self, model: Method, datamodule: Data = None, ckpt_path: str | None = None) -> FitResult:
         """Train a method over its rounds.

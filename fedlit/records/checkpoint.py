@@ -257,7 +257,8 @@ def _read(path: Path, option: str) -> dict[str, Any]:
     if content["format"] not in (FORMAT, WITH_FILES):
         by = content.get("made_with", {}).get("fedlit", "another version")
         raise ValueError(
-            f"`{option}` {path} has format {content['format']}, of fedlit {by}; this fedlit reads 3 to {WITH_FILES}."
+            f"`{option}` {path} has format {content['format']}, of fedlit {by}, but this fedlit reads 3 to "
+            f"{WITH_FILES}."
         )
     for key in SINCE_4:
         if key not in content:

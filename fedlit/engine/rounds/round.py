@@ -1,10 +1,8 @@
 """What a round of clients does: visit them, check and record what they bring, agree on a new state."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -17,18 +15,19 @@ from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
 from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
+from fedlit.engine.rounds.custody import Custody
 from fedlit.engine.rounds.encoding import encoding_of
-from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
+from fedlit.engine.rounds.held import out_of_proportion
 from fedlit.engine.rounds.ledger import Ledger
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
-from fedlit.engine.rounds.spread import SpreadUploads
-from fedlit.engine.rounds.visited import Visited, pack, unpack, without_values
+from fedlit.engine.rounds.spread import Uploads, begun, exhaust
+from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
-from fedlit.engine.states.client_store import Memories, States
+from fedlit.engine.states.client_store import States
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
@@ -38,7 +37,6 @@ from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, Row
 from fedlit.rng import derive, isolated
 
-Uploads = Iterator[Upload] | Spread
 Follow = Callable[[State, Mapping[int, State]], Served]
 
 
@@ -75,11 +73,7 @@ class ClientRound:
         self.record = RoundRecord(is_whole=False)
         self.ledger = Ledger(state, self.stage, number)
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
-        self.memories = Memories(state.memories.store)
-        self.homes: dict[int, int] = {}  # of what stays with clients, on several processes
-        self.owners: dict[int, int] = {}  # the process that visits each client, if there are several
-        self.norms: dict[int, float] = {}  # how far clients have moved, where somebody asks
-        self.held = HeldUploads(state.memories.store)  # of this process, where uploads are asked for after all visits
+        self.custody = Custody(state)
         self.collected: dict[int, State] = {}
         self.server_momenta = state.server_momenta
         self.follow = follow
@@ -99,12 +93,13 @@ class ClientRound:
         try:
             return self._trained()
         finally:
-            self.held.clear()
+            self.custody.held.clear()
 
     def _trained(self) -> RoundRecord:
         uploads: Uploads = self._uploads()
         if self.state.fabric.world_size > 1:
-            uploads = self._spread(uploads)
+            are_alike = self.stage.upload == "aggregate" and not self.state.sends_apart
+            uploads = self.custody.spread(uploads, are_alike)
         if self.follow is not None or self.stage.keep_uploads:
             uploads = self._held(uploads)
         try:
@@ -133,21 +128,12 @@ class ClientRound:
             server_memory=served.memory,
             server_momenta=self.server_momenta,
             clients=self.record.clients,
-            memories=self.memories,
-            homes=self.homes,
+            memories=self.custody.memories,
+            homes=self.custody.homes,
             collected=self.collected,
             uploads=self.uploads,
         )
         self.state.end_client_round(brought)
-
-    def _spread(self, uploads: Iterable[Upload]) -> SpreadUploads:
-        """All clients are visited; what they upload stays where it is until somebody asks for it."""
-        state = self.state
-        weights = {upload.client: upload.weight for upload in uploads}
-        holders = {k: self.owners[k] for k in weights}
-        are_alike = self.stage.upload == "aggregate" and not state.sends_apart
-        like = state.expected_upload(SERVER) if are_alike else None
-        return SpreadUploads(state.fabric, self.held, holders, weights, like)
 
     def _held(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         for upload in uploads:
@@ -202,7 +188,7 @@ class ClientRound:
             yield from self._in_proportion()
         else:
             for k, outcome, scores in self._sound():
-                self._keep(k, outcome)
+                self.custody.keep(k, outcome.memory)
                 self._note_values(k, outcome, scores)
                 if outcome.upload is not None:
                     yield outcome.upload
@@ -210,48 +196,31 @@ class ClientRound:
 
     def _sound(self) -> Iterator[tuple[int, Outcome, Scores]]:
         """Visit clients in order; record what they bring, pass on what is sound."""
-        fabric = self.state.fabric
         owners = self.state.share_out(self.clients)
-        mine = [k for k, owner in zip(self.clients, owners, strict=True) if owner == fabric.global_rank]
+        mine = self.custody.share(self.clients, owners)
         visit = Visits(
             self.state, self.number, self.clients, mine, self.plan_for, self.score, self._looked_at, self.unpack
         )
-        if fabric.world_size > 1:
-            self.owners = dict(zip(self.clients, owners, strict=True))
 
         def work(k: int) -> Visited:
             self.tell(self.clients.index(k) + 1, len(self.clients))
             with self.state.options.profiler.profile("visit"):
-                visited = visit(k)
-            return self._left_here(k, visited) if self.owners else visited
+                return self.custody.left_here(k, visit(k))
 
-        for k, visited in in_order(fabric, self.clients, work, pack, unpack, owners):
+        for k, visited in in_order(self.state.fabric, self.clients, work, pack, unpack, owners):
             self.record.clients.append(k)
             self.record.ledger += self.ledger.down(k, visited.sent)
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self.record.ledger += self.ledger.up(k, outcome.upload, visited.encoded)
             if visited.norm is not None:
-                self.norms[k] = visited.norm
+                self.custody.norms[k] = visited.norm
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
             elif visited.problem is not None:
                 self._leave_out(k, visited.problem)
             else:
                 yield k, outcome, visited.scores
-
-    def _left_here(self, k: int, visited: Visited) -> Visited:
-        """What other processes may know of a visit; what is large and sound stays here."""
-        outcome = visited.outcome
-        if isinstance(outcome, Failure) or visited.problem is not None:
-            return without_values(visited)
-        if outcome.upload is not None:
-            self.held.add(outcome.upload)
-            if self.state.options.max_norm_ratio is not None:
-                visited = visited._replace(norm=self._norm(outcome.upload))
-        if self._is_kept(k, outcome.memory):
-            self.memories[k] = outcome.memory
-        return without_values(visited)
 
     def _leave_out(self, k: int, found: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -268,32 +237,18 @@ class ClientRound:
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
             weights[k] = outcome.upload.weight
-            if not self.owners:
-                self.held.add(outcome.upload)
-                if options.max_norm_ratio is not None:
-                    self.norms[k] = self._norm(outcome.upload)
-            self._keep(k, outcome)
+            self.custody.hold(outcome.upload)
+            self.custody.keep(k, outcome.memory)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
         heavy = out_of_proportion(weights, options.max_weight_ratio, "max_weight_ratio", "weight")
-        far = out_of_proportion(self.norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        far = out_of_proportion(self.custody.norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
         for k, reason in {**far, **heavy}.items():
-            self.held.drop(k)
-            self.memories.forget(k)
-            self.homes.pop(k, None)
+            self.custody.drop(k)
             self.record.failures[k] = Failure(f"unusable state: {reason}")
             del brought[k]
         for k, values in brought.items():
             self._note_values(k, *values)
-            if self.owners:
-                yield Upload(k, {}, weights[k])
-            else:
-                yield self.held[k]
-                self.held.drop(k)
-
-    def _norm(self, upload: Upload) -> float:
-        """How far a client has moved."""
-        shared = {name: value for name, value in upload.state.items() if name in self.state.shared}
-        return update_norm(shared, self.state.shared_state)
+            yield self.custody.handed_over(k, weights[k])
 
     def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
         encoded = None
@@ -359,25 +314,6 @@ class ClientRound:
         available = len(client.train_batches(None, self.stage.samples, self.stage.public))
         module.check_upload(client, upload.state, self.plan_for(upload.client).num_steps(available))
 
-    def _keep(self, k: int, outcome: Outcome) -> None:
-        """What stays with a client; what others have visited is known by its names."""
-        if not self._is_kept(k, outcome.memory):
-            return
-        if not self.owners:
-            self.memories[k] = outcome.memory
-            return
-        self.homes[k] = self.owners[k]
-        if self.owners[k] != self.state.fabric.global_rank:
-            self.memories.know({k: tuple(outcome.memory.state)})
-
-    def _is_kept(self, k: int, memory: Memory) -> bool:
-        """Whether there is anything; a client that had something may have given all away."""
-        return (
-            bool(memory.state or memory.optimizer or memory.residual)
-            or k in self.state.memories
-            or k in self.state.homes
-        )
-
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
             for name, value in values.items():
@@ -393,18 +329,6 @@ class ClientRound:
                 f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
                 "log under another name."
             )
-
-
-def begun(uploads: Uploads) -> Iterable[Upload] | None:
-    """Uploads of which the first has come; None if there is none."""
-    if isinstance(uploads, Spread):
-        return uploads if len(uploads) else None
-    first = next(uploads, None)
-    return None if first is None else chain([first], uploads)
-
-
-def exhaust(uploads: Iterator[Upload]) -> None:
-    deque(uploads, maxlen=0)
 
 
 def _hint(problem: str) -> str:

@@ -1,6 +1,8 @@
 """The uploads of a round on several processes: each stays where its client was visited."""
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from lightning.fabric import Fabric
 
@@ -8,6 +10,8 @@ from fedlit.aggregation import NOTHING, Spread, State, Upload, weighted_mean
 from fedlit.aggregation.partial_sums import PartialSum, Settled, is_summable, settled
 from fedlit.engine.cluster.processes import added_up, broadcast, largest_of
 from fedlit.engine.rounds.held import HeldUploads
+
+Uploads = Iterator[Upload] | Spread
 
 
 class SpreadUploads(Spread):
@@ -90,3 +94,16 @@ class SpreadUploads(Spread):
 
 def _shown(state: State, hidden: tuple[str, ...]) -> State:
     return {name: tensor for name, tensor in state.items() if not name.startswith(hidden)}
+
+
+def begun(uploads: Uploads) -> Iterable[Upload] | None:
+    """Uploads of which the first has come; None if there is none."""
+    if isinstance(uploads, Spread):
+        return uploads if len(uploads) else None
+    first = next(uploads, None)
+    return None if first is None else chain([first], uploads)
+
+
+def exhaust(uploads: Iterator[Upload]) -> None:
+    """Let all come that are left."""
+    deque(uploads, maxlen=0)

@@ -199,6 +199,12 @@ class FederationState:
         kept = self.memories[k].state if k in self.memories else {}
         return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
 
+    def personal_states(self) -> dict[int, State]:
+        """What every client has of its own; all processes must ask."""
+        clients = sorted({*self.memories, *self.homes, *self.owners()})
+        self.bring(clients)
+        return {k: self.personal(k) for k in clients}
+
     @property
     def has_own_uploads(self) -> bool:
         """Whether a client's model is the one that it has uploaded last."""
