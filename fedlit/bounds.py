@@ -52,7 +52,7 @@ def check_share(option: str, value: Any) -> float:
     return float(value)
 
 
-def check_positive(option: str, value: Any) -> float:
+def check_positive(option: str, value: Any, least: float = SMALLEST) -> float:
     """A finite number above 0 by which one can divide, or a refusal.
 
     Example:
@@ -63,7 +63,7 @@ def check_positive(option: str, value: Any) -> float:
     number = check_number(option, value)
     if number <= 0:
         raise ValueError(f"`{option}` must be above 0, got {value}.")
-    return check_number(option, value, least=SMALLEST)
+    return check_number(option, value, least=least)
 
 
 def check_count(option: str, value: Any, least: int = 1, most: int = MOST) -> int:

@@ -9,7 +9,8 @@ import warnings
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.bounds import check_count
-from fedlit.methods.base import FederatedModule, Weighting
+from fedlit.data.federated import FederatedData
+from fedlit.methods.base import FederatedModule, Weighting, metrics_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.stage import EarlyStopping, Stage
@@ -64,6 +65,12 @@ class FineTuned(FederatedModule):
         if monitor is not None:
             warnings.warn("`model.monitor` of FineTuned is now `model.stop_on`.", Notice, stacklevel=2)
             self.stop_on = monitor
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        watched = ["loss", *metrics_of(self)]
+        if self.stop_on is not None and self.stop_on not in watched:
+            raise ValueError(f"`model.stop_on` must be one of {', '.join(watched)}, got {self.stop_on!r}.")
 
     def configure_stages(self) -> list[Stage]:
         early_stopping = None

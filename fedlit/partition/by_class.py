@@ -243,8 +243,7 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 1) -> None:
-        self.alpha = check_positive("alpha", alpha)
-        require(alpha >= SMALLEST_ALPHA, f"`alpha` must be at least {SMALLEST_ALPHA:g}, got {alpha}.")
+        self.alpha = check_positive("alpha", alpha, SMALLEST_ALPHA)
         self.min_samples = at_least("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:

@@ -59,8 +59,7 @@ class Quantity(Partition):
     def __init__(self, alpha: float | None = None, power: float | None = None, min_samples: int = 1) -> None:
         require((alpha is None) != (power is None), "`data.partition`: Quantity takes alpha or power, one of them.")
         if alpha is not None:
-            check_positive("alpha", alpha)
-            require(alpha >= SMALLEST_ALPHA, f"`alpha` must be at least {SMALLEST_ALPHA:g}, got {alpha}.")
+            check_positive("alpha", alpha, SMALLEST_ALPHA)
         if power is not None:
             check_number("power", power, least=0, most=LARGEST_POWER)
         self.alpha = alpha

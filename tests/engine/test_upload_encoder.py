@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from forked import exit_codes, forked
 from test_agreement import AVERAGING
 from test_server_optimizer import KillAt
@@ -124,9 +124,8 @@ def test_the_encoder_in_the_docs_runs_as_printed():
 class Told(FedAvg):
     """Notes what clients have learned, and what the server was told."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.learned, self.arrived = {}, {}
+    learned = Diary(dict)
+    arrived = Diary(dict)
 
     def on_client_start(self, client):
         self.start = self.network[1].weight.detach().clone()

@@ -197,15 +197,16 @@ def test_what_is_not_plain_is_visited(options, stacks):
 
 
 def test_a_rule_of_its_own_gets_every_upload(stacks):
+    seen = []
+
     class Median(FedAvg):
         def aggregate(self, uploads, current):
-            self.seen = list(uploads)
-            return self.seen[0].state
+            seen.extend(uploads)
+            return seen[0].state
 
-    method = Median(SMALL, SGD)
-    federation = run(lambda: method, num_rounds=1)
-    assert [upload.client for upload in method.seen] == [0, 1, 2, 3, 4]
-    assert equal(federation.global_state, method.seen[0].state)
+    federation = run(lambda: Median(SMALL, SGD), num_rounds=1)
+    assert [upload.client for upload in seen] == [0, 1, 2, 3, 4]
+    assert equal(federation.global_state, seen[0].state)
     assert stacks == [[0, 1, 2, 3, 4]]
 
 

@@ -106,3 +106,8 @@ def test_an_option_is_not_given_under_its_old_name_and_its_new_one():
     with pytest.raises(ValueError, match=r"`model\.monitor` of FineTuned is now `model\.stop_on`; give one"):
         FineTuned(linear, SGD, stop_on="loss", monitor="acc")
     assert FineTuned(linear, SGD, stop_on="loss").stop_on == "loss"
+
+
+def test_what_finetuning_stops_on_is_refused_by_its_name():
+    with pytest.raises(ValueError, match=r"`model\.stop_on` must be one of loss, acc, got 'auc'"):
+        fitted(FineTuned(linear, SGD, stop_on="auc"))

@@ -159,6 +159,7 @@ SCHEDULES = (
     torch.optim.lr_scheduler.ExponentialLR,
 )
 GIVEN = {
+    "num_classes": 3,
     "step_size": 2,
     "T_max": 2,
     "gamma": 0.5,
