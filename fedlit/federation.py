@@ -99,6 +99,7 @@ class Federation:
         metrics: More torchmetrics metrics, by name; the loss and those of the task are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
         devices: Processes (cpu) or devices that share the clients of a round.
+        processes_per_device: Processes that share each device, where one alone does not fill it.
         num_nodes: Machines.
         process_timeout: Seconds without a sign of life until a process is taken for dead; one that is slow has time.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
@@ -159,6 +160,7 @@ class Federation:
         max_time: str | timedelta | dict[str, int] | None = None,
         profiler: Profiler | str | None = None,
         run_name: str | None = None,
+        processes_per_device: int = 1,
         upload_encoder: Encoder | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
@@ -168,9 +170,7 @@ class Federation:
         given["default_root_dir"] = Path(default_root_dir).expanduser()
         given["profiler"] = make_profiler(profiler)
         self.options = Options(**given)
-        self.fabric = make_fabric(
-            accelerator, devices, num_nodes, precision, process_timeout, talkative=enable_progress_bar
-        )
+        self.fabric = make_fabric(self.options)
         self.running = False
         self._stop = StopRequest()
         self._state: FederationState | None = None
@@ -233,9 +233,8 @@ class Federation:
 
     @property
     def personal_states(self) -> dict[int, dict[str, torch.Tensor]]:
-        """What stays with each client."""
-        clients = sorted({*self.state.memories, *self.state.owners()})
-        return {k: self.state.personal(k) for k in clients}
+        """What stays with each client; on several processes, all must ask."""
+        return self.state.personal_states()
 
     def fit(self, model: Method, datamodule: Data = None, ckpt_path: str | None = None) -> FitResult:
         """Train a method over its rounds.
@@ -260,9 +259,9 @@ class Federation:
         return FitResult(method, self._folder, rows, self.stopped_by, self.network)
 
     def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
-        folder = self._folder if self.is_global_zero else None
         self._remind()
-        fit = Fit(self.state, schedule, folder, self._stop, self._call, self._begun)
+        self.state.guard.watch(self._run_folder.note, self._run_folder.suspects)
+        fit = Fit(self.state, schedule, self._folder, self._stop, self._call, self._begun)
         self._begun = Beginning()
         self.running = True
         self._call("on_fit_start")

@@ -5,6 +5,7 @@ Sums run in client order and in float64, so a round ends in the same bits on one
 counters) are never averaged: the largest wins.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -27,6 +28,29 @@ class Upload:
     client: int
     state: State
     weight: float = 1.0
+
+
+class Spread(ABC):
+    """Uploads that lie on several processes. Who goes through them has each brought here, one after the other.
+
+    Who wants their mean (`weighted_mean`) gets it without: what is large is added up where it lies.
+    """
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Upload]:
+        """In client order."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def mean(self) -> State:
+        """As `weighted_mean` of all of them, to the bit."""
+
+    @abstractmethod
+    def without(self, prefixes: tuple[str, ...]) -> "Spread":
+        """The same without the entries whose names begin so."""
 
 
 def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iterator[Upload]:
@@ -109,6 +133,8 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
         >>> weighted_mean(uploads)["w"]
         tensor([3.])
     """
+    if isinstance(uploads, Spread):
+        return uploads.mean()
     first: Upload | None = None
     total = 0.0
     sums: State = {}

@@ -33,10 +33,16 @@ AT_LEAST_ONE = (
     "save_every_n_rounds",
     "num_threads",
     "num_nodes",
+    "processes_per_device",
 )
 BatchNorm = Literal["average", "local"]
 MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
-MOST_OF = {"num_threads": 1024, "devices": 1024, "num_nodes": 1024}  # more would not start, or end in a crash
+MOST_OF = {
+    "num_threads": 1024,
+    "devices": 1024,
+    "num_nodes": 1024,
+    "processes_per_device": 64,
+}  # more would not start, or end in a crash
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,7 @@ class Options:
     report: bool
     seed: int
     process_timeout: float
+    processes_per_device: int
     aggregator: Rule | None
     server_optimizer: OptimizerCallable | None
     upload_encoder: Encoder | None

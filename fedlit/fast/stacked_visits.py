@@ -44,9 +44,10 @@ class Cohort:
     """Visits of a round, worked ahead in stacks.
 
     Args:
-        fabric: Knows which clients are visited by this process.
+        fabric: Precision.
         module: The live one.
         clients: Of the round, on all processes.
+        mine: Those that this process visits.
         plan_for: How a client trains.
         client_of: The client of an id, in this round.
         enter: Loads a client's state into the live module.
@@ -59,6 +60,7 @@ class Cohort:
         fabric: Fabric,
         module: FederatedModule,
         clients: list[int],
+        mine: list[int],
         plan_for: Callable[[int], Plan],
         client_of: Callable[[int], Client],
         enter: Callable[[int], None],
@@ -75,7 +77,7 @@ class Cohort:
         self.weights = [server[name] for name in names[::2]]
         self.biases = [server[name] for name in names[1::2]]
         self.kinds = self._frequent({k: self._kind(k) for k in clients})
-        self.mine = [k for k in clients[fabric.global_rank :: fabric.world_size] if k in self.kinds]
+        self.mine = [k for k in mine if k in self.kinds]
         self.ahead: dict[int, tuple[Stack, int] | None] = {}  # None: must be visited by itself after all
 
     def outcome(self, k: int, memory: Memory) -> Outcome | None:

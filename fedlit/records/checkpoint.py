@@ -7,14 +7,18 @@ beside the file, `last.ckpt.sha256`, and is read where the note is there and hol
 
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedlit.records import client_files
+from fedlit.records.client_files import FILES
 from fedlit.records.torch_file import digest_of, dump, is_archive, is_plain, seal_of
 
 FORMAT = 4
+WITH_FILES = 5  # the same, with clients in files beside it
 TRUST = "FEDLIT_TRUST_CHECKPOINTS"
 BEFORE_4 = (
     "format",
@@ -65,6 +69,8 @@ class Checkpoints:
         if improved:
             keep(target, self.last)
         self._good = _signature(self.last)
+        if FILES in content:
+            self.sweep_clients(content[FILES].values())
 
     def go_back(self, content: dict[str, Any], origin: Path) -> None:
         """Let a run that goes on from another checkpoint than its last have none that is ahead of it.
@@ -79,6 +85,22 @@ class Checkpoints:
         if origin.resolve().parent == self.last.resolve().parent:
             keep(origin, self.previous)
         self._good = _signature(self.last)
+
+    def sweep_clients(self, named: Iterable[str]) -> None:
+        """Remove files of clients that are in no checkpoint any more, once they are as many as those that are.
+
+        Args:
+            named: Those that the last names.
+        """
+        folder = self.last.parent
+        wanted = {*named}
+        if client_files.num_files(folder) <= 2 * len(wanted):
+            return
+        for path in (self.previous, self.best):
+            if path.is_file():
+                content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+                wanted |= {*content.get(FILES, {}).values()}
+        client_files.sweep(folder, wanted)
 
     def _is_last_good(self) -> bool:
         """Whether the last is as it was written or read here; one that is not is looked at again."""
@@ -131,7 +153,7 @@ def _beside(path: Path) -> Path:
 
 def sync(folder: Path) -> None:
     """Let what was written outlast a power cut, too; a killed process needs none of it, and it may take long."""
-    for path in (*folder.iterdir(), folder):
+    for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -186,8 +208,17 @@ def load(
         content = _read(path, option)
     except ValueError as error:  # a file of others is better called that
         raise error if problem is None else Damaged(str(error)) from error
+    problem = problem or client_files.damage(content.get(FILES, {}), path.parent)
     if problem is not None:
         raise Damaged(f"`{option}` {path} is damaged: {problem}.")
+    return _with_clients(content, path.parent)
+
+
+def _with_clients(content: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """As if all stood in the checkpoint."""
+    for client, name in content.get(FILES, {}).items():
+        for key, kept in client_files.read(name, folder).items():
+            content.setdefault(key, {})[client] = kept
     return content
 
 
@@ -223,10 +254,11 @@ def _read(path: Path, option: str) -> dict[str, Any]:
             raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
     if content["format"] == 3:
         return {**content, **{key: {} for key in SINCE_4}}
-    if content["format"] != FORMAT:
+    if content["format"] not in (FORMAT, WITH_FILES):
         by = content.get("made_with", {}).get("fedlit", "another version")
         raise ValueError(
-            f"`{option}` {path} has format {content['format']}, of fedlit {by}, but this fedlit reads 3 to {FORMAT}."
+            f"`{option}` {path} has format {content['format']}, of fedlit {by}, but this fedlit reads 3 to "
+            f"{WITH_FILES}."
         )
     for key in SINCE_4:
         if key not in content:

@@ -34,7 +34,6 @@ class FitLog:
         title: Of pictures, before the name of the run.
 
     Attributes:
-        saved_round: Of the last checkpoint.
         noted_round: Of the last round that is whole in the records.
     """
 
@@ -56,7 +55,6 @@ class FitLog:
         self.progress = progress
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
         self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", checkpoint_read)
-        self.saved_round = done
         self.noted_round = done
 
     def partition(self, data: FederatedData) -> None:
@@ -109,7 +107,6 @@ class FitLog:
         """A checkpoint; the one before is kept, and the best."""
         if self.checkpoints is not None:
             self.checkpoints.save(content, improved)
-            self.saved_round = content["round"]
 
     def _draw(self, folder: Path, round: int) -> None:
         """The pictures of the end."""

@@ -8,6 +8,7 @@ from typing import TextIO
 
 RUNS = "lightning_logs"
 LOCK = ".lock"
+CLIENTS = "clients"  # below the checkpoints: files of what stays with clients
 NUMBERED = r"version_(\d+)"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_\-.+=,]{0,99}"
 MANY = 8  # names that are told
@@ -73,7 +74,7 @@ def lock_folder(folder: Path) -> TextIO:
 
 def sweep(folder: Path) -> None:
     """Remove what a killed process had begun to write in a run's folder; whoever holds the folder may."""
-    for place in (folder, folder / "checkpoints"):
+    for place in (folder, folder / "checkpoints", folder / "checkpoints" / CLIENTS):
         for path in place.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -82,7 +83,7 @@ def sweep_runs(root: Path) -> None:
     """The same in all runs that nobody is writing: one that was killed at once may never be gone on with."""
     for lock in (root / RUNS).glob(f"*/{LOCK}"):
         folder = lock.parent
-        if not any(folder.glob(".*.tmp")) and not any(folder.glob("checkpoints/.*.tmp")):
+        if not any(folder.rglob(".*.tmp")):
             continue
         try:
             with lock_folder(folder):

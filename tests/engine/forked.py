@@ -1,4 +1,4 @@
-"""Two processes of a federation, forked from the one that tests: what takes seconds to import is there already."""
+"""Processes of a federation, forked from the one that tests: what takes seconds to import is there already."""
 
 import os
 import socket
@@ -17,8 +17,8 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def forked(work: Callable[[int], None], folder: Path, by_file: bool = True) -> list[int]:
-    """Start `work(rank)` in two processes; their ids. What they say is in `folder/rank_N.txt`.
+def forked(work: Callable[[int], None], folder: Path, by_file: bool = True, number: int = 2) -> list[int]:
+    """Start `work(rank)` in so many processes; their ids. What they say is in `folder/rank_N.txt`.
 
     They meet by a file, as those that fedlit starts, or by a port, as those that a person starts one by one.
     """
@@ -26,7 +26,7 @@ def forked(work: Callable[[int], None], folder: Path, by_file: bool = True) -> l
     if by_file:
         (folder / "meeting").mkdir()
         place = {MEETING_PLACE: str(folder / "meeting")}
-    return [_forked(work, folder, rank, place) for rank in range(2)]
+    return [_forked(work, folder, rank, place) for rank in range(number)]
 
 
 def exit_codes(processes: list[int]) -> list[int]:

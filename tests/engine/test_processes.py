@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from conftest import equal
+from forked import free_port
+
+from fedlit.records import checkpoint
 
 NETWORK = """
 from torch import nn
@@ -77,7 +79,7 @@ def finished(folder: Path, *args: str) -> dict:
     process = start(folder, *args)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    return torch.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
+    return checkpoint.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt")
 
 
 def same(a: dict, b: dict) -> bool:
@@ -114,6 +116,25 @@ def test_several_processes_with_personal_networks_of_different_kinds_end_in_the_
     assert same(one, two)
     shapes = [set(state) for state in one["personal_states"].values()]
     assert any(names != shapes[0] for names in shapes)
+
+
+@pytest.mark.slow
+def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(tmp_path):
+    one = finished(tmp_path / "one", "--config", "fml.yaml")
+    text = (Path(__file__).parents[2] / "docs/cluster.md").read_text()
+    port = str(free_port())
+    commands = [line for line in text.splitlines() if line.startswith("torchrun ")]
+    assert len(commands) == 2
+    folder = tmp_path / "one"  # has the recipe
+    shutil.rmtree(folder / "lightning_logs")
+    hosts = []
+    for line in commands:
+        words = line.replace("host1", "127.0.0.1").replace("29400", port).replace("recipe.yaml", "fml.yaml").split()
+        command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+        hosts.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    outputs = [host.communicate(timeout=500)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    assert same(one, checkpoint.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt"))
 
 
 def second_of(process: subprocess.Popen) -> int:

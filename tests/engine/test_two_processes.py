@@ -150,6 +150,18 @@ def test_a_killed_process_is_named_and_the_run_goes_on_from_its_checkpoint_to_th
     assert equal(resumed.global_state, fitted(fml()).global_state)
 
 
+def test_processes_that_share_a_device_end_in_the_same_bits(tmp_path):
+    def work(rank):
+        federation = fitted(fml(), devices=1, processes_per_device=3)
+        assert federation.fabric.world_size == 3
+        torch.save(federation.global_state, tmp_path / f"state_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path, number=3)) == [0, 0, 0]
+    one = fitted(fml())
+    for rank in range(3):
+        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), one.global_state)
+
+
 def meet_nobody(rank: int) -> None:
     if rank == 1:
         time.sleep(60)

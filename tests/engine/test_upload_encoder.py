@@ -66,6 +66,7 @@ def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
 
 
 def residuals(federation):
+    federation.state.bring(sorted(federation.state.homes))
     return {k: memory.residual for k, memory in federation.state.memories.items()}
 
 

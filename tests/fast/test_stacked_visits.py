@@ -130,7 +130,7 @@ def test_the_same_clients_are_stacked_on_one_process_and_on_many(monkeypatch):
             monkeypatch.setattr(Fabric, name, value)
         plans = lambda k: Plan(stage, 0)  # noqa: E731
         names = perceptron_names(fabric, method, plans(0), server := method.state_dict())
-        return Cohort(fabric, method, list(range(12)), plans, data.client, None, server, names).mine
+        return Cohort(fabric, method, list(range(12)), list(range(12)), plans, data.client, None, server, names).mine
 
     one = stacked(0, 1)
     assert one
@@ -154,7 +154,9 @@ def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit(stack
     def entered(k):
         method.client = data.client(k)
 
-    cohort = Cohort(fabric, method, list(range(5)), lambda k: Plan(stage, 0), data.client, entered, server, names)
+    cohort = Cohort(
+        fabric, method, list(range(5)), list(range(5)), lambda k: Plan(stage, 0), data.client, entered, server, names
+    )
     assert cohort.outcome(0, Memory(optimizer={"federate": {names[0]: {"momentum_buffer": None}}})) is None
     assert cohort.outcome(1, Memory()).upload.client == 1
     assert stacks == [[1, 2, 3, 4]]

@@ -1,6 +1,7 @@
-"""Clients on several processes: each process visits its share of a round's clients, and all hear of every outcome.
+"""Clients on several processes: each visits its share of a round's clients, and all hear what came of every visit.
 
-Outcomes are passed on in client order, so every process adds the same numbers in the same order as a single one would.
+What is large stays where it was made; here is how it is added up (`added_up`, `largest_of`), asked for (`broadcast`)
+and moved (`exchanged`).
 """
 
 import io
@@ -15,12 +16,12 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedlit.engine.cluster import heartbeat
-from fedlit.engine.cluster.rendezvous import ClientParallelStrategy
+from fedlit.engine.cluster.rendezvous import ClientParallelStrategy, wire
+from fedlit.engine.options import Options
 from fedlit.engine.plan import Interrupted
 
 Result = TypeVar("Result")
 A_SECOND = timedelta(seconds=1)
-HELD = 16  # results of a process before they are passed on; the more, the less processes wait for each other
 
 
 class ProcessLost(Interrupted):
@@ -35,41 +36,70 @@ class ProcessLost(Interrupted):
         self.is_ours_to_say = is_ours_to_say
 
 
-def make_fabric(
-    accelerator: str, devices: int | str, num_nodes: int, precision: Any, process_timeout: float, talkative: bool
-) -> Fabric:
+def make_fabric(options: Options) -> Fabric:
     """Fabric as the user's options have it; several processes share clients, not gradients."""
-    several = num_nodes > 1 or str(devices) not in ("1", "auto")
+    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
+    timeout = options.process_timeout
+    talkative = options.enable_progress_bar
+    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
     try:
-        strategy = ClientParallelStrategy(process_timeout, talkative) if several else "auto"
-        return Fabric(
-            accelerator=accelerator, strategy=strategy, devices=devices, num_nodes=num_nodes, precision=precision
-        )
+        if options.processes_per_device > 1:
+            each = _devices(options.accelerator, options.devices)
+            shared = [device for device in each for _ in range(options.processes_per_device)]
+            return Fabric(strategy=ClientParallelStrategy(timeout, talkative, shared), **wanted)
+        strategy = ClientParallelStrategy(timeout, talkative) if several else "auto"
+        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
     except Exception as error:  # Fabric raises many kinds
-        given = f"`trainer.accelerator` {accelerator}, `trainer.devices` {devices}, `trainer.num_nodes` {num_nodes}"
+        names = ("accelerator", "devices", "num_nodes")
+        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{given} with `trainer.precision` {precision} cannot be had here: {why}") from error
+        raise ValueError(f"{given} with `trainer.precision` {options.precision} cannot be had here: {why}") from error
+
+
+def _devices(accelerator: str, devices: int | str) -> list[torch.device]:
+    """Those that Fabric would take, a process each."""
+    strategy = Fabric(accelerator=accelerator, devices=devices).strategy
+    return [*(getattr(strategy, "parallel_devices", None) or [strategy.root_device])]
 
 
 def in_order(
-    fabric: Fabric, tasks: Sequence[int], work: Callable[[int], Result], pack: Callable, unpack: Callable
+    fabric: Fabric,
+    tasks: Sequence[int],
+    work: Callable[[int], Result],
+    pack: Callable,
+    unpack: Callable,
+    owners: Sequence[int] | None = None,
 ) -> Iterator[tuple[int, Result]]:
     """`work` on every task, spread over the processes, with every result on every process in the order of the tasks.
 
     On one process a task is worked on only when its result is asked for, so a consumer that keeps nothing needs the
-    memory of one result; on several, of a few. `pack` and `unpack` turn a result into containers of tensors and back.
+    memory of one result; on several, all tasks are done before the first result comes. A process has its own results as
+    they are; `pack` and `unpack` turn those of others into containers of tensors and back.
+
+    Args:
+        fabric: Launched.
+        tasks: By number.
+        work: On a task.
+        pack: A result for others.
+        unpack: And back.
+        owners: The process of each task; in turn by default.
     """
     if fabric.world_size == 1:
         yield from ((task, work(task)) for task in tasks)
         return
-    rank = fabric.global_rank
-    world_size = fabric.world_size
-    size = HELD * world_size
-    for start in range(0, len(tasks), size):
-        some = tasks[start : start + size]
-        mine = {task: pack(work(task)) for task in some[rank::world_size]}
-        for position, task in enumerate(some):
-            yield task, unpack(broadcast(fabric, mine.pop(task, None), source=position % world_size))
+    if owners is None:
+        owners = [position % fabric.world_size for position in range(len(tasks))]
+    shares: list[list[int]] = [[] for _ in range(fabric.world_size)]
+    for task, owner in zip(tasks, owners, strict=True):
+        shares[owner].append(task)
+    own = {task: work(task) for task in shares[fabric.global_rank]}
+    packed: dict[int, Any] = {}
+    for source, share in enumerate(shares):
+        if share:
+            packed |= broadcast(fabric, {task: pack(own[task]) for task in share if task in own}, source)
+    for task in tasks:
+        told = packed.pop(task)
+        yield task, own.pop(task) if task in own else unpack(told)
 
 
 def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
@@ -78,23 +108,67 @@ def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
         return value
     payload = torch.empty(0, dtype=torch.uint8)
     if fabric.global_rank == source:
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        payload = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
-    size = torch.tensor([len(payload)], device=fabric.device)
+        payload = torch.frombuffer(bytearray(_serialised(value)), dtype=torch.uint8)
+    size = torch.tensor([len(payload)], device=wire(fabric.device))
     _finish(dist.broadcast(size, source, async_op=True))
-    data = _sized(payload, int(size), fabric)
+    data = _sized(payload, int(size), size.device)
     _finish(dist.broadcast(data, source, async_op=True))
-    return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True, map_location=fabric.device)
+    return _revived(data.cpu(), fabric.device)
+
+
+def _serialised(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def _revived(data: Tensor, device: torch.device) -> Any:
+    return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True, map_location=device)
+
+
+def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
+    """What every process has for this one, by its rank; values as in `broadcast`.
+
+    Args:
+        fabric: Launched.
+        parcels: What this one has for each, by rank; None is nothing.
+    """
+    if fabric.world_size == 1:
+        return [*parcels]
+    payloads = [_serialised(parcel) if parcel is not None else b"" for parcel in parcels]
+    device = wire(fabric.device)
+    sent = [len(payload) for payload in payloads]
+    sizes = torch.empty(fabric.world_size, dtype=torch.int64, device=device)
+    _finish(dist.all_to_all_single(sizes, torch.tensor(sent, device=device), async_op=True))
+    received = sizes.tolist()
+    came = torch.empty(sum(received), dtype=torch.uint8, device=device)
+    given = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)[: sum(sent)]
+    _finish(dist.all_to_all_single(came, given.to(device), received, sent, async_op=True))
+    parts = came.cpu().split(received)
+    return [_revived(part, fabric.device) if len(part) else None for part in parts]
+
+
+def added_up(fabric: Fabric, own: Tensor) -> Tensor:
+    """The sum over processes, in an order that is torch's."""
+    return _reduced(fabric, own, dist.ReduceOp.SUM)
+
+
+def largest_of(fabric: Fabric, own: Tensor) -> Tensor:
+    """Of each entry, the largest that any process gives."""
+    return _reduced(fabric, own, dist.ReduceOp.MAX)
 
 
 def largest(fabric: Fabric, *numbers: int) -> list[int]:
     """Of each number, the largest that any process gives."""
-    if fabric.world_size == 1:
-        return [*numbers]
-    seen = torch.tensor(numbers, device=fabric.device)
-    _finish(dist.all_reduce(seen, dist.ReduceOp.MAX, async_op=True))
-    return seen.tolist()
+    return largest_of(fabric, torch.tensor(numbers)).tolist()
+
+
+def _reduced(fabric: Fabric, own: Tensor, how: Any) -> Tensor:
+    if fabric.world_size == 1 or not own.numel():
+        return own
+    seen = own.to(wire(fabric.device), copy=True)
+    _finish(dist.all_reduce(seen, how, async_op=True))
+    return seen.to(own.device)
 
 
 def meet(fabric: Fabric) -> None:
@@ -130,7 +204,7 @@ def _finish(work: dist.Work) -> None:
             raise ProcessLost(f"the connection between processes broke: {why}", heart.rank == 0) from error
 
 
-def _sized(payload: Tensor, size: int, fabric: Fabric) -> Tensor:
+def _sized(payload: Tensor, size: int, device: torch.device) -> Tensor:
     if len(payload) == size:
-        return payload.to(fabric.device)
-    return torch.empty(size, dtype=torch.uint8, device=fabric.device)
+        return payload.to(device)
+    return torch.empty(size, dtype=torch.uint8, device=device)

@@ -39,10 +39,14 @@ class ClientParallelStrategy(DDPStrategy):
     Args:
         process_timeout: Seconds without a sign of life after which a process is taken for dead.
         is_talkative: Tell a person who is waited for.
+        devices: Of each process of this machine; by default those that Fabric was given. Processes that share one talk
+            by gloo, for NCCL wants a device of its own for each.
     """
 
-    def __init__(self, process_timeout: float, is_talkative: bool) -> None:
-        super().__init__(timeout=FOR_EVER)
+    def __init__(self, process_timeout: float, is_talkative: bool, devices: list[torch.device] | None = None) -> None:
+        super().__init__(
+            parallel_devices=devices, process_group_backend=None if devices is None else "gloo", timeout=FOR_EVER
+        )
         self.process_timeout = process_timeout
         self.is_talkative = is_talkative
 
@@ -99,11 +103,7 @@ class ClientParallelStrategy(DDPStrategy):
         names = {name for _, name in socket.if_nameindex()}
         for name in names.intersection(INTERFACES):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        device = None
-        backend = self.process_group_backend or "gloo"
-        if self.root_device.type != "cpu":
-            device = self.root_device
-            backend = self.process_group_backend or "nccl"
+        backend = self.process_group_backend or ("gloo" if self.root_device.type == "cpu" else "nccl")
         store = _store(self.cluster_environment.main_port, self.local_rank, self.num_processes)
         dist.init_process_group(
             backend,
@@ -111,15 +111,15 @@ class ClientParallelStrategy(DDPStrategy):
             rank=self.local_rank,
             world_size=self.num_processes,
             timeout=FOR_EVER,
-            device_id=device,
+            device_id=None if backend == "gloo" else self.root_device,
         )
 
     def _begin_heartbeat(self, children: dict[int, Popen]) -> None:
         heart = Heartbeat(self.global_rank, self.world_size, self.process_timeout, self._say, children)
-        where = torch.zeros(2, dtype=torch.int64, device=self.root_device)
+        where = torch.zeros(2, dtype=torch.int64, device=wire(self.root_device))
         is_local = self._is_on_one_host()
         if heart.rank == 0:
-            where += torch.tensor(heart.listen(LOOPBACK if is_local else ""), device=self.root_device)
+            where += torch.tensor(heart.listen(LOOPBACK if is_local else ""), device=where.device)
         dist.all_reduce(where)  # the others give zeros; and all have met
         shutil.rmtree(os.environ.pop(MEETING_PLACE, ""), ignore_errors=True)
         if heart.rank > 0:
@@ -131,6 +131,11 @@ class ClientParallelStrategy(DDPStrategy):
     def _say(self, line: str) -> None:
         if self.is_talkative:
             tqdm.write(f"fedlit: {line}", file=sys.stderr)
+
+
+def wire(device: torch.device) -> torch.device:
+    """Where tensors of a process on this device must lie to be sent."""
+    return torch.device("cpu") if dist.get_backend() == "gloo" else device
 
 
 def _store(port: int, rank: int, world_size: int) -> dist.Store:

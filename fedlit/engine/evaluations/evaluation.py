@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.evaluations.found import Found, check_usage, found_of
-from fedlit.engine.evaluations.jobs import SERVERS, Job, looked
+from fedlit.engine.evaluations.jobs import SERVERS, Job, each_at_home, looked
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
 from fedlit.engine.module.attributes import attributes_kept
@@ -191,9 +191,10 @@ class Scorer:
         if not self.has_personal_models:
             return rows
         is_everybody = personalises(self.personal) or self.stage.own_models
-        for k in range(self._num_seen) if is_everybody else self.state.owners():
-            if self.has_model(k):
-                rows += self._rows(self._client_on_pooled(k, self.state.round), self.state.round)
+        whose = range(self._num_seen) if is_everybody else self.state.owners()
+        clients = [k for k in whose if self.has_model(k)]
+        for found in each_at_home(self.state, clients, partial(self._client_on_pooled, round=self.state.round)):
+            rows += self._rows(found, self.state.round)
         return rows
 
     def predict(self, client: int | None, batches: AnyBatches | None = None) -> tuple[list[Tensor], list[Any]]:

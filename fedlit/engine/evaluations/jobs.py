@@ -1,11 +1,13 @@
 """The evaluations of a round: shared out over processes, or made by the hosts of the clients."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.cluster.shares import at_home
 from fedlit.engine.evaluations.found import Found, pack, unpack
+from fedlit.engine.states.state import FederationState
 from fedlit.rng import derive, isolated
 
 if TYPE_CHECKING:
@@ -42,5 +44,19 @@ def looked(scorer: "Scorer", jobs: list[Job], round: int) -> Iterator[tuple[Job,
     def work(i: int) -> Found:
         return look(scorer, jobs[i], round)
 
-    for i, found in in_order(scorer.state.fabric, range(len(jobs)), work, pack, unpack):
+    for i, found in in_order(scorer.state.fabric, range(len(jobs)), work, pack, unpack, _owners(scorer, jobs)):
         yield jobs[i], found
+
+
+def _owners(scorer: "Scorer", jobs: Sequence[Job]) -> list[int]:
+    """The process of each job: the home of the client whose own part is looked at."""
+    of_nobody = (SERVERS, "global") if scorer.has_complete_global_model else (SERVERS,)
+    whose = [None if job.what in of_nobody else job.whose for job in jobs]
+    return at_home(whose, scorer.state.homes, scorer.state.fabric.world_size)
+
+
+def each_at_home(state: FederationState, clients: Sequence[int], look: Callable[[int], Found]) -> Iterator[Found]:
+    """What is found of each client's own model, by the process that has it."""
+    owners = at_home(clients, state.homes, state.fabric.world_size)
+    for _, found in in_order(state.fabric, clients, look, pack, unpack, owners):
+        yield found

@@ -21,6 +21,7 @@ def loaded(scorer: "Scorer", client: int | None) -> nn.Module:
         state.load_global()
         return scorer.network
     _check_has_model(scorer, client)
+    state.bring([client])
     state.enter(client, "personal")
     make_its_own(state, scorer.stage, scorer.personal, client, state.round)
     return scorer.personal

@@ -31,6 +31,11 @@ LOOK = 0.2  # seconds between looks at a child whose own children hold its pipe,
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
+def can_fork(num_threads: int, device: torch.device) -> bool:
+    """Whether a forked process could go on; of a pool of threads nothing but its locks would come along."""
+    return hasattr(os, "fork") and device.type == "cpu" and num_threads == 1
+
+
 def check_timeout(timeout: float | None, num_threads: int, device: torch.device) -> None:
     """Refuse what a forked process cannot go on with."""
     if timeout is None:
@@ -41,7 +46,7 @@ def check_timeout(timeout: float | None, num_threads: int, device: torch.device)
         raise ValueError(
             f"`trainer.client_timeout` forks processes and needs `trainer.accelerator: cpu`, got {device}."
         )
-    if num_threads > 1:  # of a pool of threads nothing but its locks would come along
+    if num_threads > 1:
         raise ValueError(
             f"`trainer.client_timeout` forks processes and needs `trainer.num_threads: 1`, got {num_threads}."
         )

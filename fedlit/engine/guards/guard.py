@@ -6,7 +6,7 @@ What is caught and put back, and what cannot be: docs/clients.md.
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from fedlit.engine.guards.surroundings import Modes, Rest
@@ -15,6 +15,7 @@ from fedlit.engine.module.live import LiveModule
 from fedlit.engine.plan import Interrupted
 from fedlit.engine.usage import UsageError
 from fedlit.records.round_record import Failure, failure
+from fedlit.records.visit_note import VisitNote
 
 Result = TypeVar("Result")
 
@@ -28,12 +29,31 @@ class Guard:
 
     Args:
         live: The module that it may break.
+
+    Attributes:
+        suspects: Clients that were being visited when a process died.
     """
 
     def __init__(self, live: LiveModule) -> None:
         self.live = live
         self.rest: Rest | None = None
+        self.suspects: frozenset[int] = frozenset()
+        self._note: VisitNote | None = None
         self._noted: Attributes | None = None
+
+    def watch(self, note: VisitNote | None, suspects: Iterable[int]) -> None:
+        """From now on note who is visited in this process.
+
+        Args:
+            note: Where; None notes nothing.
+            suspects: Clients that an earlier process may have died of.
+        """
+        self._note = note
+        self.suspects = frozenset(suspects)
+
+    def visiting(self, client: int) -> contextlib.AbstractContextManager[None]:
+        """Within, a client's code runs in this process, which it may kill."""
+        return contextlib.nullcontext() if self._note is None else self._note.of(client)
 
     def begin_round(self) -> None:
         """Note what is put back after a client that fails."""

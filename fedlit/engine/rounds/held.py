@@ -41,9 +41,15 @@ class HeldUploads:
         self.weights[upload.client] = upload.weight
 
     def drop(self, client: int) -> None:
-        """Forget a client's."""
-        self.store.drop(self._numbers.pop(client))
-        del self.weights[client]
+        """Forget a client's, if it is here."""
+        if client in self._numbers:
+            self.store.drop(self._numbers.pop(client))
+            del self.weights[client]
+
+    def clear(self) -> None:
+        """Forget all."""
+        for client in list(self._numbers):
+            self.drop(client)
 
 
 def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:

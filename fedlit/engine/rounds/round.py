@@ -1,11 +1,10 @@
 """What a round of clients does: visit them, check and record what they bring, agree on a new state."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
-from fedlit.aggregation import State, Upload, defect
+from fedlit.aggregation import Spread, State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.evaluations.trained_copy import scores_of_copy
@@ -13,17 +12,19 @@ from fedlit.engine.module.freezing import check_still_frozen, check_unchanged
 from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
+from fedlit.engine.rounds.custody import Custody
 from fedlit.engine.rounds.encoding import encoding_of
-from fedlit.engine.rounds.held import HeldUploads, out_of_proportion, update_norm
+from fedlit.engine.rounds.held import out_of_proportion
 from fedlit.engine.rounds.ledger import Ledger
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.soundness import Soundness, hint
+from fedlit.engine.rounds.spread import Uploads, begun, exhaust
 from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.tally import Scores
-from fedlit.engine.states.client_store import Memories, States
+from fedlit.engine.states.client_store import States
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
@@ -68,7 +69,7 @@ class ClientRound:
         self.record = RoundRecord(is_whole=False)
         self.ledger = Ledger(state, self.stage, number)
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
-        self.memories = Memories(state.memories.store)
+        self.custody = Custody(state)
         self.collected: dict[int, State] = {}
         self.server_momenta = state.server_momenta
         self.follow = follow
@@ -85,7 +86,16 @@ class ClientRound:
         self.state.guard.begin_round()
         self.state.module.stage = self.stage  # also of evaluations, which come after the visits
         check_still_frozen(self.state.module, self.state.constant)
-        uploads = self._uploads()
+        try:
+            return self._trained()
+        finally:
+            self.custody.held.clear()
+
+    def _trained(self) -> RoundRecord:
+        uploads: Uploads = self._uploads()
+        if self.state.fabric.world_size > 1:
+            are_alike = self.stage.upload == "aggregate" and not self.state.sends_apart
+            uploads = self.custody.spread(uploads, are_alike)
         if self.follow is not None or self.stage.keep_uploads:
             uploads = self._held(uploads)
         try:
@@ -94,9 +104,10 @@ class ClientRound:
             if self._is_enough():
                 raise
             return self.record
-        for upload in uploads:  # where nothing is aggregated nobody asked for them; a rule may also stop early
-            if self.stage.upload == "collect":
-                self.collected[upload.client] = upload.state
+        if self.stage.upload == "collect":
+            self.collected = {upload.client: upload.state for upload in uploads}
+        elif not isinstance(uploads, Spread):
+            exhaust(uploads)  # where nothing is aggregated nobody asked for them; a rule may also stop early
         self.record.is_whole = self._is_enough()
         if self.record.is_whole:
             self._end(agreed)
@@ -115,14 +126,15 @@ class ClientRound:
             server_memory=served.memory,
             server_momenta=self.server_momenta,
             clients=self.record.clients,
-            memories=self.memories,
+            memories=self.custody.memories,
+            homes=self.custody.homes,
             collected=self.collected,
             uploads=self.uploads,
             elsewhere={} if hosts is None else hosts.adopt(self.number, sound),
         )
         self.state.end_client_round(brought)
 
-    def _held(self, uploads: Iterator[Upload]) -> Iterator[Upload]:
+    def _held(self, uploads: Iterable[Upload]) -> Iterator[Upload]:
         for upload in uploads:
             self.uploads[upload.client] = upload.state
             yield upload
@@ -139,14 +151,15 @@ class ClientRound:
         """Whether as many clients as `trainer.min_clients` says have brought something usable, or still may."""
         return len(self.clients) - len(self.record.failures) >= self.num_needed
 
-    def _aggregated(self, uploads: Iterator[Upload]) -> State:
+    def _aggregated(self, uploads: Uploads) -> State:
         """What the method makes of the uploads; what the server holds if there are none."""
         current = self.state.global_state
         options = self.state.options
-        first = next(uploads, None)
-        if first is None and options.privacy is None:
-            return current
-        found = uploads if first is None else chain([first], uploads)
+        found = begun(uploads)
+        if found is None:
+            if options.privacy is None:
+                return current
+            found = ()
         rule = noised(self.state, self.stage, self.number)
         if options.aggregator is not None:
             rule = watched_over(options.aggregator, self.number)
@@ -174,7 +187,7 @@ class ClientRound:
             yield from self._in_proportion()
         else:
             for k, outcome, scores in self._sound():
-                self._keep(k, outcome)
+                self.custody.keep(k, outcome.memory)
                 self._note_values(k, outcome, scores)
                 if outcome.upload is not None:
                     yield outcome.upload
@@ -188,6 +201,8 @@ class ClientRound:
             outcome = visited.outcome
             if isinstance(outcome, Outcome) and outcome.upload is not None:
                 self.record.ledger += self.ledger.up(k, outcome.upload, visited.encoded)
+            if visited.norm is not None:
+                self.custody.norms[k] = visited.norm
             if isinstance(outcome, Failure):
                 self._leave_out(k, outcome)
             elif visited.problem is not None:
@@ -203,23 +218,26 @@ class ClientRound:
                 self._tell_of(k)
                 yield k, self._looked_at_again(visited, sent)
             return
-        visit = self._visits()
+        owners = self.state.share_out(self.clients)
+        visit = self._visits(self.custody.share(self.clients, owners))
 
         def work(k: int) -> Visited:
             self._tell_of(k)
             with self.state.options.profiler.profile("visit"):
-                return visit(k)
+                return self.custody.left_here(k, visit(k))
 
-        yield from in_order(self.state.fabric, self.clients, work, pack, self.unpack)
+        yield from in_order(self.state.fabric, self.clients, work, pack, unpack, owners)
 
     def visited(self, k: int) -> Visited:
         """What one client brings, on its own host."""
         self.state.guard.begin_round()
         check_still_frozen(self.state.module, self.state.constant)
-        return self._visits()(k)
+        return self._visits([k])(k)
 
-    def _visits(self) -> Visits:
-        return Visits(self.state, self.number, self.clients, self.plan_for, self.score, self._looked_at, self.unpack)
+    def _visits(self, mine: list[int]) -> Visits:
+        return Visits(
+            self.state, self.number, self.clients, mine, self.plan_for, self.score, self._looked_at, self.unpack
+        )
 
     def _tell_of(self, k: int) -> None:
         self.tell(self.clients.index(k) + 1, len(self.clients))
@@ -240,27 +258,23 @@ class ClientRound:
     def _in_proportion(self) -> Iterator[Upload]:
         """Hold the uploads until all have come, and pass on those that are not out of all proportion."""
         options = self.state.options
-        held = HeldUploads(self.state.memories.store)
-        norms: dict[int, float] = {}
+        weights: dict[int, float] = {}
         brought: dict[int, tuple[Outcome, Scores]] = {}
         for k, outcome, scores in self._sound():
             assert outcome.upload is not None  # the stage aggregates
-            held.add(outcome.upload)
-            if options.max_norm_ratio is not None:
-                shared = {name: value for name, value in outcome.upload.state.items() if name in self.state.shared}
-                norms[k] = update_norm(shared, self.state.shared_state)
-            self._keep(k, outcome)
+            weights[k] = outcome.upload.weight
+            self.custody.hold(outcome.upload)
+            self.custody.keep(k, outcome.memory)
             brought[k] = (replace(outcome, upload=None, memory=Memory()), scores)
-        heavy = out_of_proportion(held.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
-        far = out_of_proportion(norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        heavy = out_of_proportion(weights, options.max_weight_ratio, "max_weight_ratio", "weight")
+        far = out_of_proportion(self.custody.norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
         for k, reason in {**far, **heavy}.items():
-            held.drop(k)
-            self.memories.pop(k, None)
+            self.custody.drop(k)
             self.record.failures[k] = Failure(f"unusable state: {reason}")
-        for upload in held:
-            self._note_values(upload.client, *brought[upload.client])
-            yield upload
-            held.drop(upload.client)
+            del brought[k]
+        for k, values in brought.items():
+            self._note_values(k, *values)
+            yield self.custody.handed_over(k, weights[k])
 
     def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
         encoded = None
@@ -278,12 +292,6 @@ class ClientRound:
         """What the encoder of uploads has lost of a client's so far."""
         memory = self.state.memories.get(k)
         return {} if memory is None else memory.residual
-
-    def _keep(self, k: int, outcome: Outcome) -> None:
-        memory = outcome.memory
-        is_something = memory.state or memory.optimizer or memory.residual
-        if is_something or k in self.state.memories:  # it may have given all away
-            self.memories[k] = memory
 
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):

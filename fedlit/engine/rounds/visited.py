@@ -1,8 +1,11 @@
 """What came of a visit, as it is and as containers of tensors, numbers and strings, for other processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from fedlit.aggregation import State, Upload
 from fedlit.engine.plan import Memory, Outcome
@@ -15,7 +18,8 @@ class Visited(NamedTuple):
     """What came of a visit, how the trained copy scores, and what is wrong with what was brought.
 
     `sent` is how many bytes the client was sent, where clients are not all sent the same; `encoded` is what has left
-    it, where uploads are encoded, and the outcome then holds what the server makes of it.
+    it, where uploads are encoded, and the outcome then holds what the server makes of it; `norm` is how far it has
+    moved, where somebody asks.
     """
 
     outcome: Outcome | Failure
@@ -23,6 +27,32 @@ class Visited(NamedTuple):
     problem: Failure | None = None
     sent: int | None = None
     encoded: Encoded | None = None
+    norm: float | None = None
+
+
+def without_values(visited: Visited) -> Visited:
+    """What others may know of a visit: of tensors, names, shapes and dtypes."""
+    outcome = visited.outcome
+    if isinstance(outcome, Failure):
+        return visited
+    upload = outcome.upload
+    if upload is not None:
+        upload = replace(upload, state=_outlines(upload.state))
+    memory = outcome.memory
+    outlined = Memory(_outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual))
+    encoded = visited.encoded
+    if encoded is not None:
+        encoded = Encoded(_outlines(encoded.content), _outlines(encoded.plain))
+    return visited._replace(outcome=replace(outcome, upload=upload, memory=outlined), encoded=encoded)
+
+
+def _outlines(sent: Any) -> Any:
+    """Of tensors in containers."""
+    if isinstance(sent, Tensor):
+        return torch.empty(sent.shape, dtype=sent.dtype, device="meta")
+    if isinstance(sent, Mapping):
+        return {name: _outlines(part) for name, part in sent.items()}
+    return [_outlines(part) for part in sent]
 
 
 def is_sound(visited: Visited) -> bool:
@@ -45,6 +75,7 @@ def pack(visited: Visited) -> dict[str, Any]:
         "failed": False,
         "scores": visited.scores,
         "sent": visited.sent,
+        "norm": visited.norm,
         "problem": None if visited.problem is None else vars(visited.problem),
         "upload": upload,
         "encoded": None if visited.encoded is None else visited.encoded._asdict(),
@@ -73,4 +104,4 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
         upload = replace(upload, state=decode(upload.client, encoded))
     memory = Memory(**packed["memory"])
     outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
-    return Visited(outcome, scores, problem, sent, encoded)
+    return Visited(outcome, scores, problem, sent, encoded, packed["norm"])

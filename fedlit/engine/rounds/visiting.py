@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any
 
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
-from fedlit.engine.guards.child_process import in_child
+from fedlit.engine.guards.child_process import can_fork, in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.rounds.downloads import is_sent
@@ -27,6 +28,7 @@ class Visits:
         state: Of the federation; nothing of it changes.
         number: Of the round.
         clients: Of the round, on all processes.
+        mine: Those that this process visits.
         plan_for: How a client trains; all belong to one stage.
         score: Whether the trained copy is to be looked at.
         look: What to make of an outcome while the trained copy is loaded.
@@ -38,6 +40,7 @@ class Visits:
         state: FederationState,
         number: int,
         clients: list[int],
+        mine: list[int],
         plan_for: Callable[[int], Plan],
         score: bool,
         look: Callable[[int, Outcome, Sent | None], Visited],
@@ -46,6 +49,7 @@ class Visits:
         self.state = state
         self.number = number
         self.clients = clients
+        self.mine = mine
         self.plan_for = plan_for
         self.score = score
         self.look = look
@@ -64,7 +68,9 @@ class Visits:
             return None
         client_of = partial(state.data.client, round=self.number)
         enter = partial(state.enter, prefer="server", round=self.number)
-        return Cohort(state.fabric, state.module, self.clients, self.plan_for, client_of, enter, server, names)
+        return Cohort(
+            state.fabric, state.module, self.clients, self.mine, self.plan_for, client_of, enter, server, names
+        )
 
     def __call__(self, k: int) -> Visited:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
@@ -108,7 +114,7 @@ class Visits:
             return None
 
     def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
-        """What an ordinary visit brings, in a process of its own if it may be killed."""
+        """What an ordinary visit brings, in a process of its own if it may be killed, or may kill."""
         state = self.state
         should_stop = self.plan_for(k).should_stop
 
@@ -118,9 +124,13 @@ class Visits:
             return Visited(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout
-        if timeout is None:
-            return visited()
-        result = in_child(visited, timeout, should_stop, pack, self.unpack)
+        is_suspect = k in state.guard.suspects
+        if timeout is None and not is_suspect:
+            with state.guard.visiting(k):
+                return visited()
+        if is_suspect and not can_fork(state.options.num_threads, state.fabric.device):
+            return Visited(Failure("it was being visited when its process died"), {})
+        result = in_child(visited, timeout or inf, should_stop, pack, self.unpack)
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:

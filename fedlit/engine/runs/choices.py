@@ -26,6 +26,7 @@ OF_NO_CONSEQUENCE = {
         "accelerator",
         "devices",
         "num_nodes",
+        "processes_per_device",
         "personal_memory",
         "logger",
         "callbacks",

@@ -22,6 +22,7 @@ from fedlit.engine.rounds.server import Served, serve, trained_by_server
 from fedlit.engine.runs.begin import Beginning
 from fedlit.engine.runs.chosen import chosen_values, title_of
 from fedlit.engine.runs.profiling import tell_profile
+from fedlit.engine.runs.saved_clients import SavedClients
 from fedlit.engine.runs.snapshot import run_with, take
 from fedlit.engine.runs.stop_request import StopRequest
 from fedlit.engine.scoring.scores import unmeasured
@@ -44,7 +45,7 @@ class Fit:
     Args:
         state: Of the federation.
         schedule: The programme of its rounds.
-        folder: Where the first process records; None records nothing.
+        folder: Where the first process records, and all save what stays with clients; None records nothing.
         stop: Looked at between rounds and, on one process, between batches.
         call: Calls a hook of every callback, with details.
         begun: What it begins from.
@@ -72,10 +73,14 @@ class Fit:
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown, state.measures.first)
         self.run_with = run_with(state)
+        self.saved_round = state.round
         options = self.options
+        self.clients: SavedClients | None = None
+        if folder is not None:
+            self.clients = SavedClients(state, folder / "checkpoints", begun.checkpoint, begun.content)
         self._go_back(folder, begun.checkpoint)  # before the records do
         self.log = FitLog(
-            folder,
+            folder if state.fabric.is_global_zero else None,
             options.logger,
             state.round,
             self.progress,
@@ -92,7 +97,9 @@ class Fit:
             return
         checkpoints = Checkpoints(folder / "checkpoints")
         if origin.resolve() != checkpoints.last.resolve():
-            checkpoints.go_back(self._content(), origin)
+            files = self._files()
+            if self.state.fabric.is_global_zero:
+                checkpoints.go_back(self._content(files), origin)
 
     def _begin_log(self, begun: Beginning) -> None:
         state = self.state
@@ -106,6 +113,8 @@ class Fit:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         for event in begun.events():
             self.log.recorder.event(**event, round=state.round)
+        for client in sorted(state.guard.suspects):
+            self.log.recorder.event("suspected", client=client, round=state.round)
         if state.round == 0:
             self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed
@@ -161,7 +170,9 @@ class Fit:
     def _save_what_is_whole(self) -> None:
         """Rounds since the last checkpoint, before an error is shown; not one that is missing in the records."""
         round = self.state.round
-        if self.log.noted_round != round or self.log.saved_round == round:
+        if self.log.noted_round != round or self.saved_round == round:
+            return
+        if self.state.homes:  # some of it is on other processes, which cannot be asked any more
             return
         try:
             self._save(improved=False)
@@ -176,7 +187,7 @@ class Fit:
         if isinstance(error, RuleFailed):
             told["details"] = failure(error).details
         self.log.recorder.event("gave_up", round=self.state.round + 1, **told)
-        if self.log.saved_round != self.state.round:
+        if self.saved_round != self.state.round:
             self._save(improved=False)
         self.log.abandon()
 
@@ -190,7 +201,7 @@ class Fit:
 
     def _close(self) -> None:
         state = self.state
-        if self.log.saved_round != state.round:
+        if self.saved_round != state.round:
             self._save(improved=False)
         self._note_confusion()
         scores = state.scores
@@ -300,12 +311,18 @@ class Fit:
         return lambda: self.stop.signal is not None
 
     def _save(self, improved: bool) -> None:
-        if self.log.folder is not None:
-            with self.options.profiler.profile("save"):
-                self.log.save(self._content(), improved)
+        with self.options.profiler.profile("save"):
+            files = self._files()
+            if self.log.folder is not None:
+                self.log.save(self._content(files), improved)
+        self.saved_round = self.state.round
 
-    def _content(self) -> dict[str, Any]:
-        content = take(self.state, self.schedule, self.run_with)
+    def _files(self) -> dict[int, str] | None:
+        """What stays with clients is saved by every process: all must ask."""
+        return None if self.clients is None else self.clients.save()
+
+    def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
+        content = take(self.state, self.schedule, self.run_with, files)
         add_states(content, self.options.callbacks)
         self.call("on_save_checkpoint", content)
         return content

@@ -13,11 +13,13 @@ from fedlit.engine.rounds.server_step import check_kept
 from fedlit.engine.runs.begin import Beginning
 from fedlit.engine.runs.choices import changes, choices
 from fedlit.engine.runs.kept_optimizers import check_optimizers
+from fedlit.engine.runs.saved_clients import RESIDUALS, kept_of, on_cpu
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.methods.base import twin
 from fedlit.notices import Notice
-from fedlit.records.checkpoint import FORMAT
+from fedlit.records.checkpoint import FORMAT, WITH_FILES
+from fedlit.records.client_files import FILES
 from fedlit.records.environment import environment
 from fedlit.rng import isolated
 
@@ -26,7 +28,6 @@ UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
 ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
 HOSTS = "hosts"  # of the clients; only where they have some of their own
 EQUIPPED = "equipped"  # clients that have what is constant; only where something is
-RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
 
@@ -54,14 +55,25 @@ def run_with(state: FederationState) -> dict[str, Any]:
     return {"made_with": environment(), "choices": choices(state)}
 
 
-def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]) -> dict[str, Any]:
-    """The content of a checkpoint after a round."""
-    memories = {k: state.memories.peek(k) for k in state.memories}
-    kept = state.uploads.memories
+def take(
+    state: FederationState, schedule: Schedule, run_with: Mapping[str, Any], files: Mapping[int, str] | None
+) -> dict[str, Any]:
+    """The content of a checkpoint after a round.
+
+    Args:
+        state: Of the federation.
+        schedule: The programme of its rounds.
+        run_with: See there.
+        files: Of clients, where what stays with them stands beside the checkpoint.
+    """
+    uploads = state.uploads.memories
     rare: dict[str, Any] = {}
-    if kept:
-        rare[UPLOADS] = {k: _on_cpu(kept.peek(k).state) for k in kept}
-    residuals = {k: _on_cpu(memory.residual) for k, memory in memories.items() if memory.residual}
+    if files is not None:
+        rare = {FILES: dict(files), "format": WITH_FILES}
+    here = {k: kept_of(state, k) for k in state.memories} if files is None else {}
+    if uploads:
+        rare[UPLOADS] = {k: on_cpu(uploads.peek(k).state) for k in uploads}
+    residuals = {k: kept[RESIDUALS] for k, kept in here.items() if RESIDUALS in kept}
     if residuals:
         rare[RESIDUALS] = residuals
     if state.attributes.noted:
@@ -74,13 +86,13 @@ def take(state: FederationState, schedule: Schedule, run_with: Mapping[str, Any]
         "format": FORMAT,
         "round": state.round,
         "stages": [schedule.stage(number).name for number in range(1, state.round + 1)],
-        "global_state": _on_cpu(state.global_state),
-        "personal_states": {k: _on_cpu(memory.state) for k, memory in memories.items()},
-        "optimizer_states": {k: _on_cpu(memory.optimizer) for k, memory in memories.items()},
-        "collected": {k: _on_cpu(uploaded) for k, uploaded in state.collected.items()},
-        "server_optimizer": _on_cpu(state.server_memory.optimizer),
-        "server_momenta": _on_cpu(state.server_momenta),
-        "initial_state": _on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
+        "global_state": on_cpu(state.global_state),
+        "personal_states": {k: kept["personal_states"] for k, kept in here.items()},
+        "optimizer_states": {k: kept["optimizer_states"] for k, kept in here.items()},
+        "collected": {k: on_cpu(uploaded) for k, uploaded in state.collected.items()},
+        "server_optimizer": on_cpu(state.server_memory.optimizer),
+        "server_momenta": on_cpu(state.server_momenta),
+        "initial_state": on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
@@ -131,9 +143,11 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     if training:
         check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
     residuals = content.get(RESIDUALS, {})
+    personal = content["personal_states"]
+    mine = state.settle({k: tuple(own_state) for k, own_state in personal.items()})
     memories = (
-        (k, Memory(_on_device(personal, device), _copied(momenta[k]), _on_device(residuals.get(k, {}), device)))
-        for k, personal in content["personal_states"].items()
+        (k, Memory(_on_device(personal[k], device), _copied(momenta[k]), _on_device(residuals.get(k, {}), device)))
+        for k in mine
     )
     collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
     uploads = ((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items())
@@ -205,9 +219,3 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    return {key: _on_cpu(entry) for key, entry in value.items()} if isinstance(value, dict) else value

@@ -60,6 +60,10 @@ class Store:
         device = "cpu" if mmap else self.device
         return Memory(**torch.load(self._file(number), weights_only=True, map_location=device, mmap=mmap))
 
+    def size(self, number: int) -> int:
+        """Bytes of the tensors of a memory."""
+        return self._sizes[number]
+
     def drop(self, number: int) -> None:
         """Forget a memory."""
         size = self._sizes.pop(number)
@@ -100,7 +104,7 @@ class Memories(MutableMapping[int, Memory]):
 
     def __delitem__(self, client: int) -> None:
         self.store.drop(self._numbers.pop(client))
-        del self._names[client]
+        self._names.pop(client)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._numbers)
@@ -112,18 +116,35 @@ class Memories(MutableMapping[int, Memory]):
         """A client's memory, to be looked at once."""
         return self.store.peek(self._numbers[client])
 
+    def number(self, client: int) -> int:
+        """Of a client's memory in the store; another memory has another."""
+        return self._numbers[client]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is here, in memory or on disk."""
+        return sum(self.store.size(number) for number in self._numbers.values())
+
     def names(self, client: int) -> tuple[str, ...]:
         """The names in a client's state, without reading it; none if it has nothing."""
         return self._names.get(client, ())
 
     def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
-        """Note the names of what clients keep on hosts of their own: that is all there is of it here."""
+        """Note the names of what clients keep elsewhere: that is all there is of it here."""
+        for client in self._numbers.keys() & names.keys():
+            self.store.drop(self._numbers.pop(client))
         self._names.update(names)
 
+    def forget(self, client: int) -> None:
+        """Forget a client's memory and its names, if there are any."""
+        self.know({client: ()})
+        del self._names[client]
+
     def adopt(self, others: "Memories") -> None:
-        """Take over what another mapping of the same store holds, without reading it."""
+        """Take over what another mapping of the same store holds or knows, without reading it."""
         for client, number in others._numbers.items():
             self._set(client, number, others._names[client])
+        self.know({client: names for client, names in others._names.items() if client not in others._numbers})
 
     def _set(self, client: int, number: int, names: tuple[str, ...]) -> None:
         if client in self._numbers:

@@ -7,14 +7,15 @@ Others ask; what changes, changes here: at the end of a round of clients (`end_c
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
-from fedlit.engine.cluster.processes import broadcast
+from fedlit.engine.cluster.processes import broadcast, exchanged
+from fedlit.engine.cluster.shares import balanced
 from fedlit.engine.guards.guard import Guard
 from fedlit.engine.module.freezing import constant_names, frozen_names
 from fedlit.engine.module.kept_attributes import KeptAttributes
@@ -45,6 +46,7 @@ class Brought:
         server_momenta: What `trainer.server_optimizer` holds.
         clients: Who was visited.
         memories: What stays with them.
+        homes: The processes that have it.
         collected: What the server keeps as it came.
         uploads: Their last uploads, if the stage keeps them.
         elsewhere: Names of what stays with them on hosts of their own.
@@ -55,6 +57,7 @@ class Brought:
     server_momenta: dict[str, OptimizerState]
     clients: Sequence[int]
     memories: Memories
+    homes: Mapping[int, int]
     collected: Mapping[int, State]
     uploads: States
     elsewhere: Names = field(default_factory=dict)
@@ -82,7 +85,8 @@ class FederationState:
         equipped: Clients that have been sent what is constant.
         global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
         collected: Uploads that the server keeps as they came, by client.
-        memories: What stays with each client.
+        memories: What stays with each client whose home is this process; of others, the names.
+        homes: On several processes, the one that has what stays with a client, of those that have something.
         uploads: The last upload of every client, where a stage keeps them.
         server_memory: Of the optimiser of a stage that the server trains in.
         server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
@@ -119,6 +123,7 @@ class FederationState:
         self.global_state: State = self._first_global_state()
         self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
+        self.homes: dict[int, int] = {}
         self.uploads = States(self.memories.store)
         self.sends_apart = sends_apart(module)
         self.equipped: set[int] = set()
@@ -203,6 +208,12 @@ class FederationState:
         kept = self.memories[k].state if k in self.memories else {}
         return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
 
+    def personal_states(self) -> dict[int, State]:
+        """What every client has of its own; all processes must ask."""
+        clients = sorted({*self.memories, *self.homes, *self.owners()})
+        self.bring(clients)
+        return {k: self.personal(k) for k in clients}
+
     @property
     def has_own_uploads(self) -> bool:
         """Whether a client's model is the one that it has uploaded last."""
@@ -210,7 +221,7 @@ class FederationState:
 
     def owners(self) -> list[int]:
         """Clients that have something of their own."""
-        kept = [k for k in self.memories if self.memories.names(k)]
+        kept = [k for k in (*self.memories, *self.homes) if self.memories.names(k)]
         uploaded = self.uploads if self.sends_apart else ()
         return sorted({*self.collected, *kept, *uploaded})
 
@@ -219,6 +230,48 @@ class FederationState:
         if not self.sends_apart or k not in self.uploads:
             return {}
         return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
+
+    def share_out(self, clients: Sequence[int]) -> list[int]:
+        """The process that visits each client of a round; what stays with one that is not visited at home moves."""
+        owners = balanced(clients, self.homes, self.fabric.world_size)
+        moves = {k: owner for k, owner in zip(clients, owners, strict=True) if self.homes.get(k, owner) != owner}
+        if moves:
+            self._move(moves)
+        return owners
+
+    def _move(self, targets: Mapping[int, int]) -> None:
+        """Let other processes have what stays with these clients; all must ask."""
+        rank = self.fabric.global_rank
+        parcels: list[dict[int, Any]] = [{} for _ in range(self.fabric.world_size)]
+        leaving = {k: target for k, target in targets.items() if self.homes[k] == rank}
+        for k, target in leaving.items():
+            parcels[target][k] = vars(self.memories[k])
+        self.memories.know({k: self.memories.names(k) for k in leaving})
+        for came in exchanged(self.fabric, [parcel or None for parcel in parcels]):
+            for k, memory in (came or {}).items():
+                self.memories[k] = Memory(**memory)
+        self.homes |= targets
+
+    def bring(self, clients: Iterable[int]) -> None:
+        """Let every process have a copy of what stays with these clients, until it changes; all must ask."""
+        rank = self.fabric.global_rank
+        for k in clients:
+            home = self.homes.get(k)
+            if home is None:
+                continue
+            memory = broadcast(self.fabric, vars(self.memories[k]) if home == rank else None, home)
+            if home != rank:
+                self.memories[k] = Memory(**memory)
+
+    def settle(self, names: Mapping[int, tuple[str, ...]]) -> list[int]:
+        """Give clients homes, from names of what stays with them; those whose home is here."""
+        if self.fabric.world_size == 1:
+            return [*names]
+        homes = balanced([*names], {}, self.fabric.world_size)
+        self.homes = dict(zip(names, homes, strict=True))
+        elsewhere = {k: names[k] for k, home in self.homes.items() if home != self.fabric.global_rank}
+        self.memories.know(elsewhere)
+        return [k for k in names if k not in elsewhere]
 
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
@@ -270,6 +323,7 @@ class FederationState:
         self.server_momenta = brought.server_momenta
         self.memories.adopt(brought.memories)
         self.memories.know(brought.elsewhere)
+        self.homes |= brought.homes
         self.collected |= brought.collected
         self.uploads.adopt(brought.uploads)
         if self.constant:

@@ -1,0 +1,68 @@
+"""What stays with clients, in files of their own beside a checkpoint: what did not change is not written again.
+
+A file is named by its digest, so it never changes, and checkpoints that name it have the same. It is written beside its
+name and moved there in one step, before the checkpoint that names it: killed in between, a run has a file too many.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedlit.records.run_folder import CLIENTS
+from fedlit.records.torch_file import digest_of, dump, is_archive, seal_of
+
+FILES = "client_files"  # in a checkpoint: the names, by client
+Kept = Mapping[str, Any]  # of one client, by the names under which a checkpoint has it of all
+
+
+def write(kept: Kept, checkpoints: Path, writer: int) -> str:
+    """Write what stays with a client; the name of its file.
+
+    Args:
+        kept: Plain tensors, numbers, strings and containers of them.
+        checkpoints: The folder of the checkpoints.
+        writer: Of the processes that write at once, which.
+    """
+    folder = checkpoints / CLIENTS
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / f".{writer}.tmp"
+    dump(kept, temporary)
+    name = str(seal_of(temporary))
+    os.replace(temporary, _file(checkpoints, name))
+    return name
+
+
+def read(name: str, checkpoints: Path) -> Kept:
+    """What stays with a client: mapped, not read."""
+    return torch.load(_file(checkpoints, name), weights_only=True, map_location="cpu", mmap=True)
+
+
+def damage(names: Mapping[int, str], checkpoints: Path) -> str | None:
+    """What is wrong with the files of clients; nothing if they are as they were written."""
+    for client, name in names.items():
+        file = _file(checkpoints, name)
+        if not file.is_file():
+            return f"{CLIENTS}/{file.name}, of client {client}, is gone"
+        if not is_archive(file) or seal_of(file) != name or digest_of(file, sealed=True) != name:
+            return f"{CLIENTS}/{file.name}, of client {client}, does not match its digest"
+    return None
+
+
+def sweep(checkpoints: Path, named: Iterable[str]) -> None:
+    """Remove files that no checkpoint names."""
+    wanted = {_file(checkpoints, name) for name in named}
+    for file in (checkpoints / CLIENTS).glob("*.pt"):
+        if file not in wanted:
+            file.unlink(missing_ok=True)
+
+
+def num_files(checkpoints: Path) -> int:
+    """How many there are, named or not."""
+    return len(list((checkpoints / CLIENTS).glob("*.pt")))
+
+
+def _file(checkpoints: Path, name: str) -> Path:
+    return checkpoints / CLIENTS / f"{name}.pt"

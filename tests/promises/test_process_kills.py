@@ -1,0 +1,66 @@
+"""Promise: where one of several processes is killed in a round, the others end in one line, and the run goes on.
+
+The full form kills 20: `pytest -m slow -s tests/promises/test_process_kills.py`.
+"""
+
+import os
+import random
+import signal
+from time import monotonic
+
+import pytest
+import torch
+from conftest import SGD, SmallCNN, fitted, linear, toy_data
+from forked import exit_codes, forked
+from test_homes import told
+
+from fedlit.engine.runs import fit
+from fedlit.methods import FML
+
+NUMBER = 3
+
+
+def run(folder, **options):
+    torch.manual_seed(7)
+    method = FML(SmallCNN, linear, SGD)
+    return fitted(method, toy_data(120, num_clients=6), default_root_dir=str(folder), num_rounds=3, **options)
+
+
+def killed(folder, rank, batch):
+    """Exit codes and words of three processes, one of which is killed before its n-th batch."""
+
+    def work(own_rank):
+        left = batch
+        go_on = fit._never
+
+        def asked():
+            nonlocal left
+            left -= 1
+            if left == 0 and own_rank == rank:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return go_on()
+
+        fit._never = asked
+        run(folder, devices=NUMBER, ckpt_path="auto", enable_progress_bar=False)
+
+    codes = exit_codes(forked(work, folder, number=NUMBER))
+    return codes, [(folder / f"rank_{other}.txt").read_text() for other in range(NUMBER) if other != rank]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_to_the_same_bits(kills, tmp_path):
+    whole = told(run(tmp_path / "whole"))
+    draw = random.Random(kills)
+    seconds = []
+    for number in range(kills):
+        folder = tmp_path / f"killed_{number}"
+        folder.mkdir()
+        rank = draw.randrange(NUMBER)
+        start = monotonic()
+        codes, said = killed(folder, rank, batch=draw.randint(1, 12))  # two visits of two or three batches in a round
+        seconds.append(monotonic() - start)
+        assert codes[rank] == -signal.SIGKILL
+        assert [code for other, code in enumerate(codes) if other != rank] == [3, 3], said
+        assert sum(f"rank {rank} of 3 has died" in words for words in said) >= 1, said
+        assert told(run(folder, ckpt_path="auto")) == whole
+    print(f"\n{kills} kills: all others ended with 3, {max(seconds):.1f} s at most with the rounds before; 0 differ")
