@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.aggregation import State
@@ -37,7 +38,9 @@ def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def record(network: Callable[[Any], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
-    """What a frozen network says of each sample of a visit, by position; None if inputs vary, or outputs in shape.
+    """What a frozen network says of each sample of a visit, by position; None where that may differ in training.
+
+    It does if inputs vary, or outputs in shape, or if a processor rounds a sample by its place in a batch.
 
     Args:
         network: Does not change during the visit.
@@ -51,7 +54,18 @@ def record(network: Callable[[Any], Tensor], client: Client | None, like: Tensor
     said = [network(made_like(x, like)) for x, _ in batches]
     if len({part.shape[1:] for part in said}) > 1:  # texts of different lengths
         return None
+    if not _says_the_same_anywhere(network, said[0], next(iter(batches))[0], like):
+        return None
     return torch.cat(said)
+
+
+def _says_the_same_anywhere(network: Callable[[Any], Tensor], said: Tensor, x: Any, like: Tensor) -> bool:
+    """Whether a sample's output has the same bits elsewhere in its batch, which is the processor's affair.
+
+    Kernels as narrow as those of `losses.mmd` would make much of a last bit.
+    """
+    turned = apply_to_collection(made_like(x, like), Tensor, lambda tensor: tensor.flip(0))
+    return torch.equal(network(turned), said.flip(0))
 
 
 class Vectors(nn.Module):

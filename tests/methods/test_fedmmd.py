@@ -12,6 +12,7 @@ from fedlit import FedAvg
 from fedlit.augment import Flip
 from fedlit.losses import FIXED_WIDTHS, half_squared_error, mmd
 from fedlit.methods import FedMMD
+from fedlit.methods.states import record
 
 
 def plain_mmd(a, b, scales):
@@ -183,9 +184,28 @@ def test_nothing_is_recorded_where_inputs_vary():
     assert recorded == [None] * 3
 
 
+def doubled(x):
+    return 2 * x.flatten(1)
+
+
+def by_its_place(x):
+    """As a processor may round: the first of a batch otherwise than the rest."""
+    found = doubled(x)
+    found[0] += 1e-6
+    return found
+
+
+@pytest.mark.parametrize(("network", "is_recorded"), [(doubled, True), (by_its_place, False)])
+def test_what_depends_on_a_samples_place_in_its_batch_is_not_recorded(network, is_recorded):
+    data = toy_data()
+    data.setup()
+    assert (record(network, data.client(0), torch.zeros(1)) is not None) == is_recorded
+
+
 def test_recording_the_wrong_samples_would_change_the_weights(monkeypatch):
     from fedlit.methods import fedmmd
 
+    monkeypatch.setattr("fedlit.methods.states._says_the_same_anywhere", lambda *given: True)  # on every processor
     right = fitted(seeded(FedMMD, linear, SGD)).global_state
     plain = fedmmd.record
     monkeypatch.setattr(fedmmd, "record", lambda *args: plain(*args).flip(0))
