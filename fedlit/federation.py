@@ -404,8 +404,7 @@ class Federation:
             resume(self.state, self._begun, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)
         if training:
-            self._run_folder.claim()
-            self._folder = self._run_folder.path
+            self._folder = self._run_folder.claim()
         return schedule
 
     def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], told: str | None = None) -> list[Row]:

@@ -1,7 +1,6 @@
 """Which model on whose data: the evaluations of a federation."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.cluster.processes import in_order
-from fedlit.engine.cluster.shares import at_home
 from fedlit.engine.evaluations.found import Found, check_usage, found_of, pack, unpack
+from fedlit.engine.evaluations.jobs import Job, looks_at_home, owners_of
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
 from fedlit.engine.module.attributes import attributes_kept
@@ -35,15 +34,6 @@ DEV_SAMPLES = 64  # a development run evaluates on so many
 # Of so many clients, so many samples are tried to see whether they may share a batch.
 FEW = 4
 TRIED_SAMPLES = 16
-
-
-@dataclass(frozen=True)
-class Job:
-    """An evaluation that one process does for all; `what` and `whose` name its random stream."""
-
-    what: str
-    whose: int
-    evaluate: Callable[[], Found]
 
 
 class Scorer:
@@ -118,9 +108,10 @@ class Scorer:
             with isolated(seed):
                 return job.evaluate()
 
+        owners = owners_of(jobs, self.state, self.has_complete_global_model)
         rows: list[Row] = []
         looks: list[Found] = []
-        for i, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack, self._owners(jobs)):
+        for i, found in in_order(self.state.fabric, range(len(jobs)), work, pack, unpack, owners):
             rows += self._rows(found, round)
             if jobs[i].what in ("probe", "personal"):
                 looks.append(found)
@@ -128,12 +119,6 @@ class Scorer:
                 self.confused = found.confused
         check_usage(looks)
         return rows
-
-    def _owners(self, jobs: Sequence[Job]) -> list[int]:
-        """The process of each job: the home of the client whose own part is looked at."""
-        of_nobody = ("pooled", "global") if self.has_complete_global_model else ("pooled",)
-        whose = [None if job.what in of_nobody else job.whose for job in jobs]
-        return at_home(whose, self.state.homes, self.state.fabric.world_size)
 
     def _jobs(self, round: int) -> list[Job]:
         data = self.state.data
@@ -205,9 +190,7 @@ class Scorer:
         is_everybody = personalises(self.personal) or self.stage.own_models
         whose = range(self._num_seen) if is_everybody else self.state.owners()
         clients = [k for k in whose if self.has_model(k)]
-        owners = at_home(clients, self.state.homes, self.state.fabric.world_size)
-        look = partial(self._client_on_pooled, round=self.state.round)
-        for _, found in in_order(self.state.fabric, clients, look, pack, unpack, owners):
+        for found in looks_at_home(self.state, clients, partial(self._client_on_pooled, round=self.state.round)):
             rows += self._rows(found, self.state.round)
         return rows
 

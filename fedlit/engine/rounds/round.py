@@ -23,7 +23,7 @@ from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.spread import Uploads, begun, exhaust
-from fedlit.engine.rounds.visited import Visited, pack, unpack
+from fedlit.engine.rounds.visited import Visited, check_names, hint, pack, unpack
 from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
@@ -259,7 +259,7 @@ class ClientRound:
         if self.encoding is not None:
             encoded, problem = self.encoding.send(outcome)
             if problem is not None:
-                problem.reason += _hint(problem.reason)
+                problem.reason += hint(problem.reason)
         return Visited(outcome, scores, problem or self._problem(outcome, sent), encoded=encoded)
 
     def _residual(self, k: int) -> State:
@@ -281,9 +281,9 @@ class ClientRound:
     def _problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
         """What is wrong with what a client brings."""
         try:
-            self._check_names(outcome.validation_logs)
+            check_names(outcome.validation_logs, self.state.measures.names)
             if problem := self._unusable(outcome, sent):
-                return Failure(f"unusable state: {problem}{_hint(problem)}")
+                return Failure(f"unusable state: {problem}{hint(problem)}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
             return left_out(error)
         return None
@@ -321,15 +321,3 @@ class ClientRound:
         model = self.stage.reported_as or "personal"
         for epoch, data, name, value in outcome.epochs:
             self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
-
-    def _check_names(self, validation_logs: dict[str, float]) -> None:
-        """What a method measures on a client's own samples is told apart from what the federation does."""
-        for name in set(self.state.measures.names) & validation_logs.keys():
-            raise UsageError(
-                f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
-                "log under another name."
-            )
-
-
-def _hint(problem: str) -> str:
-    return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""

@@ -1,6 +1,6 @@
 """What came of a visit, as it is and as containers of tensors, numbers and strings, for other processes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,6 +11,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.engine.plan import Memory, Outcome
 from fedlit.engine.rounds.encoding import Encoded
 from fedlit.engine.scoring.tally import Scores
+from fedlit.engine.usage import UsageError
 from fedlit.records.round_record import Failure
 
 
@@ -105,3 +106,17 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     memory = Memory(**packed["memory"])
     outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
     return Visited(outcome, scores, problem, sent, encoded, packed["norm"])
+
+
+def hint(problem: str) -> str:
+    """What may be behind a problem."""
+    return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
+
+
+def check_names(validation_logs: Mapping[str, float], measured: Iterable[str]) -> None:
+    """What a method measures on a client's own samples is told apart from what the federation does."""
+    for name in set(measured) & validation_logs.keys():
+        raise UsageError(
+            f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
+            "log under another name."
+        )
