@@ -393,8 +393,7 @@ class Federation:
             resume(self.state, self._begun, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)
         if training:
-            self._run_folder.claim()
-            self._folder = self._run_folder.path
+            self._folder = self._run_folder.claim()
         self.has_rounds_left = self.state.round < len(schedule)
         return schedule
 

@@ -206,7 +206,7 @@ def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch)
         def parameters_of(self, client):
             return [self.network[6].bias]
 
-    def backwards(fabric, tasks, work, pack, unpack):
+    def backwards(fabric, tasks, work, pack, unpack, owners=None):
         done = {task: work(task) for task in reversed(tasks)}
         yield from ((task, done[task]) for task in tasks)
 

@@ -130,7 +130,8 @@ def test_the_same_clients_are_stacked_on_one_process_and_on_many(monkeypatch):
             monkeypatch.setattr(Fabric, name, value)
         plans = lambda k: Plan(stage, 0)  # noqa: E731
         names = perceptron_names(fabric, method, plans(0), server := method.state_dict())
-        return Cohort(fabric, method, list(range(12)), list(range(12)), plans, data.client, None, server, names).mine
+        mine = list(range(12))[rank::processes]
+        return Cohort(fabric, method, list(range(12)), mine, plans, data.client, None, server, names).mine
 
     one = stacked(0, 1)
     assert one

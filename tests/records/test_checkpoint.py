@@ -16,6 +16,7 @@ from fedlit.records.checkpoint import (
     FORMAT,
     KEYS,
     TRUST,
+    WITH_FILES,
     Checkpoints,
     Damaged,
     damage,
@@ -307,5 +308,5 @@ def test_a_file_without_a_key_is_no_checkpoint(key, tmp_path):
 
 def test_a_format_of_another_time_is_refused(tmp_path):
     save({**CONTENT, "format": 99, "made_with": {"fedlit": "7.0"}}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=f"has format 99, of fedlit 7.0, but this fedlit reads 3 to {FORMAT}"):
+    with pytest.raises(ValueError, match=f"has format 99, of fedlit 7.0, but this fedlit reads 3 to {WITH_FILES}"):
         load(tmp_path / "a.ckpt")

@@ -30,9 +30,8 @@ from fedlit.records.round_record import Failure
 from fedlit.records.rows import POOLED, Row
 
 DEV_SAMPLES = 64  # a development run evaluates on so many
-# Of so many clients, so many samples are tried to see whether they may share a batch.
-FEW = 4
-TRIED_SAMPLES = 16
+FEW = 4  # of so many clients some samples are tried to see whether they may share a batch,
+TRIED_SAMPLES = 16  # so many in all
 
 
 class Scorer:

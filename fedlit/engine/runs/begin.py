@@ -187,10 +187,10 @@ class RunFolder:
             self._hold(folder)
             by_the_first(self.fabric, partial(check_records, folder))
 
-    def claim(self) -> None:
+    def claim(self) -> Path | None:
         """Begin in a new folder, unless there is one."""
         if self.path is not None or self.options.fast_dev_run:
-            return
+            return self.path
         root = self.options.default_root_dir
         name = self.options.run_name
 
@@ -199,6 +199,7 @@ class RunFolder:
             return str(claim_folder(root, name))
 
         self._hold(Path(str(by_the_first(self.fabric, claimed))))
+        return self.path
 
     def _hold(self, folder: Path) -> None:
         def lock() -> str:

@@ -4,12 +4,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 from torch import Tensor
 
 from fedlit.aggregation import State
-from fedlit.callbacks import add_states
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import ProcessLost, check_processes, largest
 from fedlit.engine.evaluations.evaluation import Scorer
@@ -22,15 +20,13 @@ from fedlit.engine.rounds.server import Served, serve, trained_by_server
 from fedlit.engine.runs.begin import Beginning
 from fedlit.engine.runs.chosen import chosen_values, title_of
 from fedlit.engine.runs.profiling import tell_profile
-from fedlit.engine.runs.saved_clients import SavedClients
-from fedlit.engine.runs.snapshot import run_with, take
+from fedlit.engine.runs.saving import Saving
 from fedlit.engine.runs.stop_request import StopRequest
 from fedlit.engine.scoring.scores import unmeasured
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.quorum import TooFewClients, whole_round
 from fedlit.engine.turns.sampling import ClientSampler
 from fedlit.engine.turns.schedule import Schedule
-from fedlit.records.checkpoint import Checkpoints
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import RoundRecord, failure
@@ -72,13 +68,8 @@ class Fit:
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown, state.measures.first)
-        self.run_with = run_with(state)
-        self.saved_round = state.round
+        self.saving = Saving(state, schedule, folder, call, begun)  # before the records, which go back with it
         options = self.options
-        self.clients: SavedClients | None = None
-        if folder is not None:
-            self.clients = SavedClients(state, folder / "checkpoints", begun.checkpoint, begun.content)
-        self._go_back(folder, begun.checkpoint)  # before the records do
         self.log = FitLog(
             folder if state.fabric.is_global_zero else None,
             options.logger,
@@ -91,16 +82,6 @@ class Fit:
         )
         self._begin_log(begun)
 
-    def _go_back(self, folder: Path | None, origin: Path | None) -> None:
-        """Where a run goes on from another checkpoint than its last, that one becomes its last."""
-        if folder is None or origin is None:
-            return
-        checkpoints = Checkpoints(folder / "checkpoints")
-        if origin.resolve() != checkpoints.last.resolve():
-            files = self._files()
-            if self.state.fabric.is_global_zero:
-                checkpoints.go_back(self._content(files), origin)
-
     def _begin_log(self, begun: Beginning) -> None:
         state = self.state
         processes = state.fabric.world_size
@@ -108,7 +89,7 @@ class Fit:
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
         measures = state.measures.directions
         spent = self.budget.told(state.round)
-        self.log.recorder.event("fit", **started, measures=measures, **spent, **self.run_with["made_with"])
+        self.log.recorder.event("fit", **started, measures=measures, **spent, **self.saving.run_with["made_with"])
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         for event in begun.events():
@@ -170,9 +151,9 @@ class Fit:
     def _save_what_is_whole(self) -> None:
         """Rounds since the last checkpoint, before an error is shown; not one that is missing in the records."""
         round = self.state.round
-        if self.log.noted_round != round or self.saved_round == round:
+        if self.log.noted_round != round or self.saving.round == round:
             return
-        if self.state.homes:  # some of it is on other processes, which cannot be asked any more
+        if not self.saving.can_be_alone:
             return
         try:
             self._save(improved=False)
@@ -187,7 +168,7 @@ class Fit:
         if isinstance(error, RuleFailed):
             told["details"] = failure(error).details
         self.log.recorder.event("gave_up", round=self.state.round + 1, **told)
-        if self.saved_round != self.state.round:
+        if self.saving.round != self.state.round:
             self._save(improved=False)
         self.log.abandon()
 
@@ -201,7 +182,7 @@ class Fit:
 
     def _close(self) -> None:
         state = self.state
-        if self.saved_round != state.round:
+        if self.saving.round != state.round:
             self._save(improved=False)
         self._note_confusion()
         scores = state.scores
@@ -312,20 +293,7 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         with self.options.profiler.profile("save"):
-            files = self._files()
-            if self.log.folder is not None:
-                self.log.save(self._content(files), improved)
-        self.saved_round = self.state.round
-
-    def _files(self) -> dict[int, str] | None:
-        """What stays with clients is saved by every process: all must ask."""
-        return None if self.clients is None else self.clients.save()
-
-    def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
-        content = take(self.state, self.schedule, self.run_with, files)
-        add_states(content, self.options.callbacks)
-        self.call("on_save_checkpoint", content)
-        return content
+            self.saving.save(self.log, improved)
 
 
 def _never() -> bool:
