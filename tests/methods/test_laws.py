@@ -179,7 +179,7 @@ def undisturbed(tmp_path_factory):
     return states(experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed"))))
 
 
-def backwards(fabric, tasks, work, pack, unpack):
+def backwards(fabric, tasks, work, pack, unpack, owners=None):
     done = {task: work(task) for task in reversed(tasks)}
     yield from ((task, done[task]) for task in tasks)
 
