@@ -1,6 +1,7 @@
 """What `fit` returns, and that a function which builds a method is called under the seed."""
 
 import signal
+import time
 import sys
 
 import pytest
@@ -58,6 +59,9 @@ def test_without_pandas_it_says_what_to_install(result, monkeypatch):
 class Signals(FederationCallback):
     def on_round_end(self, federation, module, round, rows):
         signal.raise_signal(signal.SIGTERM)
+        end = time.monotonic() + 10
+        while federation.stopped_by is None and time.monotonic() < end:  # a thread is told, in its own time
+            time.sleep(0.001)
 
 
 def test_it_tells_the_signal_that_ended_it():
