@@ -1,8 +1,8 @@
 """What `fit` returns, and that a function which builds a method is called under the seed."""
 
 import signal
-import time
 import sys
+import time
 
 import pytest
 import torch
