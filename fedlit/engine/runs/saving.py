@@ -68,7 +68,10 @@ class Saving:
         self.round = self.state.round
 
     def _files(self) -> dict[int, str] | None:
-        return None if self._clients is None else self._clients.save()
+        is_nothing_anywhere = self.state.fabric.world_size > 1 and not self.state.homes
+        if self._clients is None or is_nothing_anywhere:  # nobody need be asked, who may be gone
+            return None
+        return self._clients.save()
 
     def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
         content = take(self.state, self.schedule, self.run_with, files)
