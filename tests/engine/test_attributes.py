@@ -6,7 +6,7 @@ from collections import Counter, deque
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, Diary, equal, fitted, linear, rows, toy_data
+from conftest import SGD, Diary, equal, fitted, linear, toy_data
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -306,9 +306,6 @@ class Distils(FedAvg):
     def configure_stages(self):
         return [Stage("federate", followed_by=DISTIL)]
 
-    def probe(self, client):
-        return {"temperature": self.temperature}
-
     def on_server_start(self, server, uploads):
         self.temperature /= 2
         self.teacher = Tracker()
@@ -327,8 +324,6 @@ def test_what_a_training_server_changes_is_resumed_and_what_it_made_for_itself_i
     assert whole.temperature == resumed.temperature == 0.5
     assert equal(straight.global_state, later.global_state)
     assert later.state.attributes.noted[""].keys() == {"temperature"}
-    told = [(row["round"], float(row["value"])) for row in rows(straight) if row["metric"] == "temperature"]
-    assert set(told) == {("1", 2.0), ("2", 1.0), ("3", 0.5)}  # evaluations see it, too
 
 
 def test_extra_state_is_refused_at_the_door():

@@ -55,7 +55,6 @@ class Scorer:
             self.personal = state.module
         self.failures: dict[int, Failure] = {}
         self.confused: Tensor | None = None
-        state.guard.begin()
 
     @property
     def has_complete_global_model(self) -> bool:

@@ -40,13 +40,6 @@ class Guard:
         self.suspects: frozenset[int] = frozenset()
         self._note: VisitNote | None = None
         self._noted: Attributes | None = None
-        # What a user's own code may change while clients are visited one by one; ours keeps everything in buffers.
-        between = (type(live.module).aggregate, type(live.module).download)
-        self._serves_between = any(not method.__module__.startswith("fedlit.") for method in between)
-
-    def begin(self) -> None:
-        """Clients come next; before them was the server, or a callback, who may have changed attributes."""
-        self._noted = None
 
     def watch(self, note: VisitNote | None, suspects: Iterable[int]) -> None:
         """From now on note who is visited in this process.
@@ -64,7 +57,7 @@ class Guard:
 
     def begin_round(self) -> None:
         """Note what is put back after a client that fails."""
-        self.begin()
+        self._noted = None
         parts = {type(part) for part in self.live.parts.values()}
         self.rest = Rest(parts | {kind for kind in type(self.live.module).__mro__ if _is_own(kind)})
 
@@ -100,17 +93,15 @@ class Guard:
         self.live.module.client = self.live.client  # `aggregate` may ask it for the round
         if is_whole:
             return found
-        self._noted = None  # the parts hold other parameters now
         self.live.mend(trained)
         if self.rest is not None:
             self.rest.restore()
         return found
 
     def _attributes(self) -> Attributes:
-        """As they are now; those of the visit before, if nobody has changed any since."""
+        """As they are now; those of the visit before, if nobody has changed any since, such as `aggregate`."""
         self.live.module.client = None  # it changes with every visit, and is no attribute of a user's
-        is_known = self._noted is not None and (not self._serves_between or self._noted.hold())
-        if self._noted is None or not is_known:
+        if self._noted is None or not self._noted.hold():
             self._noted = Attributes(self.live.parts.values())
         return self._noted
 

@@ -123,7 +123,7 @@ class Attributes:
         self._note_all(values)
 
     def hold(self) -> bool:
-        """Whether everything is still as it was noted; quicker than to note it once more."""
+        """Whether everything is still as it was noted; the quicker question, and mostly it is."""
         for owner, kind, attributes in self.objects:
             if type(owner) is not kind or not _are_same(vars(owner), attributes):
                 return False
@@ -133,22 +133,20 @@ class Attributes:
 
     def restore(self) -> None:
         """Give everything its attributes and contents back, and no others."""
+        if self.hold():
+            return
         for owner, kind, attributes in self.objects:
             if type(owner) is not kind:
                 owner.__class__ = kind
             now = vars(owner)
-            if not _are_same(now, attributes):
-                now.clear()
-                now.update(attributes)
-        if any(self.empty):
-            for container in self.empty:
-                container.clear()
+            now.clear()
+            now.update(attributes)
+        for container in self.empty:
+            container.clear()
         for container, content in self.filled:
-            if not _holds(container, content):
-                _refill(container, content)
+            _refill(container, content)
         for note in self.values:
-            if not note.holds():
-                note.restore()
+            note.restore()
         for tensor, place in self.places:
             if not _lies_at(tensor, place):
                 tensor.data = place
