@@ -23,23 +23,23 @@ import numpy as np
 
 from benchmarks.workloads import quiet_federation
 
-ROUNDS = 4
 BYTES_ACKED = 120  # where in TCP_INFO the kernel says what has arrived, and what has come
 PIXELS = 8
 
 
 @dataclass(frozen=True)
 class Point:
-    """An experiment: who takes part in a round on how many processes, and how wide the perceptrons are."""
+    """An experiment: clients of a round on so many processes, how wide the perceptrons are, and how many rounds."""
 
     processes: int
     clients: int
     cohort: int
     hidden: tuple[int, ...] = (200,)
+    rounds: int = 4
 
 
 BYTES = [Point(processes, 2 * cohort, cohort) for cohort in (8, 32, 128) for processes in (1, 2, 4, 8)]
-MEMORY = [Point(processes, 200, 200, (2000,)) for processes in (1, 2, 4)]
+MEMORY = [Point(processes, 200, 200, (2000,), 2) for processes in (1, 2, 4)]
 
 
 def traffic() -> np.ndarray:
@@ -86,7 +86,7 @@ def one(point: Point, told: Path) -> None:
             f"{folder}/noise.npz", num_clients=point.clients, partition=IID(7), val_size=1, batch_size=6
         )
         options = {"fraction_fit": point.cohort / point.clients, "devices": point.processes, "callbacks": Counter()}
-        federation = quiet_federation(ROUNDS, os.environ.setdefault("TRAFFIC_FOLDER", folder), **options)
+        federation = quiet_federation(point.rounds, os.environ.setdefault("TRAFFIC_FOLDER", folder), **options)
         federation.fit(FML(network, network, partial(torch.optim.SGD, lr=0.05, momentum=0.9)), data)
     size = sum(p.numel() * p.element_size() for p in network().parameters())
     sent, received = np.median(np.diff(rounds, axis=0), axis=0) / size
