@@ -87,8 +87,9 @@ def test_it_learns_numbers_by_their_own_loss_and_metric(name):
 
 
 @pytest.fixture(scope="module")
-def fedavg():
-    return fitted(seeded(FedAvg), numbers(), num_rounds=2).global_state
+def fedavg(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("run"))
+    return fitted(seeded(FedAvg), numbers(), num_rounds=2, default_root_dir=folder).global_state
 
 
 @pytest.mark.parametrize("method", [Ditto, partial(APFL, weighting="examples"), partial(MOON, mu=0, projection=None)])
