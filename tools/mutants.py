@@ -20,19 +20,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PERMISSION = "tests/fast/test_permission.py"
 RECOGNITION = "tests/fast/test_recognition.py"
-VISITS = "tests/fast/test_stacked_visits.py"
+STACKS = "tests/fast/test_stacked_visits.py"
+VISITS = "tests/fast/test_plain_visits.py"
 FILES = {
     "permission": [PERMISSION],
     "transparency": [RECOGNITION],
     "recognition": [RECOGNITION],
     "stand_in": [RECOGNITION],
     "forward_code": [RECOGNITION],
-    "stacked_visits": [VISITS],
+    "stacked_visits": [STACKS],
+    "plain_visits": [VISITS],
+    "begun_visit": [VISITS, STACKS],
 }
 # Of no consequence, and why.
 EQUIVALENT = {
     ("transparency", "if type(forward) is not FunctionType:"): "what has no code is an error, and an error refuses",
     ("stacked_visits", "if not client.sees_the_same_inputs:"): "spares building batches that `is_plain_data` refuses",
+    ("plain_visits", "begun is None"): "what has not begun has no optimiser: an error, and an error is visited",
+    ("plain_visits", "found is None"): "what was not found has no parameters: an error, and an error is visited",
     ("recognition", "id(parameter)"): "what lies nowhere is on no CPU, and refused for that",
     ("transparency", "reading is None"): "what was not read has no names: an error, and an error refuses",
 }

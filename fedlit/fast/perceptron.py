@@ -7,8 +7,11 @@ r"""A perceptron's step of plain SGD in closed form: what autograd would compute
 Law: autograd's step, to the bit; `fused` updates are added inside their matrix products and round otherwise.
 """
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedlit.fast.permission import for_closed_form, is_plain_batch
@@ -21,6 +24,24 @@ log_softmax_backward = torch.ops.aten._log_softmax_backward_data.default
 relu_backward = torch.ops.aten.threshold_backward.default
 MEAN = 1  # how aten numbers a reduction
 NO_CLASS = -100  # cross-entropy's default for a target to leave out
+
+
+class Layers(nn.Module):
+    """A perceptron of these tensors, to look at what they have learnt: in evaluation it is what they were taken from.
+
+    Args:
+        tensors: Weight and bias of every layer in turn.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.layers = list(zip(tensors[::2], tensors[1::2], strict=True))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = x.flatten(1)
+        for weight, bias in self.layers[:-1]:
+            a = F.linear(a, weight, bias).clamp_min_(0)
+        return F.linear(a, *self.layers[-1])
 
 
 class ClosedForm:

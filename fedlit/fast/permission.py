@@ -110,10 +110,8 @@ def for_closed_form(learner: FederatedModule, optimizer: Optimizer) -> Perceptro
     return found
 
 
-def for_stack(fabric: Fabric, module: FederatedModule, plan: "Plan") -> Perceptron | None:
-    """The perceptron of which clients may be trained side by side; None where a visit might do more."""
-    if not module.fast:  # a stack rounds otherwise
-        return None
+def for_visit(fabric: Fabric, module: FederatedModule, plan: "Plan") -> Perceptron | None:
+    """The perceptron whose visits may be steps and nothing else; None where one might do more."""
     if not is_plain_context():
         return None
     if type(fabric.strategy.precision) is not Precision:
@@ -281,19 +279,28 @@ def is_plain_batch(found: Perceptron, x: Tensor, y: Tensor) -> bool:
     )
 
 
-def is_plain_data(found: Perceptron, batches: AnyBatches, samples: int, batch_size: int) -> bool:
-    """Whether batches are views of tensors as a stack of such clients wants them."""
+def are_plain_batches(found: Perceptron, batches: AnyBatches) -> bool:
+    """Whether batches are views of tensors that the closed form of a perceptron computes with."""
     if type(batches) is not Batches:  # any other may have neither
         return False
-    x, y = batches.x, batches.y
     return (
         vars(batches).keys() <= OF_BATCHES  # an `order` of its own may hang on it
         and batches.transform is None
         and not batches.indexed
-        and batches.batch_size == batch_size
         and len(batches) > 0
-        and is_plain_batch(found, x, y)
-        and y.is_cpu
+        and is_plain_batch(found, batches.x, batches.y)
+        and batches.y.is_cpu
+    )
+
+
+def is_plain_data(found: Perceptron, batches: AnyBatches, samples: int, batch_size: int) -> bool:
+    """Whether batches are as a stack of such clients wants them."""
+    if not are_plain_batches(found, batches):
+        return False
+    assert isinstance(batches, Batches)  # others are not plain
+    x, y = batches.x, batches.y
+    return (
+        batches.batch_size == batch_size
         and len(y) == samples
         and x.flatten(1).shape == (samples, found.weights[0].shape[1])
         and int(y.min()) >= 0
@@ -310,5 +317,5 @@ def is_same(found: Perceptron | None, other: Perceptron | None) -> bool:
     return found.flattens == other.flattens and _ids(found.parameters) == _ids(other.parameters)
 
 
-def _ids(parameters: list[nn.Parameter]) -> list[int]:
+def _ids(parameters: list[Tensor]) -> list[int]:
     return [id(parameter) for parameter in parameters]

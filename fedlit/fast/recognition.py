@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedlit.fast.stand_in import Flatten, Relu, StandIn, Step
 from fedlit.fast.transparency import is_transparent
@@ -24,12 +24,12 @@ class Perceptron:
         flattens: Whether it takes inputs of any shape ``[N, ...]``; else it must be given ``[N, D]``.
     """
 
-    weights: list[nn.Parameter]
-    biases: list[nn.Parameter]
+    weights: list[Tensor]
+    biases: list[Tensor]
     flattens: bool
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         """Weight and bias of every layer in turn."""
         return list(chain.from_iterable(zip(self.weights, self.biases, strict=True)))
 
@@ -55,8 +55,8 @@ def perceptron(network: nn.Module) -> Perceptron | None:
 
 def _parsed(steps: tuple[Step, ...]) -> Perceptron | None:
     """The layers: [flatten] linear (relu linear)*; flattening what is flat already changes nothing."""
-    weights: list[nn.Parameter] = []
-    biases: list[nn.Parameter] = []
+    weights: list[Tensor] = []
+    biases: list[Tensor] = []
     flattens = False
     width: int | None = None
     after_linear = False
@@ -81,12 +81,12 @@ def _parsed(steps: tuple[Step, ...]) -> Perceptron | None:
     return Perceptron(weights, biases, flattens) if after_linear else None
 
 
-def _fit(weight: nn.Parameter, bias: nn.Parameter) -> bool:
+def _fit(weight: Tensor, bias: Tensor) -> bool:
     """Whether there is a bias for every output; one for all would have the sum of their gradients."""
     return bias.shape == weight.shape[:1]
 
 
-def _is_all(parts: list[nn.Module], found: list[nn.Parameter]) -> bool:
+def _is_all(parts: list[nn.Module], found: list[Tensor]) -> bool:
     """Whether these are all parameters of a network, each once and in no way special."""
     used = {id(parameter) for parameter in found}
     if len({_place(parameter) for parameter in found}) != len(found):  # one is another, or changes with it
@@ -98,12 +98,12 @@ def _is_all(parts: list[nn.Module], found: list[nn.Parameter]) -> bool:
     return all(is_ordinary(parameter) for parameter in found)
 
 
-def _place(parameter: nn.Parameter) -> int:
+def _place(parameter: Tensor) -> int:
     """Where a parameter lies in memory; one that lies nowhere shares with nobody."""
     return parameter.untyped_storage().data_ptr() or id(parameter)
 
 
-def is_ordinary(parameter: nn.Parameter) -> bool:
+def is_ordinary(parameter: Tensor) -> bool:
     """Whether a parameter is trained on a CPU in single precision, and nobody sees its gradient."""
     return (
         parameter.requires_grad

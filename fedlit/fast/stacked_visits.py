@@ -6,38 +6,25 @@ fails, is left to a visit of its own.
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 from lightning.fabric import Fabric
+from torch import nn
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.fast.permission import for_stack, is_plain_data, is_plain_factory, is_same, trains_all
+from fedlit.fast.begun_visit import begun_visit, factory_for
+from fedlit.fast.perceptron import Layers
+from fedlit.fast.permission import for_visit, is_plain_data, is_same, trains_all
 from fedlit.fast.recognition import Perceptron
 from fedlit.fast.stack import ROOM, Kind, Member, Stack
 from fedlit.methods.base import FederatedModule
-from fedlit.methods.factories import for_client
-from fedlit.rng import derive, generator, isolated
 
 AT_ONCE = 16  # clients in a stack: more gain little
 # Clients of a kind in a round, and their share of it, for stacks of one to be rare.
 MANY = 4
 SHARE = 0.25
-
-
-def perceptron_names(fabric: Fabric, module: FederatedModule, plan: Plan, server: State) -> list[str] | None:
-    """Names of the weight and the bias of each layer, where a method averages one perceptron in fast mode and adds
-    nothing of its own to a visit; None for any other.
-    """
-    found = for_stack(fabric, module, plan)
-    if found is None:
-        return None
-    known = {id(tensor): name for name, tensor in module.state_dict(keep_vars=True).items()}
-    names = [known[id(parameter)] for parameter in found.parameters]
-    return names if server.keys() == set(names) else None
 
 
 class Cohort:
@@ -52,7 +39,7 @@ class Cohort:
         client_of: The client of an id, in this round.
         enter: Loads a client's state into the live module.
         server: What all begin with.
-        names: From `perceptron_names`.
+        names: Of the weight and the bias of each layer.
     """
 
     def __init__(
@@ -85,7 +72,7 @@ class Cohort:
         if memory.optimizer:  # what an optimiser of another kind left behind is the visit's to pass on
             return None
         # Somebody may have hung a hook somewhere since the last client.
-        found = for_stack(self.fabric, self.module, self.plan_for(k))
+        found = for_visit(self.fabric, self.module, self.plan_for(k))
         if found is None:
             return None
         if k not in self.ahead and k in self.mine:
@@ -95,7 +82,7 @@ class Cohort:
             return None
         stack, i = place
         client = stack.members[i].client
-        if self._factory(client) is not stack.members[i].factory:  # somebody has changed it since
+        if factory_for(self.module, client) is not stack.members[i].factory:  # somebody has changed it since
             return None
         self.module.client = client
         layers, loss = stack.trained(i)
@@ -103,8 +90,10 @@ class Cohort:
         upload = Upload(k, {name: state[name] for name in self.order}, float(self.module.client_weight(client)))
         return Outcome(upload, Memory(memory.state), {"train_loss": loss})
 
-    def _factory(self, client: Client) -> Any:
-        return for_client(self.module.optimizer, self.module.client_optimizers, client)
+    def network(self, outcome: Outcome) -> nn.Module:
+        """What a visit has trained, to be looked at."""
+        assert outcome.upload is not None  # a plain stage averages
+        return Layers([outcome.upload.state[name] for name in self.names])
 
     def _work_ahead(self, k: int, found: Perceptron) -> None:
         self.enter(k)
@@ -122,7 +111,7 @@ class Cohort:
                 members[kind].append(member)
                 room -= kind.num_bytes(*self.sizes) + deeper
         # What builds an optimiser or batches may have touched the network.
-        if is_same(found, for_stack(self.fabric, self.module, self.plan_for(k))):
+        if is_same(found, for_visit(self.fabric, self.module, self.plan_for(k))):
             for kind, alike in members.items():
                 self._train(kind, alike)
 
@@ -169,22 +158,12 @@ class Cohort:
     def _member(self, k: int, kind: Kind, found: Perceptron) -> Member | None:
         """The client, if its steps are plain; one that fails already here is left to its own visit, which will tell."""
         try:
-            plan = self.plan_for(k)
-            client = replace(self.client_of(k), samples=plan.stage.samples)
-            self.module.client = client
-            self.module.stage = plan.stage
-            factory = self._factory(client)
-            if not is_plain_factory(factory):
+            begun = begun_visit(self.module, self.client_of(k), self.plan_for(k))
+            if begun is None or not trains_all(begun.optimizer, found):
                 return None
-            with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, k)):
-                optimizer = self.module.configure_optimizers()
-                order = generator(plan.seed, "batches", plan.stage.name, client.round, k)
-                batches = client.train_batches(order)
-            if not trains_all(optimizer, found):
+            if not is_plain_data(found, begun.batches, kind.samples, kind.batch_size):
                 return None
-            if not is_plain_data(found, batches, kind.samples, kind.batch_size):
-                return None
-            assert isinstance(batches, Batches)  # plain data lie in memory
-            return Member(client, batches, optimizer.param_groups[0]["lr"] * plan.lr_factor, factory)
+            assert isinstance(begun.batches, Batches)  # plain data lie in memory
+            return Member(begun.client, begun.batches, begun.rate, begun.factory)
         except Exception:
             return None

@@ -20,7 +20,7 @@ from fedlit.fast.perceptron import ClosedForm
 from fedlit.fast.permission import (
     clears_plainly,
     for_closed_form,
-    for_stack,
+    for_visit,
     is_plain_data,
     is_plain_factory,
     is_plain_sgd,
@@ -110,48 +110,48 @@ def may_step(method, optimizer=None):
     return for_closed_form(method, optimizer) is not None
 
 
-def may_stack(method, fabric=FABRIC, stage=None, **options):
+def may_visit(method, fabric=FABRIC, stage=None, **options):
     plan = Plan(stage or Stage("federate"), 0, **options)
-    return for_stack(fabric, method, plan) is not None
+    return for_visit(fabric, method, plan) is not None
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FineTuned])
 def test_a_plain_method_may_take_both(kind):
     assert may_step(plain(kind))
-    assert may_stack(plain(kind))
+    assert may_visit(plain(kind))
 
 
-def test_a_network_of_each_client_may_be_stepped_but_not_stacked():
+def test_a_network_of_each_client_may_be_stepped_but_is_visited():
     assert may_step(plain(LocalOnly))
-    assert not may_stack(plain(LocalOnly))
+    assert not may_visit(plain(LocalOnly))
 
 
 @pytest.mark.parametrize("name", sorted(NEITHER))
 def test_who_overrides_what_runs_in_a_step_goes_the_ordinary_way(name):
     method = defining(**{name: passing_on(name)})
     assert not may_step(method)
-    assert not may_stack(method)
+    assert not may_visit(method)
 
 
 @pytest.mark.parametrize("name", sorted(BESIDE_STEPS))
-def test_who_overrides_what_runs_beside_steps_is_not_stacked(name):
+def test_who_overrides_what_runs_beside_steps_is_visited(name):
     method = defining(**{name: passing_on(name)})
     assert may_step(method)
-    assert not may_stack(method)
+    assert not may_visit(method)
 
 
 @pytest.mark.parametrize("name", sorted(BETWEEN_STEPS_ALONE))
 def test_who_overrides_what_early_stopping_asks_is_not_stepped(name):
     method = defining(**{name: passing_on(name)})
     assert not may_step(method)
-    assert may_stack(method)
+    assert may_visit(method)
 
 
 @pytest.mark.parametrize("name", sorted(OUTSIDE_VISITS | PYTHON_S))
 def test_what_runs_outside_visits_does_not_matter(name):
     method = defining(**{name: passing_on(name)})
     assert may_step(method)
-    assert may_stack(method)
+    assert may_visit(method)
 
 
 @pytest.mark.parametrize("name", sorted((HOOKS | METHODS) - {"on_client_start"}))
@@ -159,20 +159,20 @@ def test_a_hook_that_hangs_on_the_method_itself_is_seen(name):
     method = plain()
     method.__dict__[name] = lambda *_: None
     assert not may_step(method)
-    assert not may_stack(method)
+    assert not may_visit(method)
 
 
 def test_a_number_of_its_own_does_not_matter():
     assert may_step(defining(rate=0.1, shared=("network.",), weighting="uniform", monitor="loss/global_on_own"))
-    assert may_stack(defining(rate=0.1, name_of_mine="x"))
-    assert may_stack(defining(card=Card(law="x = 0 is FedAvg", travels="half")))
+    assert may_visit(defining(rate=0.1, name_of_mine="x"))
+    assert may_visit(defining(card=Card(law="x = 0 is FedAvg", travels="half")))
     assert not may_step(defining(notes=[]))  # somebody writes them
     assert not may_step(defining(on_train_batch_end=None))
     with_data = plain()
     with_data.monitor, with_data.fast, with_data.history = "loss/global_on_own", True, [1]
     with_data.num_clients = 3
     assert may_step(with_data)
-    assert may_stack(with_data)
+    assert may_visit(with_data)
 
 
 class Beside:
@@ -261,7 +261,7 @@ def test_a_method_that_is_not_plain_goes_the_ordinary_way(build, monkeypatch):
     method.fast = True
     parameters = list(method.network.parameters()) if hasattr(method, "network") else method.parameters()
     assert not may_step(method, SGD(parameters))
-    assert not may_stack(method)
+    assert not may_visit(method)
 
 
 OWN_MEASURES = {
@@ -287,7 +287,7 @@ def test_whoever_measures_classes_is_evaluated_in_one_pass(kind):
 
 def test_a_plain_task_may_be_named():
     assert may_step(plain(task=Classification()))
-    assert may_stack(plain(task=Classification()))
+    assert may_visit(plain(task=Classification()))
 
 
 class Functions(TorchFunctionMode):
@@ -333,7 +333,7 @@ def test_in_another_context_everything_goes_the_ordinary_way(context):
     optimizer = SGD(method.parameters())
     with context():
         assert not may_step(method, optimizer)
-        assert not may_stack(method)
+        assert not may_visit(method)
     assert may_step(method, optimizer)
 
 
@@ -512,16 +512,13 @@ STAGES = {
 
 
 @pytest.mark.parametrize("options", STAGES.values(), ids=STAGES)
-def test_a_plan_that_is_not_plain_is_not_stacked(options):
-    assert not may_stack(plain(), **options)
+def test_a_plan_that_is_not_plain_is_not_shortened(options):
+    assert not may_visit(plain(), **options)
 
 
-def test_only_fast_mode_and_single_precision_are_stacked():
-    exact = plain()
-    exact.fast = False
-    assert not may_stack(exact)
-    assert not may_stack(plain(), fabric=SimpleNamespace(strategy=SimpleNamespace(precision=object())))
-    assert not may_stack(plain(), fabric=Fabric(accelerator="cpu", precision="bf16-mixed"))
+def test_only_visits_in_single_precision_are_shortened():
+    assert not may_visit(plain(), fabric=SimpleNamespace(strategy=SimpleNamespace(precision=object())))
+    assert not may_visit(plain(), fabric=Fabric(accelerator="cpu", precision="bf16-mixed"))
 
 
 class OwnTensor(torch.Tensor):

@@ -2,28 +2,37 @@
 
 import json
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from conftest import equal, fitted, rows, toy_data
+from conftest import equal, rows, toy_data
 from lightning.fabric import Fabric
+from perceptron_runs import (
+    DEALS,
+    NOT_PLAIN,
+    REASONS,
+    SEEN,
+    SGD,
+    SMALL,
+    WATCHED,
+    Others,
+    OwnNetwork,
+    Watched,
+    alone,
+    note,
+    run,
+    spoilt_data,
+)
 from torch import nn
 
 from fedlit import FedAvg
-from fedlit.augment import Flip
 from fedlit.callbacks import FederationCallback
 from fedlit.engine.plan import Memory, Plan
+from fedlit.fast.begun_visit import perceptron_names
 from fedlit.fast.stack import Stack
-from fedlit.fast.stacked_visits import Cohort, perceptron_names
-from fedlit.methods import FedProx
+from fedlit.fast.stacked_visits import Cohort
 from fedlit.methods.stage import Stage
-from fedlit.networks import MLP
-
-SGD = partial(torch.optim.SGD, lr=0.1)
-SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(7, 5))
 
 
 @pytest.fixture
@@ -39,42 +48,8 @@ def stacks(monkeypatch):
     return seen
 
 
-def run(method=None, data=None, **options):
-    torch.manual_seed(5)
-    method = method() if method else FedAvg(SMALL, SGD)
-    data = data() if data else toy_data(size=60, num_clients=5)
-    return fitted(method, data, **{"num_rounds": 3, "local_epochs": 2, "fast": True, **options})
-
-
-def alone(monkeypatch):
-    monkeypatch.setattr("fedlit.engine.rounds.visiting.perceptron_names", lambda *_: None)
-
-
 def near(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.allclose(a[name], b[name], atol=1e-6) for name in a)
-
-
-def drawn_rate(parameters):
-    return torch.optim.SGD(parameters, lr=0.1 * float(torch.rand(())))
-
-
-DRAWN = {"method": lambda: FedAvg(SMALL, drawn_rate)}
-DEALS = {
-    "equal clients": {},
-    "a smaller last batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4)},
-    "no smaller batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4, drop_last=True)},
-    "clients of different sizes": {"data": lambda: toy_data(size=100, num_clients=8)},
-    "batches of different sizes": {"data": lambda: toy_data(size=60, num_clients=5, client_batch_sizes={1: 3})},
-    "epochs of different numbers": {"client_epochs": {0: 3}},
-    "a number of steps": {"local_epochs": None, "local_steps": 5},
-    "rates of different clients": {
-        "method": lambda: FedAvg(SMALL, SGD, client_optimizers={2: partial(torch.optim.SGD, lr=0.3)})
-    },
-    "a schedule": {"lr_schedule": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)},
-    "no hidden layer": {"method": lambda: FedAvg(partial(MLP, image_size=8, num_classes=3, hidden=()), SGD)},
-    "weights that are all the same": {"method": lambda: FedAvg(SMALL, SGD, weighting="uniform")},
-    "samples that are not shared": {"data": lambda: toy_data(size=60, num_clients=5, opt_out_samples=0.3)},
-}
 
 
 @pytest.mark.parametrize("options", DEALS.values(), ids=DEALS)
@@ -163,35 +138,15 @@ def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit(stack
     assert stacks == [[1, 2, 3, 4]]
 
 
-class OwnStart(FedAvg):
-    def on_client_start(self, client):
-        pass
-
-
-class PersonalHead(FedAvg):
-    shared = ("network.extractor",)
-
-
-def of(kind, network=SMALL, optimizer=SGD):
-    return {"method": lambda: kind(network, optimizer)}
-
-
-NOT_PLAIN = {
+NOT_STACKED = {
+    **NOT_PLAIN,
     "few clients": {"data": lambda: toy_data(size=36)},
     "exact mode": {"fast": False},
-    "a start of its own": of(OwnStart),
-    "a personal head": of(PersonalHead),
-    "another loss": {"method": lambda: FedProx(SMALL, SGD, mu=0.1)},
-    "momentum": of(FedAvg, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
-    "an optimiser from a function": DRAWN,
-    "a clipped gradient": {"gradient_clip_val": 1.0},
-    "random inputs": {"data": lambda: toy_data(size=60, num_clients=5, augmentation=[Flip()])},
     "many samples": {"data": lambda: toy_data(size=6000, num_clients=5, batch_size=1000), "local_epochs": 1},
-    "double precision": {"precision": "64-true"},
 }
 
 
-@pytest.mark.parametrize("options", NOT_PLAIN.values(), ids=NOT_PLAIN)
+@pytest.mark.parametrize("options", NOT_STACKED.values(), ids=NOT_STACKED)
 def test_what_is_not_plain_is_visited(options, stacks):
     run(**{"num_rounds": 1, **options})
     assert stacks == []
@@ -232,37 +187,6 @@ def test_a_rate_that_is_changed_between_uploads_holds_for_the_next_client(stacks
     alone(monkeypatch)
     assert near(stacked, run(lambda: Slower(SMALL, SGD), num_rounds=1).global_state)
     assert not near(stacked, run(num_rounds=1).global_state)
-
-
-def spoilt_data(how):
-    """Client 1 has what would stop or spoil its visit."""
-    data = toy_data(size=75, num_clients=5)
-    plain = data.train_batches
-
-    def spoilt(client, *args, **options):
-        batches = plain(client, *args, **options)
-        if client == 1 and how == "batches":
-            raise OSError("no disk")
-        if client == 1 and how == "samples":
-            batches.x[0] = float("nan")
-        if client == 1 and how == "targets":
-            batches.y[0] = 3
-        if client == 1 and how == "fewer":
-            batches.x = batches.x[:-1]
-        return batches
-
-    data.train_batches = spoilt
-    return data
-
-
-class Others(FedAvg):
-    """The same without client 1."""
-
-    def aggregate(self, uploads, current):
-        return super().aggregate((upload for upload in uploads if upload.client != 1), current)
-
-
-REASONS = {"samples": "not finite", "targets": "Target 3", "batches": "no disk", "fewer": "out of range"}
 
 
 @pytest.mark.parametrize("how", REASONS)
@@ -320,19 +244,6 @@ def test_the_next_random_number_is_the_same(stacks, monkeypatch):
     assert stacks
 
 
-class OwnNetwork(nn.Module):
-    """A user's perceptron."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden = nn.Linear(64, 7)
-        self.out = nn.Linear(7, 3)
-
-    def forward(self, x):
-        x = x.view(x.size(0), -1)
-        return self.out(F.relu(self.hidden(x)))
-
-
 def test_a_user_s_own_network_is_stacked_too(stacks, monkeypatch):
     def state():
         return run(lambda: FedAvg(OwnNetwork, SGD)).global_state
@@ -355,14 +266,6 @@ class Watch(FederationCallback):
             self.handle = self.hang(module)
 
 
-SEEN = []
-
-
-def note(module, *_):
-    if module.training:
-        SEEN.append(module)
-
-
 HANGERS = {
     "a layer": lambda module: module.network.head.register_forward_hook(note),
     "the method": lambda module: module.register_forward_hook(note),
@@ -383,42 +286,13 @@ def test_a_hook_that_a_callback_hangs_up_runs_for_every_client(hang, stacks):
     assert stacks == [[0, 1, 2, 3, 4]]  # the round before
 
 
-@pytest.mark.parametrize("moment", ["optimiser", "batches", "aggregation"])
+@pytest.mark.parametrize("moment", WATCHED)
 def test_a_hook_that_is_hung_up_beside_a_visit_is_seen_at_once(moment, stacks):
     """From whatever a user's code is asked for in the middle of a round."""
-    method = FedAvg(SMALL, SGD)
-    data = toy_data(size=60, num_clients=5)
-
-    def hang():
-        if not method.network.head._forward_hooks:
-            method.network.head.register_forward_hook(note)
-
-    def optimizer(parameters):
-        hang()
-        return SGD(parameters)
-
-    class Watching(FedAvg):
-        def aggregate(self, uploads, current):
-            first = next(uploads)
-            hang()
-            return super().aggregate(chain([first], uploads), current)
-
-    batches = data.train_batches
-
-    def watched_batches(*args, **options):
-        hang()
-        return batches(*args, **options)
-
-    if moment == "optimiser":
-        method = FedAvg(SMALL, optimizer)
-    elif moment == "batches":
-        data.train_batches = watched_batches
-    else:
-        method = Watching(SMALL, SGD)
     SEEN.clear()
-    run(lambda: method, lambda: data, num_rounds=1, local_epochs=1)
-    steps = {"optimiser": 10, "batches": 10, "aggregation": 8}  # two batches of each client, or of each but the first
-    assert len(SEEN) == steps[moment]
+    watched = Watched(moment)
+    run(lambda: watched.method, lambda: watched.data, num_rounds=1, local_epochs=1)
+    assert len(SEEN) == WATCHED[moment]
 
 
 class HomeFirst(FedAvg):

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+from torch import nn
+
 from fedlit.aggregation import Spread, State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
@@ -235,9 +237,7 @@ class ClientRound:
         return self._visits([k])(k)
 
     def _visits(self, mine: list[int]) -> Visits:
-        return Visits(
-            self.state, self.number, self.clients, mine, self.plan_for, self.score, self._looked_at, self.unpack
-        )
+        return Visits(self.state, self.number, self.clients, mine, self.plan_for, self._looked_at, self.unpack)
 
     def _tell_of(self, k: int) -> None:
         self.tell(self.clients.index(k) + 1, len(self.clients))
@@ -276,10 +276,10 @@ class ClientRound:
             self._note_values(k, *values)
             yield self.custody.handed_over(k, weights[k])
 
-    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
+    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None, network: nn.Module | None) -> Visited:
         encoded = None
         problem = None
-        scores = scores_of_copy(self.state, self.stage, self.number, k) if self.score else {}
+        scores = scores_of_copy(self.state, self.stage, self.number, k, network) if self.score else {}
         if self.state.options.upload_encoder is not None:
             outcome.memory.residual = self._residual(k)
         if self.encoding is not None:

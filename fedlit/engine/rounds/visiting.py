@@ -1,4 +1,4 @@
-"""How the clients of a round are visited: ahead in a stack, in this process, or in one of their own."""
+"""How the clients of a round are visited: by a shortcut, in this process, or in one of their own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,10 +6,14 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from torch import nn
+
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import can_fork, in_child
+from fedlit.engine.guards.guard import ClientExit, exits_caught
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
+from fedlit.engine.module.means import Means
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.engine.rounds.downloads import is_sent
 from fedlit.engine.rounds.visited import Visited, is_sound, pack
@@ -17,7 +21,9 @@ from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
-from fedlit.fast.stacked_visits import Cohort, perceptron_names
+from fedlit.fast.begun_visit import perceptron_names
+from fedlit.fast.plain_visits import PlainVisits
+from fedlit.fast.stacked_visits import Cohort
 from fedlit.records.round_record import Failure
 
 
@@ -30,8 +36,7 @@ class Visits:
         clients: Of the round, on all processes.
         mine: Those that this process visits.
         plan_for: How a client trains; all belong to one stage.
-        score: Whether the trained copy is to be looked at.
-        look: What to make of an outcome while the trained copy is loaded.
+        look: What to make of an outcome, and of the network that was trained; the live one if there is none.
         unpack: Reads what comes from a process of a client's own.
     """
 
@@ -42,8 +47,7 @@ class Visits:
         clients: list[int],
         mine: list[int],
         plan_for: Callable[[int], Plan],
-        score: bool,
-        look: Callable[[int, Outcome, Sent | None], Visited],
+        look: Callable[[int, Outcome, Sent | None, nn.Module | None], Visited],
         unpack: Callable[[dict[str, Any]], Visited],
     ) -> None:
         self.state = state
@@ -51,14 +55,13 @@ class Visits:
         self.clients = clients
         self.mine = mine
         self.plan_for = plan_for
-        self.score = score
         self.look = look
         self.unpack = unpack
         self.constant = frozenset(state.constant)
-        self.cohort = self._cohort()
+        self.shortened = self._shortened()
 
-    def _cohort(self) -> Cohort | None:
-        """Visits that may be worked ahead side by side."""
+    def _shortened(self) -> Cohort | PlainVisits | None:
+        """Visits that are steps of a perceptron and nothing else: side by side, or in exact mode one by one."""
         if not self.clients:
             return None
         state = self.state
@@ -67,6 +70,8 @@ class Visits:
         if not names:
             return None
         client_of = partial(state.data.client, round=self.number)
+        if not state.module.fast:
+            return PlainVisits(state.fabric, state.module, self.plan_for, client_of, server, names, Means)
         enter = partial(state.enter, prefer="server", round=self.number)
         return Cohort(
             state.fabric, state.module, self.clients, self.mine, self.plan_for, client_of, enter, server, names
@@ -76,9 +81,9 @@ class Visits:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
         state = self.state
         memory = state.memories.get(k) or Memory()
-        ahead = self._worked_ahead(k, memory)
-        if ahead is not None:
-            return ahead
+        short = self._short(k, memory)
+        if short is not None:
+            return short
         if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
             return self._guarded(k, memory, None)
         sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
@@ -96,22 +101,30 @@ class Visits:
                 "uploaded nothing before: return `current`, or what it is to begin with."
             )
 
-    def _worked_ahead(self, k: int, memory: Memory) -> Visited | None:
-        """What a client has in a stack, in which no code of its own runs; None if it must be visited by itself."""
-        if self.cohort is None:
+    def _short(self, k: int, memory: Memory) -> Visited | None:
+        """What a client's shortened visit brings, in which no code of its own runs but that of its data; None if it
+        must be visited in the ordinary way, which also tells what is wrong with a client.
+        """
+        state = self.state
+        if self.shortened is None:
+            return None
+        if not state.module.fast and self._may_be_ended(k):  # a stack has bits of its own, which are to stay
             return None
         try:
-            outcome = self.cohort.outcome(k, memory)
-            if outcome is None:
-                return None
-            if self.score and outcome.upload is not None:
-                self.state.live.put(outcome.upload.state)
-            return self.look(k, outcome, None)
+            with state.guard.visiting(k), exits_caught():
+                outcome = self.shortened.outcome(k, memory)
+                if outcome is None:
+                    return None
+                return self.look(k, outcome, None, self.shortened.network(outcome))
         except Interrupted:
             raise
-        except Exception:  # its own visit will tell
-            self.state.live.mend()
+        except (Exception, SystemExit, ClientExit):
+            state.live.mend()
             return None
+
+    def _may_be_ended(self, k: int) -> bool:
+        """Whether a visit is in a process of its own, which may be killed, or may die."""
+        return self.state.options.client_timeout is not None or k in self.state.guard.suspects
 
     def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
         """What an ordinary visit brings, in a process of its own if it may be killed, or may kill."""
@@ -119,18 +132,17 @@ class Visits:
         should_stop = self.plan_for(k).should_stop
 
         def visited() -> Visited:
-            work = lambda: self.look(k, self._visit(k, memory, sent), sent)  # noqa: E731
+            work = lambda: self.look(k, self._visit(k, memory, sent), sent, None)  # noqa: E731
             result = state.guard.attempt(work, should_stop, is_sound)
             return Visited(result, {}) if isinstance(result, Failure) else result
 
-        timeout = state.options.client_timeout
-        is_suspect = k in state.guard.suspects
-        if timeout is None and not is_suspect:
+        if not self._may_be_ended(k):
             with state.guard.visiting(k):
                 return visited()
-        if is_suspect and not can_fork(state.options.num_threads, state.fabric.device):
+        if k in state.guard.suspects and not can_fork(state.options.num_threads, state.fabric.device):
             return Visited(Failure("it was being visited when its process died"), {})
-        result = in_child(visited, timeout or inf, should_stop, pack, self.unpack)
+        timeout = state.options.client_timeout or inf
+        result = in_child(visited, timeout, should_stop, pack, self.unpack)
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:

@@ -1,0 +1,167 @@
+"""Runs of a small perceptron that a shortcut takes, and of what it must leave alone."""
+
+from functools import partial
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from conftest import fitted, toy_data
+from torch import nn
+
+from fedlit import FedAvg
+from fedlit.augment import Flip
+from fedlit.methods import FedProx
+from fedlit.networks import MLP
+
+SGD = partial(torch.optim.SGD, lr=0.1)
+SMALL = partial(MLP, image_size=8, num_classes=3, hidden=(7, 5))
+
+
+def run(method=None, data=None, **options):
+    torch.manual_seed(5)
+    method = method() if method else FedAvg(SMALL, SGD)
+    data = data() if data else toy_data(size=60, num_clients=5)
+    return fitted(method, data, **{"num_rounds": 3, "local_epochs": 2, "fast": True, **options})
+
+
+def alone(monkeypatch):
+    monkeypatch.setattr("fedlit.engine.rounds.visiting.perceptron_names", lambda *_: None)
+
+
+def drawn_rate(parameters):
+    return torch.optim.SGD(parameters, lr=0.1 * float(torch.rand(())))
+
+
+DRAWN = {"method": lambda: FedAvg(SMALL, drawn_rate)}
+DEALS = {
+    "equal clients": {},
+    "a smaller last batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4)},
+    "no smaller batch": {"data": lambda: toy_data(size=60, num_clients=5, batch_size=4, drop_last=True)},
+    "clients of different sizes": {"data": lambda: toy_data(size=100, num_clients=8)},
+    "batches of different sizes": {"data": lambda: toy_data(size=60, num_clients=5, client_batch_sizes={1: 3})},
+    "epochs of different numbers": {"client_epochs": {0: 3}},
+    "a number of steps": {"local_epochs": None, "local_steps": 5},
+    "rates of different clients": {
+        "method": lambda: FedAvg(SMALL, SGD, client_optimizers={2: partial(torch.optim.SGD, lr=0.3)})
+    },
+    "a schedule": {"lr_schedule": partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)},
+    "no hidden layer": {"method": lambda: FedAvg(partial(MLP, image_size=8, num_classes=3, hidden=()), SGD)},
+    "weights that are all the same": {"method": lambda: FedAvg(SMALL, SGD, weighting="uniform")},
+    "samples that are not shared": {"data": lambda: toy_data(size=60, num_clients=5, opt_out_samples=0.3)},
+}
+
+
+class OwnStart(FedAvg):
+    def on_client_start(self, client):
+        pass
+
+
+class PersonalHead(FedAvg):
+    shared = ("network.extractor",)
+
+
+def of(kind, network=SMALL, optimizer=SGD):
+    return {"method": lambda: kind(network, optimizer)}
+
+
+NOT_PLAIN = {
+    "a start of its own": of(OwnStart),
+    "a personal head": of(PersonalHead),
+    "another loss": {"method": lambda: FedProx(SMALL, SGD, mu=0.1)},
+    "momentum": of(FedAvg, optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+    "an optimiser from a function": DRAWN,
+    "a clipped gradient": {"gradient_clip_val": 1.0},
+    "random inputs": {"data": lambda: toy_data(size=60, num_clients=5, augmentation=[Flip()])},
+    "double precision": {"precision": "64-true"},
+}
+
+
+def spoilt_data(how):
+    """Client 1 has what would stop or spoil its visit."""
+    data = toy_data(size=75, num_clients=5)
+    plain = data.train_batches
+
+    def spoilt(client, *args, **options):
+        batches = plain(client, *args, **options)
+        if client == 1 and how == "batches":
+            raise OSError("no disk")
+        if client == 1 and how == "samples":
+            batches.x[0] = float("nan")
+        if client == 1 and how == "targets":
+            batches.y[0] = 3
+        if client == 1 and how == "fewer":
+            batches.x = batches.x[:-1]
+        return batches
+
+    data.train_batches = spoilt
+    return data
+
+
+class Others(FedAvg):
+    """The same without client 1."""
+
+    def aggregate(self, uploads, current):
+        return super().aggregate((upload for upload in uploads if upload.client != 1), current)
+
+
+REASONS = {"samples": "not finite", "targets": "Target 3", "batches": "no disk", "fewer": "out of range"}
+
+
+class OwnNetwork(nn.Module):
+    """A user's perceptron."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = nn.Linear(64, 7)
+        self.out = nn.Linear(7, 3)
+
+    def forward(self, x):
+        x = x.view(x.size(0), -1)
+        return self.out(F.relu(self.hidden(x)))
+
+
+SEEN = []
+
+
+def note(module, *_):
+    if module.training:
+        SEEN.append(module)
+
+
+class Watched:
+    """A method and data that hang a hook on a layer when they are asked for something in the middle of a round."""
+
+    def __init__(self, moment):
+        self.data = toy_data(size=60, num_clients=5)
+        self.batches = self.data.train_batches
+        self.method = FedAvg(SMALL, SGD)
+        if moment == "optimiser":
+            self.method = FedAvg(SMALL, self.optimizer)
+        elif moment == "batches":
+            self.data.train_batches = self.watched_batches
+        else:
+            self.method = Watching(SMALL, SGD)
+            self.method.hang = self.hang
+
+    def hang(self):
+        if not self.method.network.head._forward_hooks:
+            self.method.network.head.register_forward_hook(note)
+
+    def optimizer(self, parameters):
+        self.hang()
+        return SGD(parameters)
+
+    def watched_batches(self, *args, **options):
+        self.hang()
+        return self.batches(*args, **options)
+
+
+class Watching(FedAvg):
+    def aggregate(self, uploads, current):
+        first = next(uploads)
+        self.hang()
+        return super().aggregate(chain([first], uploads), current)
+
+
+# Steps that a hook sees: two batches of each of five clients, or of each but the first.
+WATCHED = {"optimiser": 10, "batches": 10, "aggregation": 8}

@@ -1,0 +1,220 @@
+"""A visit in closed form is an ordinary one, to the bit; whatever is not plain is visited in the ordinary way."""
+
+import json
+import os
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import equal, rows, toy_data
+from lightning.fabric import Fabric
+from perceptron_runs import (
+    DEALS,
+    NOT_PLAIN,
+    REASONS,
+    SEEN,
+    SGD,
+    SMALL,
+    WATCHED,
+    Others,
+    OwnNetwork,
+    Watched,
+    alone,
+    run,
+    spoilt_data,
+)
+
+from fedlit import FedAvg
+from fedlit.data.batches import Batches
+from fedlit.engine.module.means import Means
+from fedlit.engine.plan import Interrupted, Memory, Plan
+from fedlit.fast.begun_visit import perceptron_names
+from fedlit.fast.perceptron import Layers
+from fedlit.fast.plain_visits import PlainVisits
+from fedlit.methods.stage import Stage
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """The ids of the clients whose visits are shortened."""
+    seen, outcome = [], PlainVisits.outcome
+
+    def watched(self, k, memory):
+        found = outcome(self, k, memory)
+        if found is not None:
+            seen.append(k)
+        return found
+
+    monkeypatch.setattr(PlainVisits, "outcome", watched)
+    return seen
+
+
+def exact(*args, **options):
+    return run(*args, **{"fast": False, "num_rounds": 2, **options})
+
+
+def records(federation) -> str:
+    return (Path(federation.log_dir) / "metrics.csv").read_text()
+
+
+@pytest.mark.parametrize("options", DEALS.values(), ids=DEALS)
+def test_a_short_visit_is_an_ordinary_one_to_the_bit(options, short, monkeypatch, tmp_path):
+    shortened = exact(**options, default_root_dir=str(tmp_path / "short"))
+    num_clients = shortened.state.data.num_clients
+    assert short == list(range(num_clients)) * 2
+    alone(monkeypatch)
+    visited = exact(**options, default_root_dir=str(tmp_path / "visited"))
+    assert len(short) == 2 * num_clients
+    assert equal(shortened.global_state, visited.global_state)
+    assert not equal(shortened.global_state, shortened.state.initial)
+    assert records(shortened) == records(visited)
+
+
+def test_a_user_s_own_network_is_shortened_too(short, monkeypatch):
+    def state():
+        return exact(lambda: FedAvg(OwnNetwork, SGD)).global_state
+
+    shortened = state()
+    assert short == [0, 1, 2, 3, 4] * 2
+    alone(monkeypatch)
+    assert equal(shortened, state())
+
+
+@pytest.mark.parametrize("options", NOT_PLAIN.values(), ids=NOT_PLAIN)
+def test_what_is_not_plain_is_visited(options, short):
+    exact(**{"num_rounds": 1, **options})
+    assert short == []
+
+
+def test_a_visit_that_may_be_killed_is_in_a_process_of_its_own(short):
+    exact(num_rounds=1, client_timeout=60.0)
+    assert short == []
+
+
+@pytest.mark.parametrize("how", REASONS)
+def test_a_bad_client_spoils_nothing(how, short, tmp_path):
+    bad = exact(None, lambda: spoilt_data(how), num_rounds=1, default_root_dir=str(tmp_path))
+    events = [json.loads(line) for line in (Path(bad.log_dir) / "events.jsonl").read_text().splitlines()]
+    (left_out,) = [event for event in events if event["event"] == "left_out"]
+    assert left_out["client"] == 1
+    assert REASONS[how] in left_out["reason"]
+    assert {r["client"] for r in rows(bad) if r["metric"] == "train_loss"} == {"0", "2", "3", "4"}
+    assert set(short) >= {0, 2, 3, 4}
+    others = exact(lambda: Others(SMALL, SGD), lambda: spoilt_data(None), num_rounds=1)
+    assert equal(bad.global_state, others.global_state)
+
+
+@pytest.mark.parametrize("end", [lambda: sys.exit(0), lambda: os._exit(0)], ids=["sys.exit", "os._exit"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_client_whose_samples_end_the_process_is_left_out(end, fast, tmp_path):
+    data = toy_data(size=60, num_clients=5)
+    plain = data.train_batches
+
+    def ending(client, *args, **options):
+        return end() if client == 1 else plain(client, *args, **options)
+
+    data.train_batches = ending
+    federation = run(None, lambda: data, num_rounds=1, fast=fast, default_root_dir=str(tmp_path))
+    events = [json.loads(line) for line in (Path(federation.log_dir) / "events.jsonl").read_text().splitlines()]
+    assert [event["client"] for event in events if event["event"] == "left_out"] == [1]
+    assert {r["client"] for r in rows(federation) if r["metric"] == "train_loss"} == {"0", "2", "3", "4"}
+
+
+@pytest.mark.parametrize("moment", WATCHED)
+def test_a_hook_that_is_hung_up_beside_a_visit_is_seen_at_once(moment, short):
+    SEEN.clear()
+    watched = Watched(moment)
+    exact(lambda: watched.method, lambda: watched.data, num_rounds=1, local_epochs=1)
+    assert len(SEEN) == WATCHED[moment]
+    assert short == ([0] if moment == "aggregation" else [])
+
+
+class Growing(FedAvg):
+    """Its network has one more layer once the first upload has come."""
+
+    def aggregate(self, uploads, current):
+        first = next(uploads)
+        self.network.extractor.extend([torch.nn.Linear(5, 5), torch.nn.ReLU()])
+        return super().aggregate(chain([first], uploads), current)
+
+
+def test_a_network_that_changes_in_the_middle_of_a_round_is_seen(short):
+    exact(lambda: Growing(SMALL, SGD), num_rounds=1)
+    assert short == [0, 2, 3, 4]  # the ordinary visit of client 1 has given it its first structure back
+
+
+def plain_visits(**options) -> PlainVisits:
+    method = FedAvg(SMALL, SGD)
+    data = toy_data(size=60, num_clients=5)
+    data.setup()
+    fabric = Fabric(accelerator="cpu")
+    plan = Plan(method.configure_stages()[0], 0, **options)
+    server = method.state_dict()
+    names = perceptron_names(fabric, method, plan, server)
+    return PlainVisits(fabric, method, lambda k: plan, data.client, server, names, Means)
+
+
+def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit():
+    visits = plain_visits()
+    left = {"federate": {visits.names[0]: {"momentum_buffer": None}}}
+    assert visits.outcome(0, Memory(optimizer=left)) is None
+    assert visits.outcome(1, Memory()).upload.client == 1
+
+
+def test_a_visit_ends_when_the_run_is_to():
+    answers = iter([False, True])
+    with pytest.raises(Interrupted):
+        plain_visits(should_stop=lambda: next(answers)).outcome(0, Memory())
+
+
+class Doubled(Batches):
+    """Every batch twice."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield batch
+            yield batch
+
+
+def test_batches_of_a_user_s_own_kind_are_for_an_ordinary_visit(short):
+    data = toy_data(size=60, num_clients=5)
+    plain = data.train_batches
+
+    def doubled(client, *args, **options):
+        batches = plain(client, *args, **options)
+        return Doubled(**vars(batches)) if client == 1 else batches
+
+    data.train_batches = doubled
+    exact(None, lambda: data, num_rounds=1)
+    assert short == [0, 2, 3, 4]
+
+
+class HomeFirst(FedAvg):
+    def configure_stages(self):
+        return [Stage("home", upload="none", rounds=1), Stage("federate", rounds=1)]
+
+
+def test_what_a_client_has_from_an_earlier_stage_stays(short, monkeypatch):
+    shortened = exact(lambda: HomeFirst(SMALL, SGD)).personal_states
+    assert short == [0, 1, 2, 3, 4]
+    alone(monkeypatch)
+    visited = exact(lambda: HomeFirst(SMALL, SGD)).personal_states
+    assert all(shortened[k] and equal(shortened[k], visited[k]) for k in range(5))
+
+
+def test_the_next_random_number_is_the_same(short, monkeypatch):
+    exact()
+    after = torch.rand(3)
+    alone(monkeypatch)
+    exact()
+    assert torch.equal(after, torch.rand(3))
+    assert short
+
+
+def test_layers_are_the_network_that_they_were_taken_from():
+    network = SMALL().eval()
+    x = torch.randn(9, 1, 8, 8)
+    assert torch.equal(Layers(list(network.state_dict().values()))(x), network(x))
+    assert not torch.equal(Layers(list(SMALL().state_dict().values()))(x), network(x))
