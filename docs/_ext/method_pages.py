@@ -2,24 +2,27 @@
 
 import csv
 import inspect
+from typing import TYPE_CHECKING
 
 from docstrings import as_markdown, description, options
 from repository import DOCS, write
-from sphinx.application import Sphinx
 
 from fedlit import methods
 from fedlit.cli.methods import Method, card_of, methods_of
 from fedlit.methods import Card
 
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
 VERDICTS = DOCS / "papers" / "verdicts.csv"  # method,verdict: written with the pages of the papers
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     app.connect("builder-inited", write_method_pages)
     return {"parallel_read_safe": True}
 
 
-def write_method_pages(app: Sphinx) -> None:
+def write_method_pages(app: "Sphinx") -> None:
     found = methods_of(methods)
     measured = verdicts()
     for method in found:

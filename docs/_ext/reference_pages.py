@@ -3,11 +3,13 @@
 import inspect
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from docstrings import as_markdown, description, example, options
 from repository import write
-from sphinx.application import Sphinx
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 
 class Room(NamedTuple):
@@ -46,12 +48,12 @@ From signatures and docstrings, as `--help` shows them. Those of each method sta
 """
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     app.connect("builder-inited", write_reference_pages)
     return {"parallel_read_safe": True}
 
 
-def write_reference_pages(app: Sphinx) -> None:
+def write_reference_pages(app: "Sphinx") -> None:
     for name, room in ROOMS.items():
         write(f"reference/{name}.md", page(room))
     entries = "".join(f"{name}\n" for name in ROOMS)

@@ -9,8 +9,11 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:  # what is generated can be tested without it
+    from sphinx.application import Sphinx
+
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
@@ -20,13 +23,13 @@ LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 SHOWN = ("fedlit/methods/*.py", "configs/*.yaml", "configs/papers/*.yaml")
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: "Sphinx") -> dict[str, bool]:
     app.connect("builder-inited", write_source_pages)
     app.connect("source-read", complete)
     return {"parallel_read_safe": True}
 
 
-def complete(app: Sphinx, name: str, source: list[str]) -> None:
+def complete(app: "Sphinx", name: str, source: list[str]) -> None:
     """A page as Sphinx is to read it."""
     folder = (DOCS / name).parent
     text = relinked(source[0], folder)
@@ -81,7 +84,7 @@ def linked() -> Iterator[Path]:
                 yield path
 
 
-def write_source_pages(app: Sphinx) -> None:
+def write_source_pages(app: "Sphinx") -> None:
     for path in set(linked()):
         name = str(path.relative_to(ROOT))
         if name in PAGES:
