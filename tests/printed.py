@@ -3,6 +3,7 @@
 import importlib
 import re
 import shlex
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from io import StringIO
@@ -25,13 +26,13 @@ def run(block: str, page: str, names: dict) -> None:
     exec(compile(block, page, "exec"), names)
 
 
-def follow(page: str, monkeypatch) -> list[str]:
+def follow(page: str, monkeypatch, apart: bool = False) -> list[str]:
     """Do what a page says, in the folder where one stands; what was run or written, in a word each.
 
-    A block that begins with a comment of a file's name is that file; Python is run; of commands, those of fedlit and
-    pytest are; a `text` is what the block before it printed.
+    A block that begins with a comment of a file's name is that file; Python is run; commands are fedlit's or pytest's;
+    a `text` is what the block before it printed. Commands that start processes want one of their own (`apart`).
     """
-    reader = Reader(page, monkeypatch)
+    reader = Reader(page, monkeypatch, apart)
     for kind, text in BLOCK.findall((ROOT / page).read_text()):
         reader.take(kind, text)
     return reader.done
@@ -40,13 +41,13 @@ def follow(page: str, monkeypatch) -> list[str]:
 class Reader:
     """Somebody who follows a page."""
 
-    def __init__(self, page: str, monkeypatch) -> None:
+    def __init__(self, page: str, monkeypatch, apart: bool) -> None:
         self.page = page
         self.monkeypatch = monkeypatch
+        self.apart = apart
         self.names: dict = {"__name__": "followed"}
         self.printed = ""
         self.done: list[str] = []
-        self.own_modules: set[str] = set()
         monkeypatch.setattr("sys.path", [str(Path.cwd()), *sys.path])
 
     def take(self, kind: str, text: str) -> None:
@@ -73,6 +74,9 @@ class Reader:
             return
         if words[0] == "pytest":
             self.laws(words[1])
+        elif self.apart:
+            assert words[0] == "fedlit", words
+            subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
         else:
             assert words[0] == "fedlit", words
             self.monkeypatch.setattr("sys.argv", [*words])  # which the command may change

@@ -16,7 +16,7 @@ def test_a_tutorial_runs_as_printed(name, monkeypatch):
     monkeypatch.setenv("FEDLIT_FIT__TRAINER__REPORT", "false")  # pictures and pages have tests of their own
     for own in ("cautious", "test_cautious", "my_networks", "serve"):
         monkeypatch.delitem(sys.modules, own, raising=False)
-    assert len(follow(f"{FOLDER}/{name}.md", monkeypatch)) >= 3
+    assert len(follow(f"{FOLDER}/{name}.md", monkeypatch, apart=name in SLOW)) >= 3
 
 
 def test_there_is_one_for_every_step_of_the_way():
