@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: help fit test style types units test-oldest test-slow lint bench
+.PHONY: help fit test style types units test-oldest test-slow lint bench docs
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -43,3 +43,11 @@ lint: $(VENV)/ready  ## format and fix what can be fixed
 
 bench: $(VENV)/ready  ## time against hand-written PyTorch loops, about ten minutes
 	$(BIN)/python -m benchmarks
+
+$(VENV)/docs-ready: $(VENV)/ready
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/docs-ready  ## the pages, into docs/_build; once installed, without a network
+	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build
+	@echo "docs/_build/index.html"

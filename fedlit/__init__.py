@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
     from fedlit.records.frames import read_metrics
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Client",
     "FedAvg",

@@ -17,6 +17,8 @@ from lightning.pytorch import LightningModule
 from packaging.version import Version
 from torch import nn
 
+import fedlit
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "fedlit"
 TABLE = ROOT / "docs" / "private_names.md"
@@ -212,3 +214,9 @@ def test_files_and_commands_that_the_guide_names_exist(file):
     assert paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
     assert set(re.findall(r"make ([a-z-]+)", text)) <= targets()
+
+
+def test_the_citation_and_the_changelog_are_of_this_version():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## ([\d.]+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
+    assert citation["version"] == newest == fedlit.__version__

@@ -4,20 +4,19 @@ import re
 import shlex
 import sys
 from contextlib import nullcontext
-from pathlib import Path
+from functools import partial
 
 import numpy as np
+import printed
 import pytest
 import yaml
+from printed import ROOT
 
 from fedlit.cli import command
 from fedlit.cli.app import main
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+README = (ROOT / "README.md").read_text()
+blocks = partial(printed.blocks, "README.md")
 
 
 @pytest.fixture
@@ -40,7 +39,7 @@ def test_the_method_in_the_readme_runs_with_its_recipe_as_printed(command_line, 
 
 
 def test_the_python_in_the_readme_runs_as_printed(capsys):
-    exec(compile(blocks("python")[1], "README.md", "exec"), {})
+    printed.run(blocks("python")[1], "README.md", {})
     assert "dict_keys(['network.weight', 'network.bias'])" in capsys.readouterr().out
 
 
@@ -86,13 +85,12 @@ def test_the_comparisons_in_the_readme_can_be_run(command_line, monkeypatch, cap
 
 
 def test_the_table_of_methods_names_files_and_recipes_that_exist():
-    root = Path(__file__).parents[1]
     table = README[README.index("## Methods") : README.index("## Your own method")]
     names = re.findall(r"\]\((fedlit/methods/\w+\.py)\)", table) + [
         f"configs/{n}" for n in re.findall(r"`(\w+\.yaml)`", table)
     ]
     assert len(names) >= 13
-    assert [name for name in names if not (root / name).exists()] == []
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 def test_every_method_is_in_the_table():

@@ -1,6 +1,8 @@
 """`fedlit methods`: what there is, from the methods themselves."""
 
 import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
 
@@ -20,6 +22,15 @@ examples:
 """
 HEADER = ["method", "paper", "travels", "stays", "stages", "recipe", "law"]
 Method = type[FederatedModule]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An argument: its default as one would write it, none if it must be given, and what is said of it."""
+
+    name: str
+    default: str | None
+    text: str
 
 
 def main(args: list[str]) -> None:
@@ -98,7 +109,7 @@ def told(method: Method) -> str:
     head = inspect.getdoc(inspect.getmodule(method))
     if head:
         parts.append(head)
-    parts.append("Options:\n" + "\n".join(_options(method)))
+    parts.append("Options:\n" + "\n".join(_option_lines(method)))
     return "\n\n".join(parts)
 
 
@@ -120,17 +131,27 @@ def _card_lines(card: Card) -> str:
         "law": card.law,
         "tasks": ", ".join(card.tasks) or "any",
     }
+    if card.use:
+        lines["use"] = card.use
     return "\n".join(f"{name:8} {text}" for name, text in lines.items())
 
 
-def _options(method: Method) -> list[str]:
-    """The constructor's arguments with their defaults, and what the docstring says of them."""
-    documented = {entry.arg_name: entry.description for entry in parse(inspect.getdoc(method) or "").params}
-    lines = []
-    for name, parameter in inspect.signature(method).parameters.items():
-        default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
+def options_of(called: Callable[..., object]) -> list[Option]:
+    """Arguments of a constructor or function, with their defaults and what the docstring says of them."""
+    documented = {entry.arg_name: entry.description for entry in parse(inspect.getdoc(called) or "").params}
+    found = []
+    for name, parameter in inspect.signature(called).parameters.items():
+        default = None if parameter.default is parameter.empty else repr(parameter.default)
         text = " ".join((documented.get(name) or "").split())
-        lines.append(f"  --model.{name}{default}")
-        if text:
-            lines.append(f"      {text}")
+        found.append(Option(name, default, text))
+    return found
+
+
+def _option_lines(method: Method) -> list[str]:
+    lines = []
+    for option in options_of(method):
+        default = "" if option.default is None else f" = {option.default}"
+        lines.append(f"  --model.{option.name}{default}")
+        if option.text:
+            lines.append(f"      {option.text}")
     return lines

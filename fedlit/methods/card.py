@@ -16,6 +16,7 @@ class Card:
         stages: Names of its programme, in order.
         recipes: That come with fedlit.
         tasks: Names of the tasks that it is for, as fedlit.tasks has them; any by default.
+        use: When one would take it, and what it costs, as far as that follows from what it does.
     """
 
     law: str
@@ -26,3 +27,4 @@ class Card:
     stages: tuple[str, ...] = ("federate",)
     recipes: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
+    use: str = ""

@@ -51,6 +51,8 @@ class Ditto(FederatedModule):
         travels="the network",
         stays="a personal network",
         recipes=("ditto_fashion.yaml", "ditto_cifar10.yaml"),
+        use="Clients want a model of their own and a global one that is exactly FedAvg's; lam says how near. "
+        "A visit trains both, which costs the time of two.",
         law="the global model is FedAvg's; lam = 0: the personal one is trained alone",
     )
 

@@ -120,6 +120,7 @@ class DLAD(FederatedModule):
         travels="a classifier and a density classifier, up, once",
         stages=("classify", "density", "distil"),
         recipes=("dlad_fashion.yaml", "dlad_cifar10.yaml"),
+        use="Clients can be asked just once, and public samples without labels resemble theirs; networks may differ.",
         law="equal confidences are the mean of all teachers; every client uploads once",
         tasks=("classification",),
     )

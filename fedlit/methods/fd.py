@@ -46,6 +46,8 @@ class FD(FederatedModule):
         travels="mean outputs per label, and counts",
         stays="the network, and what it sent last",
         recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
+        use="Clients have networks of their own and next to nothing to send: a vector for each label. It "
+        "teaches about labels that several hold; there is no global model.",
         law="gamma = 0 is local training",
         tasks=("classification",),
     )

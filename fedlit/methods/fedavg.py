@@ -48,6 +48,8 @@ class FedAvg(FederatedModule):
             "language_toy.yaml",
             "segmentation_toy.yaml",
         ),
+        use="The first to try, and what any other has to beat: one model for all, and clients that can all "
+        "train the same network.",
         law="one client with all data is a plain loop",
     )
 

@@ -38,6 +38,8 @@ class FedBN(FederatedModule):
         travels="the network without BatchNorm",
         stays="BatchNorm layers",
         recipes=("fedbn_fashion.yaml", "fedbn_cifar10.yaml"),
+        use="Clients see the same classes in different light (scanners, cameras, styles) and the network has "
+        "BatchNorm; without such layers it is FedAvg.",
         law="no BatchNorm in the network: FedAvg",
     )
 

@@ -59,6 +59,8 @@ class FedDF(FederatedModule):
         link="https://arxiv.org/abs/2006.07242",
         travels="the network",
         recipes=("feddf_fashion.yaml", "feddf_cifar10.yaml"),
+        use="The server has public samples without labels, or clients have several architectures and one "
+        "global model of each is wanted. The server must be able to train.",
         law="0 epochs of distillation are FedAvg",
         tasks=("classification",),
     )

@@ -47,6 +47,8 @@ class FedDyn(FederatedModule):
         travels="the network",
         stays="a gradient h_i",
         recipes=("feddyn_fashion.yaml", "feddyn_cifar10.yaml"),
+        use="One model for all, where clients' optima disagree and they take part often. alpha must be tuned; "
+        "a client keeps as much as the model holds.",
         law="h is the mean of all h_i; the first uploads are FedProx's with mu = alpha",
     )
 

@@ -116,6 +116,8 @@ class FedFusion(FederatedModule):
         link="https://arxiv.org/abs/1908.05891",
         travels="extractor, fusion and head",
         recipes=("fedfusion_fashion.yaml", "fedfusion_cifar10.yaml"),
+        use="One model for all with features of the global network beside a client's own, for networks that "
+        "have an extractor. It is twice the work to use, too.",
         law="lam held at 0 is FedAvg",
     )
 

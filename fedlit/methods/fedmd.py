@@ -53,6 +53,8 @@ class FedMD(FederatedModule):
         stays="the network",
         stages=("public", "private", "exchange"),
         recipes=("fedmd_fashion.yaml", "fedmd_cifar10.yaml"),
+        use="Clients have networks of their own and a labelled public set is there for all: scores of its "
+        "samples travel, never weights. There is no global model.",
         law="with one client the consensus is its own scores",
         tasks=("classification",),
     )

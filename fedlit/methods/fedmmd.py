@@ -60,6 +60,8 @@ class FedMMD(FederatedModule):
         link="https://arxiv.org/abs/1908.05891",
         travels="the network",
         recipes=("fedmmd_fashion.yaml", "fedmmd_cifar10.yaml"),
+        use="One model for all, held near in what it says rather than in its weights. Every batch also passes "
+        "the frozen global network; compare it with FedProx.",
         law="lam = 0 is FedAvg",
     )
 

@@ -53,6 +53,8 @@ class FedNova(FederatedModule):
         link="https://arxiv.org/abs/2007.07481",
         travels="the network; the norm of a client's steps up",
         recipes=("fednova_fashion.yaml", "fednova_cifar10.yaml"),
+        use="Clients take different numbers of steps in a visit, as with unequal numbers of samples; where "
+        "they take the same, it is FedAvg.",
         law="equal numbers of steps are FedAvg",
     )
 

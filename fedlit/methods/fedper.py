@@ -39,6 +39,8 @@ class FedPer(FederatedModule):
         travels="the body",
         stays="a head",
         recipes=("fedper_fashion.yaml", "fedper_cifar10.yaml"),
+        use="Clients agree on features but not on labels: each keeps its head, at no cost beyond FedAvg. "
+        "There is no global model for somebody new.",
         law="a head of 0 layers is FedAvg",
     )
 

@@ -52,6 +52,8 @@ class FedProto(FederatedModule):
         travels="class means of features, and counts up",
         stays="the network",
         recipes=("fedproto_fashion.yaml", "fedproto_cifar10.yaml"),
+        use="Clients have networks of their own and little to send: class means of features in place of "
+        "weights. Clients must share classes; there is no global model.",
         law="lam = 0 is local training",
         tasks=("classification",),
     )

@@ -40,6 +40,8 @@ class FedProx(FederatedModule):
         link="https://arxiv.org/abs/1812.06127",
         travels="the network",
         recipes=("fedprox_fashion.yaml", "fedprox_cifar10.yaml"),
+        use="One model for all, where long visits on data that differ pull clients apart; mu must be tuned, "
+        "and a large one slows everybody down.",
         law="mu = 0 is FedAvg",
     )
 

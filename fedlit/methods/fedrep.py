@@ -49,6 +49,8 @@ class FedRep(FederatedModule):
         travels="the body",
         stays="a head",
         recipes=("fedrep_fashion.yaml", "fedrep_cifar10.yaml"),
+        use="As FedPer, where a head should fit the body before the body moves: heads train for epochs of "
+        "their own, on few samples perhaps too many.",
         law="body_epochs = 0: the body never moves",
     )
 

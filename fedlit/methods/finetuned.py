@@ -40,6 +40,8 @@ class FineTuned(FederatedModule):
         stays="a fine-tuned copy",
         stages=("federate", "finetune"),
         recipes=("finetuned_fashion.yaml", "finetuned_cifar10.yaml"),
+        use="The first to try where clients want models of their own, and the control of every method that is "
+        "more than FedAvg and a few epochs at home.",
         law="the global model is FedAvg's; 0 epochs leave it to every client",
     )
 

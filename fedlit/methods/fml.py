@@ -89,6 +89,8 @@ class FML(FederatedModule):
             "fml_ramp_fashion.yaml",
             "fml_newcomer_fashion.yaml",
         ),
+        use="Clients want a network of their own, perhaps of another architecture, and a global one beside "
+        "it. A visit trains both, which costs the time of two.",
         law="beta = 1: the global model is FedAvg's; alpha = 1: the personal one is trained alone",
         tasks=("classification",),
     )

@@ -55,6 +55,8 @@ class LGFedAvg(FederatedModule):
         travels="the head",
         stays="an extractor",
         recipes=("lgfedavg_fashion.yaml", "lgfedavg_cifar10.yaml"),
+        use="Clients' inputs or architectures differ and what follows from features is the same for all: only "
+        "the head, which is small, travels.",
         law="a head of all layers is FedAvg",
     )
 

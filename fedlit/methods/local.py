@@ -37,6 +37,8 @@ class LocalOnly(FederatedModule):
         stays="the network",
         stages=("local",),
         recipes=("local_fashion.yaml", "local_cifar10.yaml"),
+        use="The control of every personal model: what clients reach without a federation. Whatever does no "
+        "better is not worth its bytes.",
         law="other clients make no difference",
     )
 

@@ -89,6 +89,8 @@ class MixtureOfExperts(FederatedModule):
         stays="a local expert, a gate, an own copy of the global expert",
         stages=("federate", "local", "longer", "finetune", "mixture"),
         recipes=("moe_fashion.yaml", "moe_cifar10.yaml"),
+        use="Some samples or clients must not shape anything that is sent, and each client still wants the "
+        "best of both models. It trains for long at home, after the federation.",
         law="a gate of 1 is the local expert, of 0 the global one; no upload depends on an opted-out sample",
         tasks=("classification",),
     )

@@ -54,6 +54,8 @@ class MOON(FederatedModule):
         travels="the network",
         stays="its last network",
         recipes=("moon_fashion.yaml", "moon_cifar10.yaml"),
+        use="One model for all, images, and networks whose features mean something early. Every batch passes "
+        "three networks.",
         law="mu = 0 is FedAvg of the same network",
     )
 

@@ -55,6 +55,8 @@ class PerFedAvg(FederatedModule):
         link="https://arxiv.org/abs/2002.07948",
         travels="the network",
         recipes=("perfedavg_fashion.yaml", "perfedavg_cifar10.yaml"),
+        use="Whoever joins should be one step away from a good model of its own. It needs two or three "
+        "batches for each step, and alpha must suit the data.",
         law="alpha = 0 is FedAvg on every second batch",
     )
 

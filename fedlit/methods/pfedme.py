@@ -57,6 +57,8 @@ class PFedMe(FederatedModule):
         travels="the network",
         stays="a personal network",
         recipes=("pfedme_fashion.yaml", "pfedme_cifar10.yaml"),
+        use="Clients want a model of their own near a global one, and time is no matter: every batch is K "
+        "steps. lam and two rates must be tuned together.",
         law="lam = 0: the global model does not move",
     )
 

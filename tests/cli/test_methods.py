@@ -37,6 +37,7 @@ def test_every_method_has_a_card():
     exported = {kind for kind in methods.FederatedModule.__subclasses__() if kind.__name__ in methods.__all__}
     assert set(OWN) == exported
     assert len(OWN) == 25
+    assert [method.__name__ for method in OWN if not card_of(method).use] == []
 
 
 @pytest.mark.parametrize("method", OWN)
@@ -91,6 +92,7 @@ def test_one_method_is_told_with_its_equations_and_options(name, capsys):
     said = capsys.readouterr().out
     assert "L_meme     = beta  * CE(p_meme, y)" in said
     assert "travels  the meme" in said
+    assert "use      Clients want a network of their own" in said
     assert "--model.alpha = 0.5\n      Weight in [0, 1] of the labels in the personal loss" in said
 
 

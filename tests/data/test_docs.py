@@ -1,25 +1,22 @@
 """What docs/data.md shows runs as printed."""
 
-import re
-from pathlib import Path
+from functools import partial
 
+import printed
 import pytest
 import yaml
 
 from fedlit import FederatedData
 
-TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+PAGE = "docs/data.md"
+blocks = partial(printed.blocks, PAGE)
 
 
 @pytest.mark.filterwarnings("ignore::fedlit.notices.Notice")
 def test_the_examples_run_one_after_the_other_and_each_can_be_dealt_out(capsys):
     names: dict = {}
     for block in blocks("python"):
-        exec(compile(block, "data.md", "exec"), names)
+        printed.run(block, PAGE, names)
         names["data"].setup()
         assert len(names["data"].assignment.train) == names["data"].num_clients
     assert capsys.readouterr().out == "True torch.Size([14])\n['ann', 'bob', 'cid']\n"
@@ -34,7 +31,7 @@ def test_the_recipe_of_a_table_is_that_of_the_frame(capsys):
     [recipe] = blocks("yaml")
     options = yaml.safe_load(recipe)["data"]["init_args"]
     names: dict = {}
-    exec(compile(f"from fedlit import FederatedData\n{blocks('python')[4]}", "data.md", "exec"), names)
+    printed.run(f"from fedlit import FederatedData\n{blocks('python')[4]}", PAGE, names)
     data = FederatedData(**options)
     for some in (data, names["data"]):
         some.setup()

@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import printed
 import pytest
 import torch
 from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
@@ -110,10 +111,9 @@ def test_an_own_encoder_that_loses_nothing_has_the_bits_and_the_bytes_of_none(pl
 
 
 def test_the_encoder_in_the_docs_runs_as_printed():
-    docs = Path(__file__).parents[2] / "docs/exchange.md"
-    text = re.search(r"```python\n(from torch.*?)```", docs.read_text(), re.DOTALL)
+    [text] = [block for block in printed.blocks("docs/exchange.md", "python") if block.startswith("from torch")]
     found = {}
-    exec(compile(text[1], str(docs), "exec"), found)
+    printed.run(text, "docs/exchange.md", found)
     federation = run(lambda: FedAvg(linear, SGD), num_rounds=1, upload_encoder=found["Sign"]())
     assert set(sent_up(federation)) == {192 + 4 + 3 + 4}
 

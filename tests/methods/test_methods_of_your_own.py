@@ -1,10 +1,9 @@
 """What docs/methods_of_your_own.md shows runs as printed, and keeps its laws."""
 
-import re
 import signal
 from functools import partial
-from pathlib import Path
 
+import printed
 import pytest
 import torch
 from conftest import equal, fitted
@@ -13,11 +12,11 @@ from torch import nn
 
 from fedlit import FedAvg, Stage
 
-TEXT = (Path(__file__).parents[2] / "docs" / "methods_of_your_own.md").read_text()
+PAGE = "docs/methods_of_your_own.md"
 SGD = partial(torch.optim.SGD, lr=0.1)
 NAMES: dict = {}
-for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-    exec(compile(block, "methods_of_your_own.md", "exec"), NAMES)
+for block in printed.blocks(PAGE, "python"):
+    printed.run(block, PAGE, NAMES)
 
 
 class Alone(FedAvg):

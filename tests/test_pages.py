@@ -1,0 +1,132 @@
+"""Pages lead where they say, and those that are generated say what the classes say."""
+
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import method_pages
+import pytest
+from docstrings import as_markdown, description
+from printed import ROOT
+from reference_pages import ROOMS
+from reference_pages import page as reference_page
+from repository import LINK, complete, relinked
+
+from fedlit import losses, methods
+from fedlit.cli.methods import card_of, methods_of
+
+DOCS = ROOT / "docs"
+OWN = methods_of(methods)
+GENERATED = {f"methods/{method.__name__}.md" for method in OWN} | {f"reference/{name}.md" for name in ROOMS}
+GENERATED |= {"methods/index.md", "reference/index.md"}
+MADE = {DOCS / name for name in ("methods", "reference", "source", "_build")}
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not MADE & set(page.parents)]
+PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+
+
+def prose(path: Path) -> str:
+    return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """Headings as links name them."""
+    headings = re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken(path: Path) -> list[str]:
+    found = []
+    for name, anchor in LINK.findall(prose(path)):
+        target = Path(os.path.normpath(path.parent / name))
+        is_generated = target.is_relative_to(DOCS) and str(target.relative_to(DOCS)) in GENERATED
+        if not is_generated and not target.exists():
+            found.append(name)
+        elif anchor and not is_generated and anchor[1:] not in anchors(target):
+            found.append(name + anchor)
+    return found
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_of_a_page_leads_somewhere(path):
+    assert broken(path) == []
+
+
+def test_a_link_that_leads_nowhere_would_be_noticed(tmp_path):
+    (tmp_path / "other.md").write_text("# There is this\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](gone.md), [b](other.md#there-is-this), [c](other.md#not-this), [d](https://example.org)")
+    assert broken(page) == ["gone.md", "other.md#not-this"]
+
+
+def test_every_page_is_in_the_table_of_contents():
+    contents = (DOCS / "index.md").read_text()
+    top = {path.stem for path in PAGES if path.parent == DOCS} - {"index"}
+    assert [name for name in sorted(top) if not re.search(rf"^\??{name}(\*\*)?$", contents, re.MULTILINE)] == []
+
+
+@pytest.mark.parametrize("method", OWN, ids=lambda method: method.__name__)
+def test_the_page_of_a_method_says_what_the_class_says(method):
+    page = method_pages.page(method, None)
+    card = card_of(method)
+    for text in (card.law, card.travels, card.use, *card.recipes):
+        assert text in page
+    assert "What we measured" not in page
+    for option in ("network", "optimizer"):
+        assert f"`--model.{option}`" in page
+
+
+def test_what_was_measured_is_told_where_it_is_known(tmp_path, monkeypatch):
+    table = tmp_path / "verdicts.csv"
+    table.write_text('method,verdict\nFML,"agrees, with little data"\n')
+    monkeypatch.setattr(method_pages, "VERDICTS", table)
+    found = method_pages.verdicts()
+    assert found == {"FML": "agrees, with little data"}
+    assert "## What we measured\n\nagrees, with little data" in method_pages.page(methods.FML, found["FML"])
+    assert "*Measured:* agrees" in method_pages.overview(OWN, found)
+
+
+def test_every_option_of_a_federation_is_in_the_reference_with_its_text():
+    page = reference_page(ROOMS["federation"])
+    assert "`--trainer.num_rounds`: `int = 10`\n: Rounds of a stage" in page
+    assert "(see its type)" not in page
+
+
+def test_equations_of_docstrings_become_equations():
+    assert "\n```{math}\nL = w \\, \\mathrm{CE}(p, y)" in description(losses.mutual_loss)
+    assert "{math}`p = \\mathrm{softmax}(z)`" in description(losses.mutual_loss)
+    assert as_markdown("see https://arxiv.org/abs/2006.16765.") == "see <https://arxiv.org/abs/2006.16765>."
+
+
+def test_links_out_of_the_docs_become_pages_and_code_stays():
+    assert relinked("[a](../fedlit/losses.py#L3)", DOCS) == "[a](/source/fedlit/losses.py.md#L3)"
+    assert relinked("[a](docs/data.md)", ROOT) == "[a](/data.md)"
+    assert relinked("names[0](x)", DOCS) == "names[0](x)"
+
+
+def test_the_quick_start_is_the_readmes():
+    text = [(DOCS / "quickstart.md").read_text()]
+    complete(None, "quickstart", text)
+    assert "make fit" in text[0]
+    assert "fedlit fit --config fedavg_fashion.yaml" in text[0]
+    assert "## Methods" not in text[0]
+
+
+def test_what_is_not_there_is_not_in_the_table_of_contents():
+    text = ["?nowhere\n?data\n"]
+    complete(None, "index", text)
+    assert text == ["data\n"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("sphinx") is None, reason="the extra `docs` is not installed")
+def test_the_pages_are_built_without_a_warning(tmp_path):
+    command = [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", str(DOCS), str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    page = (tmp_path / "reference" / "losses.html").read_text()
+    assert "_static/mathjax/tex-svg.js" in page
+    fetched = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(https?:[^"]*)', page)
+    assert fetched == []  # nothing is asked for from elsewhere
