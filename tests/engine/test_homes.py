@@ -93,8 +93,9 @@ QUICK = ("failing", "DLAD")
 def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
     one = told(run(name, 1, tmp_path / "one"))
     assert set(on_several(name, 3, tmp_path / "three")) == {one}
-    one, three = ((tmp_path / f"{name}/lightning_logs/version_0/ledger.csv").read_text() for name in ("one", "three"))
-    assert one == three
+    for file in ("ledger.csv", "metrics.csv"):
+        one, three = ((tmp_path / f"{name}/lightning_logs/version_0/{file}").read_bytes() for name in ("one", "three"))
+        assert one == three
 
 
 def test_rounds_stay_balanced_and_clients_at_home_where_they_may():

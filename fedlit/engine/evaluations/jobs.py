@@ -25,6 +25,29 @@ class Job:
     evaluate: Callable[[], Found]
 
 
+def consecutive(clients: Sequence[int], sizes: Sequence[int], least: int) -> list[list[int]]:
+    """Groups of clients in order, each closed as soon as it has enough samples.
+
+    Args:
+        clients: Of whom each is in one group.
+        sizes: How many samples each has.
+        least: Samples of a group; the last may have fewer.
+
+    Example:
+        >>> consecutive([0, 1, 4, 5], [60, 60, 200, 10], least=100)
+        [[0, 1], [4], [5]]
+    """
+    groups: list[list[int]] = []
+    num_samples = least
+    for k, size in zip(clients, sizes, strict=True):
+        if num_samples >= least:
+            groups.append([])
+            num_samples = 0
+        groups[-1].append(k)
+        num_samples += size
+    return groups
+
+
 def look(scorer: "Scorer", job: Job, round: int) -> Found:
     """One evaluation, by a random stream of its own."""
     with isolated(derive(scorer.state.options.seed, "evaluate", scorer.stage.name, round, job.what, job.whose)):
