@@ -32,7 +32,6 @@ from fedlit.records.rows import POOLED, Row
 DEV_SAMPLES = 64  # a development run evaluates on so many
 FEW = 4  # of so many clients some samples are tried to see whether they may share a batch,
 TRIED_SAMPLES = 16  # so many in all
-GROUP_BATCHES = 4  # clients that share batches fill so many, whatever the number of processes
 
 
 class Scorer:
@@ -168,9 +167,8 @@ class Scorer:
             return [[k] for k in clients]
         if not self._sees_samples_apart(clients, round):
             return [[k] for k in clients]
-        data = self.state.data
-        val = data.at_round(round).val
-        return consecutive(clients, [len(val[k]) for k in clients], GROUP_BATCHES * data.eval_batch_size)
+        val = self.state.data.at_round(round).val
+        return consecutive(clients, [len(val[k]) for k in clients], self.state.data.eval_batch_size)
 
     def _sees_samples_apart(self, clients: list[int], round: int) -> bool:
         """Of a perceptron it is known; any other network is tried."""

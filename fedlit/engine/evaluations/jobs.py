@@ -13,6 +13,7 @@ from fedlit.rng import derive, isolated
 if TYPE_CHECKING:
     from fedlit.engine.evaluations.evaluation import Scorer
 
+GROUP_BATCHES = 4  # clients that share batches fill so many, whatever the number of processes
 SERVERS = "pooled"  # what the server evaluates itself, on the test set, wherever clients are
 
 
@@ -25,18 +26,19 @@ class Job:
     evaluate: Callable[[], Found]
 
 
-def consecutive(clients: Sequence[int], sizes: Sequence[int], least: int) -> list[list[int]]:
-    """Groups of clients in order, each closed as soon as it has enough samples.
+def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Groups of clients in order, each closed as soon as it fills enough batches.
 
     Args:
         clients: Of whom each is in one group.
         sizes: How many samples each has.
-        least: Samples of a group; the last may have fewer.
+        batch_size: Of an evaluation.
 
     Example:
-        >>> consecutive([0, 1, 4, 5], [60, 60, 200, 10], least=100)
+        >>> consecutive([0, 1, 4, 5], [60, 60, 200, 10], batch_size=25)
         [[0, 1], [4], [5]]
     """
+    least = GROUP_BATCHES * batch_size
     groups: list[list[int]] = []
     num_samples = least
     for k, size in zip(clients, sizes, strict=True):
