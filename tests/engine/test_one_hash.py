@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import SGD, TrunkAndHead, fitted, linear, toy_data
 from forked import exit_codes, forked
+from test_homes import StopAfter
 
-from fedlit.callbacks import FederationCallback
 from fedlit.methods import DLAD, FedFusion
 from fedlit.partition import Quantity
 
@@ -73,16 +73,6 @@ METHODS = {
     "DLAD failing": (lambda: dlad(FailingDLAD), {}),
     "DLAD of means": (lambda: DLAD(linear, ADAM, client_epochs=1, distil_epochs=2, aggregator="average"), {}),
 }
-
-
-class StopAfter(FederationCallback):
-    """Ends a fit as a scheduler's signal would, between rounds."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def on_round_end(self, federation, module, round, rows) -> None:
-        federation.should_stop = round == self.last
 
 
 def run(name, devices, folder, **more):
