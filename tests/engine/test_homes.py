@@ -149,6 +149,27 @@ def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):
     assert len(written) == 4 * 4 - failed
 
 
+class AllThenTen(FML):
+    """Everybody has a network after the first round; then ten take part."""
+
+    def select_clients(self, round, candidates):
+        return candidates if round == 1 else candidates[10 * round : 10 * round + 10]
+
+
+@pytest.mark.slow
+def test_of_a_thousand_personal_networks_a_round_writes_those_of_its_ten_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_clients, "MUCH", 0)
+    written = []
+    write = client_files.write
+    monkeypatch.setattr(client_files, "write", lambda *given: written.append(given) or write(*given))
+    data = toy_data(4000, num_clients=1000)
+    federation = fitted(AllThenTen(linear, linear, SGD), data, default_root_dir=str(tmp_path))
+    assert len(federation.personal_states) == 1000
+    assert len(written) == 1000 + 2 * 10
+    content = checkpoint.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
+    assert len(content["personal_states"]) == 1000
+
+
 def test_collected_uploads_stay_at_home_and_come_to_where_the_server_trains(tmp_path):
     def work(rank):
         federation = run("DLAD", 3, tmp_path, callbacks=StopAfter(2) if rounds == 2 else None, **going_on)
