@@ -177,7 +177,7 @@ class Host:
         state.load_global()
         on_device = wire.to(before, state.fabric.device)
         memories = [(k, Memory(**on_device["memory"]))] if before else []
-        collected = {k: on_device["collected"]} if before and before["collected"] else {}
+        collected = [(k, on_device["collected"])] if before and before["collected"] else []
         uploads = [(k, on_device["uploaded"])] if before and before["uploaded"] else []
         state.resume_clients(memories, collected, uploads, equipped=())
 

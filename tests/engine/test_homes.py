@@ -1,6 +1,7 @@
 """Several processes: what stays with a client has a home, uploads are added up where they are, the bits are one's."""
 
 import hashlib
+import json
 import shutil
 from functools import partial
 
@@ -10,6 +11,7 @@ from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 from forked import exit_codes, forked
 
 from fedlit.aggregation import Median
+from fedlit.callbacks import FederationCallback
 from fedlit.engine.cluster.shares import balanced
 from fedlit.engine.runs import saved_clients
 from fedlit.methods import DLAD, FML, SCAFFOLD, FedAvg, FedBN
@@ -40,6 +42,16 @@ class Mixed(FedAvg):
         self.of_double /= 3 + client.id
 
 
+class StopAfter(FederationCallback):
+    """Ends a fit as a scheduler's signal would, between rounds."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def on_round_end(self, federation, module, round, rows) -> None:
+        federation.should_stop = round == self.last
+
+
 METHODS = {
     "failing": (lambda: Failing(SmallCNN, SmallCNN, SGD), {"fraction_fit": 0.6}),
     "weights": (lambda: FedBN(SmallCNN, SGD), {"fraction_fit": 0.6}),
@@ -63,7 +75,7 @@ def run(name, devices, folder, **more):
 def told(federation):
     """Of all states, metrics and what is sent."""
     digest = hashlib.sha256()
-    states = [federation.global_state, *federation.personal_states.values(), *federation.state.collected.values()]
+    states = [federation.global_state, *federation.personal_states.values()]
     for state in states:
         for name, tensor in sorted(state.items()):
             digest.update(name.encode() + tensor.numpy().tobytes())
@@ -93,8 +105,9 @@ QUICK = ("failing", "DLAD")
 def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
     one = told(run(name, 1, tmp_path / "one"))
     assert set(on_several(name, 3, tmp_path / "three")) == {one}
-    one, three = ((tmp_path / f"{name}/lightning_logs/version_0/ledger.csv").read_text() for name in ("one", "three"))
-    assert one == three
+    for file in ("ledger.csv", "metrics.csv"):
+        one, three = ((tmp_path / f"{name}/lightning_logs/version_0/{file}").read_bytes() for name in ("one", "three"))
+        assert one == three
 
 
 def test_rounds_stay_balanced_and_clients_at_home_where_they_may():
@@ -134,6 +147,60 @@ def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):
         assert equal(state, content["personal_states"][k])
     run("failing", 1, tmp_path, num_rounds=4, ckpt_path="last")
     assert len(written) == 4 * 4 - failed
+
+
+class AllThenTen(FML):
+    """Everybody has a network after the first round; then ten take part."""
+
+    def select_clients(self, round, candidates):
+        return candidates if round == 1 else candidates[10 * round : 10 * round + 10]
+
+
+@pytest.mark.slow
+def test_of_a_thousand_personal_networks_a_round_writes_those_of_its_ten_clients(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_clients, "MUCH", 0)
+    written = []
+    write = client_files.write
+    monkeypatch.setattr(client_files, "write", lambda *given: written.append(given) or write(*given))
+    data = toy_data(4000, num_clients=1000)
+    federation = fitted(AllThenTen(linear, linear, SGD), data, default_root_dir=str(tmp_path))
+    assert len(federation.personal_states) == 1000
+    assert len(written) == 1000 + 2 * 10
+    content = checkpoint.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
+    assert len(content["personal_states"]) == 1000
+
+
+def test_collected_uploads_stay_at_home_and_come_to_where_the_server_trains(tmp_path):
+    def work(rank):
+        federation = run("DLAD", 3, tmp_path, callbacks=StopAfter(2) if rounds == 2 else None, **going_on)
+        (tmp_path / f"here_{rank}").write_text(json.dumps(federation.state.collected.here()))
+
+    def here():
+        shutil.rmtree(tmp_path / "meeting", ignore_errors=True)
+        assert exit_codes(forked(work, tmp_path, number=3)) == [0] * 3
+        return [json.loads((tmp_path / f"here_{rank}").read_text()) for rank in range(3)]
+
+    rounds, going_on = 2, {}  # both are collected, the server has not trained
+    apart = here()
+    assert sorted(k for share in apart for k in share) == list(range(7))
+    assert max(map(len, apart)) == 3
+    rounds, going_on = 4, {"ckpt_path": "last"}
+    first, *others = here()
+    assert first == list(range(7))
+    assert max(map(len, others)) <= 3
+
+
+def test_collected_uploads_are_not_written_again_while_the_server_trains(tmp_path, monkeypatch):
+    monkeypatch.setattr(saved_clients, "MUCH", 0)
+    written = []
+    write = client_files.write
+    monkeypatch.setattr(client_files, "write", lambda *given: written.append(given) or write(*given))
+    whole = run("DLAD", 1, tmp_path)
+    assert len(written) == 2 * 7  # classifiers, then what is collected
+    content = checkpoint.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
+    assert content["collected"].keys() == set(range(7))
+    for k, upload in content["collected"].items():
+        assert equal(upload, whole.state.collected[k])
 
 
 def test_a_damaged_file_of_a_client_is_told_and_the_checkpoint_before_is_read(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from conftest import equal
-from forked import free_port
 
 from fedlit.records import checkpoint
 
@@ -54,6 +53,22 @@ FML = """\
     meme: {class_path: nets.Net}
     optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
 """
+FEDFUSION = """\
+  class_path: fedlit.methods.FedFusion
+  init_args:
+    network: {class_path: fedlit.networks.LeNet5, init_args: {in_channels: 1, image_size: 28}}
+    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.02, momentum: 0.9}}
+"""
+POOL = "    public: 0.2\n"
+DLAD = """\
+  class_path: fedlit.methods.DLAD
+  init_args:
+    network: {class_path: nets.Net}
+    optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.001}}
+    client_epochs: 1
+    density_epochs: 1
+    distil_epochs: 2
+"""
 
 
 def start(folder: Path, *args: str) -> subprocess.Popen:
@@ -63,6 +78,8 @@ def start(folder: Path, *args: str) -> subprocess.Popen:
     before, after = RECIPE.split("  class_path: fedlit.methods.FineTuned")
     after = after[after.index("trainer:") :]
     (folder / "fml.yaml").write_text(before + FML + after)
+    (folder / "fedfusion.yaml").write_text(before + FEDFUSION + after)
+    (folder / "dlad.yaml").write_text(before.rstrip().removesuffix("model:") + POOL + "model:\n" + DLAD + after)
     (folder / "stack.yaml").write_text(before.replace(before.splitlines()[6], "") + STACK + after)  # equal clients
     command = [
         sys.executable,
@@ -116,25 +133,6 @@ def test_several_processes_with_personal_networks_of_different_kinds_end_in_the_
     assert same(one, two)
     shapes = [set(state) for state in one["personal_states"].values()]
     assert any(names != shapes[0] for names in shapes)
-
-
-@pytest.mark.slow
-def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(tmp_path):
-    one = finished(tmp_path / "one", "--config", "fml.yaml")
-    text = (Path(__file__).parents[2] / "docs/cluster.md").read_text()
-    port = str(free_port())
-    commands = [line for line in text.splitlines() if line.startswith("torchrun ")]
-    assert len(commands) == 2
-    folder = tmp_path / "one"  # has the recipe
-    shutil.rmtree(folder / "lightning_logs")
-    hosts = []
-    for line in commands:
-        words = line.replace("host1", "127.0.0.1").replace("29400", port).replace("recipe.yaml", "fml.yaml").split()
-        command = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-        hosts.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    outputs = [host.communicate(timeout=500)[0] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], outputs
-    assert same(one, checkpoint.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt"))
 
 
 def second_of(process: subprocess.Popen) -> int:

@@ -71,8 +71,8 @@ def unaware():
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3))
 
 
-def groups(network, processes):
-    federation = fitted(FedAvg(network, SGD), toy_data(num_clients=4, val_size=0.3), num_rounds=1)
+def groups(network, processes, **of_data):
+    federation = fitted(FedAvg(network, SGD), toy_data(num_clients=4, val_size=0.3, **of_data), num_rounds=1)
     scorer = Scorer(federation.state)
     federation.state.fabric = SimpleNamespace(world_size=processes, **FABRIC)
     return scorer._groups([0, 1, 2, 3], 1)
@@ -89,9 +89,10 @@ def test_clients_whose_samples_would_change_each_other_s_scores_share_no_batch(n
 
 
 @pytest.mark.parametrize("network", [linear, SmallCNN])
-def test_any_others_share_batches_in_every_process(network):
-    assert groups(network, 1) == [[0, 1, 2, 3]]
-    assert groups(network, 2) == [[0, 1], [2, 3]]
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_any_others_share_batches_with_the_same_whatever_the_number_of_processes(network, processes):
+    assert groups(network, processes) == [[0, 1, 2, 3]]
+    assert groups(network, processes, eval_batch_size=2) == [[0, 1], [2, 3]]  # of four or five samples each
 
 
 @pytest.mark.parametrize(("network", "is_tried"), [(linear, False), (SmallCNN, True)])

@@ -23,6 +23,7 @@ from fedlit.encoders import Encoder, Float16, Int8, TopK
 from fedlit.engine.plan import Memory, Outcome
 from fedlit.engine.rounds.encoding import encoding_of
 from fedlit.engine.rounds.visited import Visited, pack, unpack
+from fedlit.engine.states.homes import bring
 from fedlit.fast.stack import Stack
 from fedlit.methods import DLAD, SCAFFOLD, FedDF, FedProto
 from fedlit.networks import MLP
@@ -67,7 +68,7 @@ def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
 
 
 def residuals(federation):
-    federation.state.bring(sorted(federation.state.homes))
+    bring(federation.state, sorted(federation.state.homes))
     return {k: memory.residual for k, memory in federation.state.memories.items()}
 
 

@@ -1,4 +1,8 @@
-"""A real SuperLink and real SuperNodes on 127.0.0.1, with TLS and keys; every process is ended by its own id."""
+"""A real SuperLink and real SuperNodes on 127.0.0.1, with TLS and keys; every process is ended by its own id.
+
+A node that ends by itself is started again, as `Restart=always` of the unit in docs/deploy.md does: the SuperLink takes
+one that was killed for alive until its heartbeats are missed, and refuses it meanwhile.
+"""
 
 import os
 import signal
@@ -6,9 +10,11 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
+RESTART_SECONDS = 10  # as `RestartSec` of the unit
 EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-384", "-nodes"]
 
 
@@ -47,6 +53,7 @@ class Loopback:
         self.folder = folder
         self.num_nodes = num_nodes
         self.processes: dict[str, subprocess.Popen] = {}
+        self.commands: dict[str, list[str]] = {}
         self.port = free_port()
         self.node_ports = [free_port() for _ in range(num_nodes)]
         home = folder / "home"
@@ -92,7 +99,8 @@ class Loopback:
     def kill(self, name: str) -> None:
         """kill -9 of a process and of all that it has started."""
         process = self.processes.pop(name)
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else's process is in it
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # its own session: nobody else's process is in it
         process.wait()
 
     def close(self) -> None:
@@ -100,11 +108,24 @@ class Loopback:
             self.kill(name)
 
     def _start(self, name: str, program: str, *args: str) -> None:
-        log = (self.folder / f"{name}.log").open("a")
-        command = [str(BIN / program), *args]
-        self.processes[name] = subprocess.Popen(
-            command, env=self.environment, stdout=log, stderr=log, cwd=self.folder, start_new_session=True
-        )
+        self.commands[name] = [str(BIN / program), *args]
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.processes[name] = subprocess.Popen(
+                self.commands[name],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def _restart(self) -> None:
+        """Start again what has ended by itself, without what it has left running."""
+        for name in [name for name, process in self.processes.items() if process.poll() is not None]:
+            self.kill(name)
+            time.sleep(RESTART_SECONDS)
+            program, *args = self.commands[name]
+            self._start(name, Path(program).name, *args)
 
     def _wait_for_port(self) -> None:
         deadline = time.monotonic() + 120
@@ -124,4 +145,5 @@ class Loopback:
         deadline = time.monotonic() + seconds
         while not is_so():
             assert time.monotonic() < deadline, self.events()
+            self._restart()
             time.sleep(0.5)

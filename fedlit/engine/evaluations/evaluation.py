@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.evaluations.found import Found, check_usage, found_of
-from fedlit.engine.evaluations.jobs import SERVERS, Job, each_at_home, looked
+from fedlit.engine.evaluations.jobs import SERVERS, Job, consecutive, each_at_home, looked
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
 from fedlit.engine.module.attributes import attributes_kept
@@ -159,13 +159,16 @@ class Scorer:
         return self.state.data.num_clients - self.state.data.unseen_clients
 
     def _groups(self, clients: list[int], round: int) -> list[list[int]]:
-        """Clients whose samples share batches: as few groups as processes, or each by itself if that would matter."""
+        """Clients whose samples share batches, or each by itself if that would matter.
+
+        A loss may be rounded otherwise in another batch, so who is beside whom depends on the data alone.
+        """
         if len(clients) < 2 or not self.measures.are_of_classes or self.state.hosts is not None:
             return [[k] for k in clients]
         if not self._sees_samples_apart(clients, round):
             return [[k] for k in clients]
-        parts = np.array_split(clients, self.state.fabric.world_size)
-        return [part.tolist() for part in parts if len(part)]
+        val = self.state.data.at_round(round).val
+        return consecutive(clients, [len(val[k]) for k in clients], self.state.data.eval_batch_size)
 
     def _sees_samples_apart(self, clients: list[int], round: int) -> bool:
         """Of a perceptron it is known; any other network is tried."""

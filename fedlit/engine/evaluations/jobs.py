@@ -13,6 +13,7 @@ from fedlit.rng import derive, isolated
 if TYPE_CHECKING:
     from fedlit.engine.evaluations.evaluation import Scorer
 
+GROUP_BATCHES = 4  # clients that share batches fill so many, whatever the number of processes
 SERVERS = "pooled"  # what the server evaluates itself, on the test set, wherever clients are
 
 
@@ -23,6 +24,30 @@ class Job:
     what: str
     whose: int
     evaluate: Callable[[], Found]
+
+
+def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Groups of clients in order, each closed as soon as it fills enough batches.
+
+    Args:
+        clients: Of whom each is in one group.
+        sizes: How many samples each has.
+        batch_size: Of an evaluation.
+
+    Example:
+        >>> consecutive([0, 1, 4, 5], [60, 60, 200, 10], batch_size=25)
+        [[0, 1], [4], [5]]
+    """
+    least = GROUP_BATCHES * batch_size
+    groups: list[list[int]] = []
+    num_samples = least
+    for k, size in zip(clients, sizes, strict=True):
+        if num_samples >= least:
+            groups.append([])
+            num_samples = 0
+        groups[-1].append(k)
+        num_samples += size
+    return groups
 
 
 def look(scorer: "Scorer", job: Job, round: int) -> Found:

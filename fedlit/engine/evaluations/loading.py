@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fedlit.engine.evaluations.personalising import make_its_own
+from fedlit.engine.states.homes import bring
 
 if TYPE_CHECKING:
     from fedlit.engine.evaluations.evaluation import Scorer
@@ -21,7 +22,7 @@ def loaded(scorer: "Scorer", client: int | None) -> nn.Module:
         state.load_global()
         return scorer.network
     _check_has_model(scorer, client)
-    state.bring([client])
+    bring(state, [client])
     state.enter(client, "personal")
     make_its_own(state, scorer.stage, scorer.personal, client, state.round)
     return scorer.personal

@@ -9,6 +9,7 @@ from fedlit.engine.rounds.held import HeldUploads, update_norm
 from fedlit.engine.rounds.spread import SpreadUploads
 from fedlit.engine.rounds.visited import Visited, without_values
 from fedlit.engine.states.client_store import Memories
+from fedlit.engine.states.collected import Collected
 from fedlit.engine.states.state import FederationState
 from fedlit.records.round_record import Failure
 
@@ -89,6 +90,27 @@ class Custody:
         self.held.drop(k)
         self.memories.forget(k)
         self.homes.pop(k, None)
+
+    def collect(self, uploads: Iterable[Upload], found: Collected) -> None:
+        """Let the server keep uploads as they come: on several processes, where their clients are at home from now on.
+
+        Args:
+            uploads: On several processes, of those that others have made the names.
+            found: Takes them.
+        """
+        for upload in uploads:
+            k = upload.client
+            if not self.owners:
+                found.add(k, upload.state)
+                continue
+            self.homes[k] = self.owners[k]
+            if self.owners[k] != self.state.fabric.global_rank:
+                found.know({k: tuple(upload.state)})
+                self.memories.know({k: self.memories.names(k)})
+                continue
+            found.add(k, self.held[k].state)
+            if k not in self.memories:  # it keeps nothing else
+                self.memories[k] = Memory()
 
     def spread(self, uploads: Iterable[Upload], are_alike: bool) -> SpreadUploads:
         """All clients are visited; what they upload stays where it is until somebody asks for it."""

@@ -27,6 +27,8 @@ from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import States
+from fedlit.engine.states.collected import Collected
+from fedlit.engine.states.homes import share_out
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
@@ -72,7 +74,7 @@ class ClientRound:
         self.ledger = Ledger(state, self.stage, number)
         self.num_needed = fewest_usable(state.options, self.stage, len(clients))
         self.custody = Custody(state)
-        self.collected: dict[int, State] = {}
+        self.collected = Collected(state.memories.store)
         self.server_momenta = state.server_momenta
         self.follow = follow
         self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
@@ -95,7 +97,9 @@ class ClientRound:
 
     def _trained(self) -> RoundRecord:
         uploads: Uploads = self._uploads()
-        if self.state.fabric.world_size > 1:
+        if self.stage.upload == "collect":
+            self.custody.collect(uploads, self.collected)
+        elif self.state.fabric.world_size > 1:
             are_alike = self.stage.upload == "aggregate" and not self.state.sends_apart
             uploads = self.custody.spread(uploads, are_alike)
         if self.follow is not None or self.stage.keep_uploads:
@@ -106,15 +110,14 @@ class ClientRound:
             if self._is_enough():
                 raise
             return self.record
-        if self.stage.upload == "collect":
-            self.collected = {upload.client: upload.state for upload in uploads}
-        elif not isinstance(uploads, Spread):
+        if not isinstance(uploads, Spread):
             exhaust(uploads)  # where nothing is aggregated nobody asked for them; a rule may also stop early
         self.record.is_whole = self._is_enough()
         if self.record.is_whole:
             self._end(agreed)
         else:
             self.uploads.clear()
+            self.collected.clear()
         return self.record
 
     def _end(self, agreed: State) -> None:
@@ -220,7 +223,7 @@ class ClientRound:
                 self._tell_of(k)
                 yield k, self._looked_at_again(visited, sent)
             return
-        owners = self.state.share_out(self.clients)
+        owners = share_out(self.state, self.clients)
         visit = self._visits(self.custody.share(self.clients, owners))
 
         def work(k: int) -> Visited:

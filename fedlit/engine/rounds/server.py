@@ -7,6 +7,7 @@ from fedlit.aggregation import State, Upload, defect
 from fedlit.data.client import SERVER, Server
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.plan import Memory, Plan
+from fedlit.engine.states.homes import collected_for_server
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.optimizers import optimizer_state
@@ -36,7 +37,7 @@ def serve(state: FederationState, round: int, plan: Plan, tell: Callable[[int, i
     """
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
-    served = trained_by_server(state, round, plan, state.global_state, state.collected, tell)
+    served = trained_by_server(state, round, plan, state.global_state, collected_for_server(state), tell)
     state.end_server_round(served.state, served.memory)
     return RoundRecord(rows=served.rows)
 

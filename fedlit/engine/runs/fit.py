@@ -1,6 +1,7 @@
 """The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -108,7 +109,7 @@ class Fit:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
         self.state.attributes.begin()
         try:
-            with stop_signals(self._stop_by_signal):
+            with self._heard_signals():
                 for number in range(self.state.round + 1, len(self.schedule) + 1):
                     if self._is_to_stop():
                         break
@@ -278,6 +279,15 @@ class Fit:
             self.stop.asked = True
             self.stop.signal = signal or None
         return bool(asked)
+
+    def _heard_signals(self) -> AbstractContextManager[None]:
+        """Signals end a run in good order; where clients have hosts, whoever carries its messages ends it at once.
+
+        It may be waiting for a host, or for messages that nobody carries any more, and holds the run's folder.
+        """
+        if self.state.hosts is not None:
+            return nullcontext()
+        return stop_signals(self._stop_by_signal)
 
     def _stop_by_signal(self, number: int) -> None:
         """Say at once what the run is waiting for."""

@@ -13,7 +13,8 @@ from fedlit.engine.rounds.server_step import check_kept
 from fedlit.engine.runs.begin import Beginning
 from fedlit.engine.runs.choices import changes, choices
 from fedlit.engine.runs.kept_optimizers import check_optimizers
-from fedlit.engine.runs.saved_clients import RESIDUALS, kept_of, on_cpu
+from fedlit.engine.runs.saved_clients import COLLECTED, RESIDUALS, kept_of, on_cpu
+from fedlit.engine.states.homes import settle
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.methods.base import twin
@@ -89,7 +90,7 @@ def take(
         "global_state": on_cpu(state.global_state),
         "personal_states": {k: kept["personal_states"] for k, kept in here.items()},
         "optimizer_states": {k: kept["optimizer_states"] for k, kept in here.items()},
-        "collected": {k: on_cpu(uploaded) for k, uploaded in state.collected.items()},
+        COLLECTED: {k: on_cpu(state.collected.peek(k)) for k in state.collected} if files is None else {},
         "server_optimizer": on_cpu(state.server_memory.optimizer),
         "server_momenta": on_cpu(state.server_momenta),
         "initial_state": on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
@@ -123,7 +124,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     if _shapes(content["initial_state"]) != _shapes(own):
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
     _check_personal(state, content["personal_states"], path)
-    _check_personal(state, content["collected"], path)
+    _check_personal(state, content[COLLECTED], path)
     _check_personal(state, content.get(UPLOADS, {}), path)
     device = state.fabric.device
     stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
@@ -142,23 +143,40 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     server_momenta = content.get("server_momenta", {})  # older files have none
     if training:
         check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
-    residuals = content.get(RESIDUALS, {})
-    personal = content["personal_states"]
-    mine = state.settle({k: tuple(own_state) for k, own_state in personal.items()})
-    memories = (
-        (k, Memory(_on_device(personal[k], device), _copied(momenta[k]), _on_device(residuals.get(k, {}), device)))
-        for k in mine
-    )
-    collected = {k: _on_device(uploaded, device) for k, uploaded in content["collected"].items()}
-    uploads = ((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items())
     server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
-    state.resume_clients(memories, collected, uploads, content.get(EQUIPPED, ()))
+    _restore_clients(state, content, momenta)
     state.resume_server(server_memory, _copied(server_momenta))
     state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
     if state.hosts is not None:
         state.memories.know(state.hosts.resume(content[HOSTS]))
     elif HOSTS in content:
         state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
+
+
+def _restore_clients(state: FederationState, content: dict[str, Any], momenta: Mapping[int, Any]) -> None:
+    """What stayed with clients, and what they have uploaded to be kept: on several processes, of those at home here."""
+    device = state.fabric.device
+    several = state.fabric.world_size > 1
+    personal = content["personal_states"]
+    residuals = content.get(RESIDUALS, {})
+    collected = content[COLLECTED]
+    names = {k: tuple(own) for k, own in personal.items()}
+    if several:
+        names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has a home, too
+    mine = settle(state, names)
+
+    def memory(k: int) -> Memory:
+        own = _on_device(personal.get(k, {}), device)
+        return Memory(own, _copied(momenta.get(k, {})), _on_device(residuals.get(k, {}), device))
+
+    here = [k for k in collected if k in mine or not several]
+    state.resume_clients(
+        memories=((k, memory(k)) for k in mine),
+        collected=((k, _on_device(collected[k], device)) for k in here),
+        uploads=((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items()),
+        equipped=content.get(EQUIPPED, ()),
+    )
+    state.collected.know({k: tuple(collected[k]) for k in collected if k not in here})
 
 
 def _check_fingerprint(

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
@@ -124,6 +124,11 @@ class Memories(MutableMapping[int, Memory]):
     def num_bytes(self) -> int:
         """Of all that is here, in memory or on disk."""
         return sum(self.store.size(number) for number in self._numbers.values())
+
+    @property
+    def everybody(self) -> Collection[int]:
+        """Clients whose memory is here, or known to be elsewhere."""
+        return self._names.keys()
 
     def names(self, client: int) -> tuple[str, ...]:
         """The names in a client's state, without reading it; none if it has nothing."""

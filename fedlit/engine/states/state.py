@@ -7,15 +7,14 @@ Others ask; what changes, changes here: at the end of a round of clients (`end_c
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.fabric import Fabric
 
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
-from fedlit.engine.cluster.processes import broadcast, exchanged
-from fedlit.engine.cluster.shares import balanced
+from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.guards.guard import Guard
 from fedlit.engine.module.freezing import constant_names, frozen_names
 from fedlit.engine.module.kept_attributes import KeptAttributes
@@ -24,6 +23,8 @@ from fedlit.engine.options import Options
 from fedlit.engine.plan import Memory, OptimizerState
 from fedlit.engine.scoring.measures import Measures
 from fedlit.engine.states.client_store import Memories, States, Store
+from fedlit.engine.states.collected import Collected
+from fedlit.engine.states.homes import bring
 from fedlit.engine.states.hosts import Hosts, Names
 from fedlit.engine.states.scoreboard import Scoreboard
 from fedlit.engine.states.sending import Sent, sends_apart, sent_by
@@ -58,7 +59,7 @@ class Brought:
     clients: Sequence[int]
     memories: Memories
     homes: Mapping[int, int]
-    collected: Mapping[int, State]
+    collected: Collected
     uploads: States
     elsewhere: Names = field(default_factory=dict)
 
@@ -84,7 +85,7 @@ class FederationState:
         frozen: Names of other parameters that required no gradients when the run began.
         equipped: Clients that have been sent what is constant.
         global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
-        collected: Uploads that the server keeps as they came, by client.
+        collected: Uploads that the server keeps as they came, by client; on several processes each at its home.
         memories: What stays with each client whose home is this process; of others, the names.
         homes: On several processes, the one that has what stays with a client, of those that have something.
         uploads: The last upload of every client, where a stage keeps them.
@@ -121,8 +122,8 @@ class FederationState:
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
         self.global_state: State = self._first_global_state()
-        self.collected: dict[int, State] = module.earlier_uploads()
         self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
+        self.collected = self._first_collected()
         self.homes: dict[int, int] = {}
         self.uploads = States(self.memories.store)
         self.sends_apart = sends_apart(module)
@@ -176,6 +177,13 @@ class FederationState:
         held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
         return held | {name: self.initial[name] for name in self.constant}
 
+    def _first_collected(self) -> Collected:
+        """Uploads that are there before the first round, on every process: those of an earlier run."""
+        found = Collected(self.memories.store)
+        for k, state in self.module.earlier_uploads().items():
+            found.add(k, state)
+        return found
+
     def synchronise(self) -> None:
         """Every process starts from the first one's states."""
         self.initial = broadcast(self.fabric, self.initial)
@@ -206,12 +214,18 @@ class FederationState:
         if k not in self.memories and self.memories.names(k):
             raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
         kept = self.memories[k].state if k in self.memories else {}
-        return {**self.collected.get(k, {}), **self._uploaded(k), **kept}
+        return {**self.collected_of(k), **self._uploaded(k), **kept}
+
+    def collected_of(self, k: int) -> State:
+        """What a client has uploaded for the server to keep: where it is elsewhere, to ask is a mistake."""
+        if k not in self.collected:
+            return {}
+        return self.collected[k]
 
     def personal_states(self) -> dict[int, State]:
         """What every client has of its own; all processes must ask."""
         clients = sorted({*self.memories, *self.homes, *self.owners()})
-        self.bring(clients)
+        bring(self, clients)
         return {k: self.personal(k) for k in clients}
 
     @property
@@ -231,53 +245,11 @@ class FederationState:
             return {}
         return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
 
-    def share_out(self, clients: Sequence[int]) -> list[int]:
-        """The process that visits each client of a round; what stays with one that is not visited at home moves."""
-        owners = balanced(clients, self.homes, self.fabric.world_size)
-        moves = {k: owner for k, owner in zip(clients, owners, strict=True) if self.homes.get(k, owner) != owner}
-        if moves:
-            self._move(moves)
-        return owners
-
-    def _move(self, targets: Mapping[int, int]) -> None:
-        """Let other processes have what stays with these clients; all must ask."""
-        rank = self.fabric.global_rank
-        parcels: list[dict[int, Any]] = [{} for _ in range(self.fabric.world_size)]
-        leaving = {k: target for k, target in targets.items() if self.homes[k] == rank}
-        for k, target in leaving.items():
-            parcels[target][k] = vars(self.memories[k])
-        self.memories.know({k: self.memories.names(k) for k in leaving})
-        for came in exchanged(self.fabric, [parcel or None for parcel in parcels]):
-            for k, memory in (came or {}).items():
-                self.memories[k] = Memory(**memory)
-        self.homes |= targets
-
-    def bring(self, clients: Iterable[int]) -> None:
-        """Let every process have a copy of what stays with these clients, until it changes; all must ask."""
-        rank = self.fabric.global_rank
-        for k in clients:
-            home = self.homes.get(k)
-            if home is None:
-                continue
-            memory = broadcast(self.fabric, vars(self.memories[k]) if home == rank else None, home)
-            if home != rank:
-                self.memories[k] = Memory(**memory)
-
-    def settle(self, names: Mapping[int, tuple[str, ...]]) -> list[int]:
-        """Give clients homes, from names of what stays with them; those whose home is here."""
-        if self.fabric.world_size == 1:
-            return [*names]
-        homes = balanced([*names], {}, self.fabric.world_size)
-        self.homes = dict(zip(names, homes, strict=True))
-        elsewhere = {k: names[k] for k, home in self.homes.items() if home != self.fabric.global_rank}
-        self.memories.know(elsewhere)
-        return [k for k in names if k not in elsewhere]
-
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
         if not prefix:
             return True
-        names = (*self.collected.get(k, ()), *self.memories.names(k))
+        names = (*self.collected.names(k), *self.memories.names(k))
         return any(name.startswith(prefix) for name in names)
 
     def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Sent | None = None) -> None:
@@ -324,7 +296,7 @@ class FederationState:
         self.memories.adopt(brought.memories)
         self.memories.know(brought.elsewhere)
         self.homes |= brought.homes
-        self.collected |= brought.collected
+        self.collected.adopt(brought.collected)
         self.uploads.adopt(brought.uploads)
         if self.constant:
             self.equipped.update(brought.clients)
@@ -351,14 +323,17 @@ class FederationState:
     def resume_clients(
         self,
         memories: Iterable[tuple[int, Memory]],
-        collected: dict[int, State],
+        collected: Iterable[tuple[int, State]],
         uploads: Iterable[tuple[int, State]],
         equipped: Iterable[int],
     ) -> None:
         """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
         for k, memory in memories:
             self.memories[k] = memory
-        self.collected = collected
+        self.collected.clear()
+        self.collected = Collected(self.memories.store)  # another one: whoever has seen the old one is to see it
+        for k, state in collected:
+            self.collected.add(k, state)
         self.uploads.update(uploads)
         self.equipped = set(equipped)
 
