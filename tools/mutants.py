@@ -38,8 +38,12 @@ EQUIVALENT = {
     ("stacked_visits", "if not client.sees_the_same_inputs:"): "spares building batches that `is_plain_data` refuses",
     ("plain_visits", "begun is None"): "what has not begun has no optimiser: an error, and an error is visited",
     ("plain_visits", "found is None"): "what was not found has no parameters: an error, and an error is visited",
+    ("plain_visits", "if not client.sees_the_same_inputs:"): "spares building batches that are refused",
     ("stacked_visits", "begun is None"): "as there",
-    ("stacked_visits", "if place is None:"): "what has no place cannot be taken apart: an error, and an error is visited",
+    (
+        "stacked_visits",
+        "if place is None:",
+    ): "what has no place cannot be taken apart: an error, and an error is visited",
     ("stacked_visits", "k in self.mine"): "who is not there has no place: an error, and an error is visited",
     ("recognition", "id(parameter)"): "what lies nowhere is on no CPU, and refused for that",
     ("transparency", "reading is None"): "what was not read has no names: an error, and an error refuses",
