@@ -22,7 +22,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State
-from fedlit.bounds import check_count, check_positive
+from fedlit.bounds import check_choice, check_count, check_positive
 from fedlit.data.client import Client, Public, Server
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
@@ -44,6 +44,8 @@ from fedlit.methods.states import copy_into, twin
 from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_confidence
 from fedlit.records import checkpoint
 from fedlit.rng import isolated
+
+DensityStart = Literal["classifier", "scratch"]
 
 
 class Density(FedAvg):
@@ -112,6 +114,8 @@ class DLAD(FederatedModule):
         earlier: A checkpoint whose clients' uploads are taken as they are: only new clients train.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        density_from: A density classifier starts from the trained `classifier`, as in the paper, or
+            from `scratch`, a control.
     """
 
     card = Card(
@@ -144,8 +148,10 @@ class DLAD(FederatedModule):
         record: bool = True,
         earlier: str | None = None,
         client_optimizers: ClientOptimizers = None,
+        density_from: DensityStart = "classifier",
     ) -> None:
         super().__init__(optimizer, client_optimizers)
+        check_choice("model.density_from", density_from, DensityStart)
         if aggregator not in ("adaptive", "average", "labeled"):
             raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
         check_positive("model.temperature", temperature)
@@ -162,6 +168,7 @@ class DLAD(FederatedModule):
         self.client_classes = client_classes or {}
         self.record = record
         self.earlier = earlier
+        self.density_from = density_from
         self.collected = ("classifier.",)
         if aggregator == "adaptive":
             self.collected = ("classifier.", "density.")
@@ -270,7 +277,8 @@ class DLAD(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         if client is not None:
             self._check_classes(client)
-        if self.stage is not None and self.stage.name == "density":
+        begins_density = self.stage is not None and self.stage.name == "density"
+        if begins_density and self.density_from == "classifier":
             self._start_density()
 
     def _check_classes(self, client: Client) -> None:
