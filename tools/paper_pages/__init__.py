@@ -1,1 +1,1 @@
-"""The pages on what the papers claim and what we measured, built from committed runs: nothing on them is typed by hand."""
+"""Pages on what the papers claim and what we measured, built from committed runs: nothing is typed by hand."""

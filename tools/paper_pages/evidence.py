@@ -1,6 +1,6 @@
 """From runs to a verdict, by a rule that was fixed before the runs.
 
-A gain is the mean of the paired differences over seeds, in the direction that is better. Of its 95 % interval [low, high]:
+A gain is the mean of the paired differences over seeds, in the direction that is better. By its 95 % interval:
 
     agrees           low > 0
     disagrees        high < least, the smallest gain that matters (and not low > 0)
