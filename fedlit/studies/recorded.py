@@ -1,8 +1,11 @@
 """What a study found, from its runs.csv alone: the folders of its runs need not be there."""
 
+import csv
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +15,8 @@ from fedlit.studies.seeds import SeedPair
 from fedlit.studies.study import Cell, Study
 
 DIRECTIONS: dict[str, Direction] = {"acc": "max", "loss": "min"}  # what runs of classification record
-PLACE = ["row", "column", "training_seed", "partition_seed"]
+SEEDS = ("training_seed", "partition_seed")
+WORDS = ("row", "column", "status", "folder")
 
 
 @dataclass(frozen=True)
@@ -23,17 +27,19 @@ class RecordedResults(Results):
         lines: Of runs.csv.
     """
 
-    lines: pd.DataFrame
+    lines: Sequence[Mapping[str, Any]]
 
     @cached_property
     def runs(self) -> pd.DataFrame:
         """A line for each cell and pair of seeds, as recorded, or `missing`."""
-        recorded = {tuple(line[name] for name in PLACE): line for line in self.lines.to_dict("records")}
+        recorded = {}
+        for line in self.lines:
+            recorded[line["row"], line["column"], line["training_seed"], line["partition_seed"]] = line
         found = []
         for seeds in self.study.seeds:
             for cell in self.study.cells:
                 missing = self._run(cell, seeds)
-                found.append(recorded.get((cell.row, cell.column, *seeds), missing))
+                found.append(recorded.get((cell.row, cell.column, seeds.training, seeds.partition), missing))
         return pd.DataFrame(found, columns=list(RUN_COLUMNS))
 
     @cached_property
@@ -55,11 +61,22 @@ def recorded_results(study: Study, path: Path) -> RecordedResults:
         study: What was asked; it may have more cells than were run.
         path: Of the runs.csv that `fedlit compare` wrote.
     """
-    lines = pd.read_csv(path, float_precision="round_trip", keep_default_na=False, na_values=[""])
-    lines = lines.fillna({"column": "", "folder": ""})
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = [_read(line) for line in csv.DictReader(file)]
     known = {(cell.row, cell.column) for cell in study.cells}
-    for place in zip(lines["row"], lines["column"], strict=True):
-        if place not in known:
-            raise ValueError(f"{path} has a cell that its study lacks: {', '.join(place)}.")
+    for line in lines:
+        if (line["row"], line["column"]) not in known:
+            raise ValueError(f"{path} has a cell that its study lacks: {line['row']}, {line['column']}.")
     cells = tuple(replace(cell, measure=cell.measure.for_run(DIRECTIONS)) for cell in study.cells)
     return RecordedResults(replace(study, cells=cells), {}, {}, lines)
+
+
+def _read(line: Mapping[str, str]) -> dict[str, Any]:
+    """A line with its numbers: by `float`, which gives back the bits that were written; pandas need not."""
+    read: dict[str, Any] = dict(line)
+    for name in RUN_COLUMNS:
+        if name in SEEDS:
+            read[name] = int(line[name])
+        elif name not in WORDS:
+            read[name] = float(line[name] or "nan")
+    return read
