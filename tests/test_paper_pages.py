@@ -18,7 +18,7 @@ from fedlit.studies.study import chosen, read_study
 from tools.paper_pages.book import COLUMN, SOURCES, built, figures, methods_of, sources, stale, with_verdicts
 from tools.paper_pages.evidence import AGREES, DISAGREES, NOT_RUN, OPEN, reading, results_of, runs_csv, verdict
 from tools.paper_pages.leaderboard import Leaderboard
-from tools.paper_pages.source import Question, read_source
+from tools.paper_pages.source import Question, RunSet, read_source
 
 ROOT = Path(__file__).parents[1]
 PAGES = sources(ROOT)
@@ -150,6 +150,12 @@ def test_what_was_run_is_what_its_command_asks_for(runs):
         lines = pd.read_csv(path, keep_default_na=False)
         assert set(zip(lines["row"], lines["column"], strict=True)) == {(cell.row, cell.column) for cell in study.cells}
         assert not lines["folder"].str.startswith("/").any()
+
+
+def test_the_command_of_one_cell_asks_for_it_alone():
+    runs = RunSet("small", "studies/fml.yaml", "--data.root F --only '*' '6*' --trainer.num_rounds 2", "")
+    expected = "fedlit compare studies/fml.yaml --data.root F --trainer.num_rounds 2 --only FML '600, pure' --seeds 1"
+    assert runs.command_of("FML", "600, pure") == expected
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -45,7 +45,7 @@ def leaderboard_page(board: Leaderboard, root: Path) -> str:
     blocks = [f"# {board.title}", MADE, board.text, study.note, f"```bash\n{commands}\n```"]
     if results is None:
         blocks.append(f"{NOT_RUN.capitalize()}.")
-        return "\n\n".join(blocks) + "\n"
+        results = RecordedResults(study, {}, {}, [])
     blocks.append(
         f"The numbers are of `{runs.name}`: {runs.size}. Accuracies in %, as mean [95 % interval of the mean] over "
         f"{len(study.seeds)} pairs of seeds; the last column is the paired difference of `own` to {BASELINE}. Bytes "

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 from fedlit.studies.grid import Grid
@@ -10,7 +11,7 @@ from fedlit.studies.grids import cost_grid, main_grid, target_grid
 from fedlit.studies.recorded import RecordedResults
 from fedlit.studies.study import read_study
 from fedlit.studies.tables import grid_in_markdown
-from fedlit.studies.wording import difference
+from fedlit.studies.wording import difference, plus_minus
 from tools.paper_pages.evidence import NOT_RUN, Finding, answering, findings, part, run_columns, runs_csv, verdict_line
 from tools.paper_pages.source import RunSet, Source
 
@@ -41,6 +42,7 @@ def paper_page(source: Source, root: Path) -> str:
         _bullets(source.differences),
         "## Our runs",
         *_our_runs(source, root),
+        _again(source, runs, results),
         "## Theirs and ours",
         *_tables(source, results),
         "## Answers",
@@ -83,6 +85,21 @@ def _our_runs(source: Source, root: Path) -> list[str]:
         "rounds, one thread, on a core that others used, too. What is not run yet has its settings fixed."
     )
     return blocks
+
+
+def _again(source: Source, runs: RunSet, results: RecordedResults | None) -> str:
+    """How to make one of the numbers again."""
+    if results is None:
+        return ""
+    row = source.questions[0].row
+    for cell in results.study.cells:
+        values = results.values(cell)
+        first = results.study.seeds[0]
+        if cell.row == row and first in values:
+            number = plus_minus(values[first], nan, cell.measure)
+            command = runs.command_of(cell.row, cell.column)
+            return f"One number again, {cell} with seed {first.training}, which is {number}:\n\n```bash\n{command}\n```"
+    return ""
 
 
 def _spent(root: Path, runs: RunSet) -> tuple[str, str, str]:

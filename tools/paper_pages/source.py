@@ -1,5 +1,6 @@
 """What a page is made of beside its runs: docs/papers/src/PAPER.yaml, read and checked."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -30,6 +31,16 @@ class RunSet:
     def command(self) -> str:
         """As it is typed."""
         return f"fedlit compare {self.study} {self.options}".rstrip()
+
+    def command_of(self, row: str, column: str) -> str:
+        """The same for one cell and its first seed."""
+        kept = []
+        is_pattern = False
+        for word in shlex.split(self.options):
+            is_pattern = word == "--only" or (is_pattern and not word.startswith("--"))
+            if not is_pattern:
+                kept.append(word)
+        return shlex.join(["fedlit", "compare", self.study, *kept, "--only", row, column, "--seeds", "1"])
 
 
 @dataclass(frozen=True)
