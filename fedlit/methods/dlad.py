@@ -14,7 +14,6 @@ uploads just once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -41,8 +40,7 @@ from fedlit.methods.factories import (
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import copy_into, twin
-from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_confidence
-from fedlit.records import checkpoint
+from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_confidence, uploads_of
 from fedlit.rng import isolated
 
 DensityStart = Literal["classifier", "scratch"]
@@ -249,15 +247,7 @@ class DLAD(FederatedModule):
         return "inputs"
 
     def earlier_uploads(self) -> dict[int, State]:
-        if self.earlier is None:
-            return {}
-        content = checkpoint.load(Path(self.earlier), "model.earlier", allowed="a checkpoint file")
-        if not content["collected"]:
-            raise ValueError(f"`model.earlier` {self.earlier} holds no client's uploads.")
-        uploads = {}
-        for k, state in content["collected"].items():
-            uploads[k] = {name: tensor.to(self.device) for name, tensor in state.items()}
-        return uploads
+        return uploads_of(self.earlier, self.device)
 
     def configure_client(self, client: Client) -> None:
         self.classifier.network = self._classifier(client)
