@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: help fit test style types units test-oldest test-slow lint bench docs
+.PHONY: help fit test style types units test-oldest test-slow lint bench pages docs
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -43,6 +43,9 @@ lint: $(VENV)/ready  ## format and fix what can be fixed
 
 bench: $(VENV)/ready  ## time against hand-written PyTorch loops, about ten minutes
 	$(BIN)/python -m benchmarks
+
+pages: $(VENV)/ready  ## the pages of the papers and the leaderboard, from the runs in docs/papers/runs
+	$(BIN)/python -m tools.paper_pages
 
 $(VENV)/docs-ready: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[docs]'

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from fedlit.bounds import check_share
 from fedlit.inputs import applied
 from fedlit.losses import Mix, mixture
 
@@ -243,6 +244,29 @@ class Gated(nn.Module):
             "local_expert_acc": float(local_right.mean()),
             "global_expert_acc": float(global_right.mean()),
         }
+
+
+class FixedGate(nn.Module):
+    """A gate that says the same of every sample and never learns: a control for the mixture of experts.
+
+    Args:
+        h: The local expert's weight in [0, 1]; 1 is the local expert alone, 0.5 counts both alike.
+
+    Example:
+        >>> FixedGate(0.5)(torch.ones(2, 1, 28, 28)).sigmoid().flatten()
+        tensor([0.5000, 0.5000])
+    """
+
+    CERTAIN = 200.0  # the sigmoid of this is 1 to the bit, and 1 minus it 0, in single precision
+
+    def __init__(self, h: float = 0.5) -> None:
+        super().__init__()
+        share = check_share("h", h)
+        self.logit: Tensor
+        self.register_buffer("logit", torch.tensor(share).logit().clamp(-self.CERTAIN, self.CERTAIN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.logit.expand(len(x), 1)
 
 
 class Pretrained(nn.Module):

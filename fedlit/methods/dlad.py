@@ -14,7 +14,6 @@ uploads just once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,7 +21,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State
-from fedlit.bounds import check_count, check_positive
+from fedlit.bounds import check_choice, check_count, check_positive
 from fedlit.data.client import Client, Public, Server
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
@@ -41,9 +40,10 @@ from fedlit.methods.factories import (
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import copy_into, twin
-from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_confidence
-from fedlit.records import checkpoint
+from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_confidence, uploads_of
 from fedlit.rng import isolated
+
+DensityStart = Literal["classifier", "scratch"]
 
 
 class Density(FedAvg):
@@ -112,6 +112,8 @@ class DLAD(FederatedModule):
         earlier: A checkpoint whose clients' uploads are taken as they are: only new clients train.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
+        density_from: A density classifier starts from the trained `classifier`, as in the paper, or
+            from `scratch`, a control.
     """
 
     card = Card(
@@ -145,8 +147,10 @@ class DLAD(FederatedModule):
         record: bool = True,
         earlier: str | None = None,
         client_optimizers: ClientOptimizers = None,
+        density_from: DensityStart = "classifier",
     ) -> None:
         super().__init__(optimizer, client_optimizers)
+        check_choice("model.density_from", density_from, DensityStart)
         if aggregator not in ("adaptive", "average", "labeled"):
             raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
         check_positive("model.temperature", temperature)
@@ -163,6 +167,7 @@ class DLAD(FederatedModule):
         self.client_classes = client_classes or {}
         self.record = record
         self.earlier = earlier
+        self.density_from = density_from
         self.collected = ("classifier.",)
         if aggregator == "adaptive":
             self.collected = ("classifier.", "density.")
@@ -243,15 +248,7 @@ class DLAD(FederatedModule):
         return "inputs"
 
     def earlier_uploads(self) -> dict[int, State]:
-        if self.earlier is None:
-            return {}
-        content = checkpoint.load(Path(self.earlier), "model.earlier", allowed="a checkpoint file")
-        if not content["collected"]:
-            raise ValueError(f"`model.earlier` {self.earlier} holds no client's uploads.")
-        uploads = {}
-        for k, state in content["collected"].items():
-            uploads[k] = {name: tensor.to(self.device) for name, tensor in state.items()}
-        return uploads
+        return uploads_of(self.earlier, self.device)
 
     def configure_client(self, client: Client) -> None:
         self.classifier.network = self._classifier(client)
@@ -271,7 +268,8 @@ class DLAD(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         if client is not None:
             self._check_classes(client)
-        if self.stage is not None and self.stage.name == "density":
+        begins_density = self.stage is not None and self.stage.name == "density"
+        if begins_density and self.density_from == "classifier":
             self._start_density()
 
     def _check_classes(self, client: Client) -> None:

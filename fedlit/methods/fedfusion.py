@@ -10,7 +10,8 @@ received:
 It trains and sends E_l, F and C. The server averages them and smooths lam: lam <- ema * lam + (1 -
 ema) * mean_k lam_k. What a client's lam has come to at the end of a visit is recorded as `lam`.
 
-Laws: lam held at 0 is FedAvg; while E_l = E_g the gradient of lam is 0; E_g is in no upload.
+Laws: lam held at 0 is FedAvg, and so is `single` or `multi` fused with itself; while E_l = E_g the
+gradient of lam is 0; E_g is in no upload.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from fedlit.aggregation import State, Upload
-from fedlit.bounds import check_number
+from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
 from fedlit.methods.base import FederatedModule, Weighting, loss_of
@@ -34,6 +35,7 @@ from fedlit.tasks import Task
 LAM = "network.fusion.lam"
 EXTRACTOR = "network.extractor."
 REFERENCE = "network.reference."
+FuseWith = Literal["received", "own"]
 
 
 class Fusion(nn.Module):
@@ -74,17 +76,23 @@ class Fusion(nn.Module):
 class FusedNetwork(nn.Module):
     """Extractor, its frozen reference, fusion and head as one network."""
 
-    def __init__(self, extractor: nn.Module, head: nn.Module, reference: nn.Module, fusion: Fusion) -> None:
+    def __init__(
+        self, extractor: nn.Module, head: nn.Module, reference: nn.Module, fusion: Fusion, sees_itself: bool = False
+    ) -> None:
         super().__init__()
+        self.sees_itself = sees_itself
         self.extractor = extractor
         self.head = head
         self.fusion = fusion
         self.reference = reference.requires_grad_(False)
 
     def forward(self, x: Any, reference_features: Tensor | None = None) -> Any:
-        if reference_features is None:
+        features = applied(self.extractor, x)
+        if self.sees_itself:
+            reference_features = features
+        elif reference_features is None:
             reference_features = applied(self.reference, x)
-        return self.head(self.fusion(applied(self.extractor, x), reference_features))
+        return self.head(self.fusion(features, reference_features))
 
     def train(self, mode: bool = True) -> "FusedNetwork":
         super().train(mode)
@@ -109,6 +117,10 @@ class FedFusion(FederatedModule):
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
         task: What outputs are for, of fedlit.tasks; classification by default.
+        train_operator: Whether F trains. False, a control, holds it at its first value: lam at 0, which
+            is FedAvg, or the convolution as it was drawn.
+        fuse_with: E_g is the extractor that was `received`, or the client's `own` E_l, a control: F's
+            parameters, and nothing of the global model; `single` and `multi` are FedAvg then.
     """
 
     card = Card(
@@ -136,16 +148,21 @@ class FedFusion(FederatedModule):
         weighting: Weighting = "examples",
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
+        train_operator: bool = True,
+        fuse_with: FuseWith = "received",
     ) -> None:
         super().__init__(optimizer, client_optimizers, task)
         if not 0 <= check_number("model.ema", ema) < 1:
             raise ValueError(f"`model.ema` must lie in [0, 1), got {ema}.")
+        check_choice("model.fuse_with", fuse_with, FuseWith)
         local: Any = build(network, "model.network")
         received: Any = build(network, "model.network")
         if not hasattr(local, "extractor") or len(getattr(local, "feature_shape", ())) != 3:
             raise ValueError("`model.network` must have an `extractor` with a `feature_shape` [c, H, W], and a `head`.")
         fusion = Fusion(operator, channels=local.feature_shape[0])
-        self.network = FusedNetwork(local.extractor, local.head, received.extractor, fusion)
+        fusion.requires_grad_(train_operator)
+        sees_itself = fuse_with == "own"
+        self.network = FusedNetwork(local.extractor, local.head, received.extractor, fusion, sees_itself)
         self.ema = ema
         self.eval_reference = eval_reference
         self.record = record
@@ -156,7 +173,7 @@ class FedFusion(FederatedModule):
         self.network.reference.load_state_dict(self.network.extractor.state_dict())
         self.network.reference.eval()
         self._recorded = None
-        if self.record:
+        if self.record and not self.network.sees_itself:
             reference = partial(applied, self.network.reference)
             self._recorded = record(reference, client, next(self.parameters()))
 

@@ -1,6 +1,7 @@
 """Many networks that answer together without living all at once, and how a student is taught by them."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from fedlit.aggregation import State
 from fedlit.inputs import applied
 from fedlit.losses import teacher_weights
+from fedlit.records import checkpoint
 
 Confidence = Callable[[Tensor, Tensor], Tensor]
 """From inputs and targets (-1 where they are hidden) to ``[K, N]``."""
@@ -78,3 +80,16 @@ def optimal_confidence(p: Tensor, public_shares: Tensor) -> Tensor:
         tensor([[0.8333, 0.0000]])
     """
     return (p / (p + public_shares)).nan_to_num()  # a class that nobody has
+
+
+def uploads_of(earlier: str | None, device: torch.device) -> dict[int, State]:
+    """What every client uploaded in an earlier run, as its checkpoint holds it; nothing without one."""
+    if earlier is None:
+        return {}
+    content = checkpoint.load(Path(earlier), "model.earlier", allowed="a checkpoint file")
+    if not content["collected"]:
+        raise ValueError(f"`model.earlier` {earlier} holds no client's uploads.")
+    uploads = {}
+    for k, state in content["collected"].items():
+        uploads[k] = {name: tensor.to(device) for name, tensor in state.items()}
+    return uploads

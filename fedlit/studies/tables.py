@@ -43,7 +43,7 @@ def markdown_tables(results: Results) -> str:
     ]
     for grid in grids:
         if grid is not None:
-            blocks += [f"## {_escaped(grid.title)}", _in_markdown(grid), _escaped(grid.note)]
+            blocks += [f"## {_escaped(grid.title)}", grid_in_markdown(grid), _escaped(grid.note)]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -90,7 +90,8 @@ def _marked(text: str) -> str:
     return text + MARK if isinstance(text, Best) else text
 
 
-def _in_markdown(grid: Grid) -> str:
+def grid_in_markdown(grid: Grid) -> str:
+    """A grid as a Markdown table, without its title and note."""
     head = [_escaped(name) for name in grid.head]
     lines = [_line(head), _line(["---"] + ["---:"] * (len(head) - 1))]
     for row in grid.rows:

@@ -11,7 +11,7 @@ import fedlit.methods
 from fedlit.cli.app import main
 from fedlit.cli.methods import methods_of
 from fedlit.cli.resolve import resolve
-from fedlit.studies.study import read_study
+from fedlit.studies.study import Cell, read_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SWIFT = ["papers/fml_v2_mnist.yaml", "papers/fedfusion_mnist.yaml", "papers/moe_fashion.yaml"]
@@ -41,20 +41,41 @@ def test_the_recipe_says_how_to_run_it(recipe):
     assert (CONFIGS / recipe).read_text().startswith(f"# fedlit fit --config {recipe}")
 
 
-@pytest.mark.parametrize("study", [study for study in STUDIES if not study.startswith("papers/")])
-def test_a_study_says_how_to_run_it_and_a_cell_with_options_of_its_own_is_built(study):
+OURS = [study for study in STUDIES if not study.startswith("papers/")]
+
+
+def changed_rows(study: str) -> list[Cell]:
+    """A cell of every row that has options."""
+    cells = {cell.row: cell for cell in read_study(CONFIGS / study).cells if any(cell.options)}
+    return list(cells.values())
+
+
+@pytest.mark.parametrize("study", OURS)
+def test_a_study_says_how_to_run_it_and_its_first_and_last_row_with_options_are_built(study):
     assert FILES[study].startswith(f"# fedlit compare {study}\n")
     cells = read_study(CONFIGS / study).cells
     assert {cell.recipe for cell in cells} <= set(RECIPES)  # which run a round, above
-    changed = {cell.row: cell for cell in cells if any(cell.options)}
-    for cell in changed.values():
+    changed = changed_rows(study)
+    for cell in (changed[0], changed[-1]):
         assert resolve(cell, [])["model"]["class_path"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("study", OURS)
+def test_every_row_of_a_study_is_built(study):
+    for cell in changed_rows(study):
+        resolve(cell, [])
+
+
+def methods_in(study: str) -> set[str]:
+    recipes = {cell.recipe for cell in read_study(CONFIGS / study).cells}
+    return {yaml.safe_load(FILES[recipe])["model"]["class_path"].rpartition(".")[2] for recipe in recipes}
+
+
 def test_the_comparison_of_methods_has_every_method_but_those_for_other_data():
-    compared = {cell.recipe for cell in read_study(CONFIGS / "studies/methods_fashion.yaml").cells}
-    compared_methods = {yaml.safe_load(FILES[recipe])["model"]["class_path"].rpartition(".")[2] for recipe in compared}
-    assert compared_methods == {method.__name__ for method in methods_of(fedlit.methods)} - {"MixtureOfExperts", "DLAD"}
+    every = {method.__name__ for method in methods_of(fedlit.methods)}
+    assert methods_in("studies/methods_fashion.yaml") == every - {"MixtureOfExperts", "DLAD"}
+    assert methods_in("studies/leaderboard.yaml") == every
 
 
 @pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.startswith("papers/")])

@@ -116,7 +116,10 @@ def test_density_classifiers_are_trained_only_where_they_are_used(aggregator):
     assert {name.split(".")[0] for upload in federation.state.collected.values() for name in upload} == {"classifier"}
 
 
-def test_the_density_classifier_starts_from_the_trained_classifier_but_for_its_head():
+@pytest.mark.parametrize(
+    ("options", "same"), [({}, [True] * 4 + [False] * 2), ({"density_from": "scratch"}, [False] * 6)]
+)
+def test_the_density_classifier_starts_from_the_trained_classifier_but_for_its_head_or_from_scratch(options, same):
     class Watched(DLAD):
         same = Diary()
 
@@ -127,9 +130,9 @@ def test_the_density_classifier_starts_from_the_trained_classifier_but_for_its_h
                 self.same = [a.shape == b.shape and torch.equal(a, b) for a, b in pairs]
 
     torch.manual_seed(7)
-    method = Watched(SmallCNN, ADAM, **SHORT)
+    method = Watched(SmallCNN, ADAM, **SHORT, **options)
     fitted(method, pooled_data())
-    assert method.same == [True] * 4 + [False, False]
+    assert method.same == same
 
 
 def test_the_global_model_learns_from_clients_that_know_two_classes_each():

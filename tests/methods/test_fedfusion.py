@@ -80,17 +80,43 @@ def test_where_they_disagree_it_has_one():
 # --- laws
 
 
-def frozen_lam(operator):
-    method = seeded(FedFusion, Small, SGD, operator)
-    method.network.fusion.lam.requires_grad_(False)
-    return method
-
-
+@pytest.mark.parametrize("control", [{"train_operator": False}, {"fuse_with": "own"}])
 @pytest.mark.parametrize("operator", ["single", "multi"])
-def test_with_lam_held_at_0_it_is_fedavg(operator):
-    fusion, fedavg = fitted(frozen_lam(operator)), fitted(seeded(FedAvg, Small, SGD))
+def test_with_lam_held_at_0_or_fused_with_itself_it_is_fedavg(operator, control):
+    fusion, fedavg = fitted(seeded(FedFusion, Small, SGD, operator, **control)), fitted(seeded(FedAvg, Small, SGD))
     ours = {n: t for n, t in fusion.global_state.items() if ".reference." not in n and ".fusion." not in n}
     assert equal(ours, fedavg.global_state)
+
+
+def operators_after(**control):
+    """The convolution before and after a fit."""
+    method = seeded(FedFusion, Small, SGD, "conv", **control)
+    name = "network.fusion.conv.weight"
+    first = method.state_dict()[name].clone()
+    return first, fitted(method).global_state[name]
+
+
+def test_a_convolution_that_does_not_train_stays_as_it_was_drawn():
+    assert torch.equal(*operators_after(train_operator=False))
+
+
+@pytest.mark.parametrize("control", [{}, {"fuse_with": "own"}])
+def test_one_that_trains_does_not(control):
+    assert not torch.equal(*operators_after(**control))
+
+
+def test_fused_with_itself_the_convolution_sees_nothing_of_what_was_received():
+    method = seeded(FedFusion, Small, SGD, "conv", fuse_with="own").eval()
+    x = torch.randn(2, 1, 8, 8)
+    before = method(x)
+    for parameter in method.network.reference.parameters():
+        parameter.data.fill_(3.0)
+    assert torch.equal(method(x), before)
+
+
+def test_what_to_fuse_with_is_one_of_two():
+    with pytest.raises(ValueError, match=r"`model.fuse_with` must be one of received, own, got 'both'"):
+        FedFusion(Small, SGD, fuse_with="both")
 
 
 def test_with_lam_learned_it_is_not():

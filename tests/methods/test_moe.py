@@ -12,7 +12,7 @@ from PIL import Image
 from torch import nn, tensor
 
 from fedlit import FedAvg, FederatedData, Federation, FineTuned
-from fedlit.heads import Gated, with_outputs
+from fedlit.heads import FixedGate, Gated, with_outputs
 from fedlit.losses import mixture
 from fedlit.methods import MixtureOfExperts
 from fedlit.methods.moe import Mixture
@@ -43,6 +43,27 @@ def test_a_gate_in_between_is_neither(mix):
     mixed = mixture(Z_LOCAL, Z_GLOBAL, torch.zeros(2, 1), mix).log_softmax(dim=1)
     for expert in (Z_LOCAL, Z_GLOBAL):
         assert not torch.allclose(mixed, expert.log_softmax(dim=1))
+
+
+@pytest.mark.parametrize(("h", "weights"), [(1.0, (1.0, 0.0)), (0.5, (0.5, 0.5)), (0.0, (0.0, 1.0))])
+def test_a_gate_that_is_fixed_weighs_both_losses_so_and_does_not_learn(h, weights):
+    gate = FixedGate(h)
+    y = tensor([0, 1])
+    loss = F.nll_loss(mixture(Z_LOCAL, Z_GLOBAL, gate(Z_LOCAL)), y)
+    expected = weights[0] * F.cross_entropy(Z_LOCAL, y) + weights[1] * F.cross_entropy(Z_GLOBAL, y)
+    torch.testing.assert_close(loss, expected)
+    assert list(gate.parameters()) == []
+
+
+def test_a_federation_runs_under_a_gate_that_is_fixed_and_tells_its_weight():
+    federation = fitted(seeded(gate=partial(FixedGate, 0.5), baselines=False))
+    told = [float(row["value"]) for row in rows(federation, "metrics.csv") if row["metric"] in ("gate", "gate_sd")]
+    assert set(told) == {0.5, 0.0}
+
+
+def test_a_gate_is_fixed_in_0_to_1():
+    with pytest.raises(ValueError, match=r"`h` must lie in \[0, 1\], got 1.5"):
+        FixedGate(1.5)
 
 
 def test_the_three_mixtures_by_hand():

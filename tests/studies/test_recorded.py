@@ -1,0 +1,65 @@
+"""A study's results from its runs.csv are those from its runs."""
+
+import pandas as pd
+import pytest
+from toy_runs import steady, study_of
+
+from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
+from fedlit.studies.recorded import recorded_results
+from fedlit.studies.tables import grid_in_markdown
+
+GRIDS = (main_grid, difference_grid, clients_grid, cost_grid, target_grid)
+VALUES = {"FedAvg": {1: 0.5, 2: 0.6, 3: 0.7}, "FML": {1: 0.6123456789012345, 2: 0.71, 3: 0.82}}
+CONTENT = {
+    "rows": {"FedAvg": {}, "FML": {}},
+    "columns": {"a": {}, "b": {}},
+    "seeds": 3,
+    "measure": {"target": 0.65},
+    "paper": {"FML": [60.0, None]},
+}
+
+
+def results(tmp_path, without=None):
+    def run_of(row, column, seeds):
+        if (row, column, seeds.training) == without:
+            return None
+        value = VALUES[row][seeds.training]
+        return {"values": steady(value - 0.1, value + 0.1)}
+
+    return study_of(tmp_path, CONTENT, run_of)
+
+
+def written(found, folder):
+    path = folder / "runs.csv"
+    path.write_text(found.runs.to_csv(index=False))
+    return path
+
+
+@pytest.mark.parametrize("without", [None, ("FML", "b", 2)])
+def test_tables_of_a_runs_csv_are_those_of_its_runs(without, tmp_path):
+    found = results(tmp_path, without)
+    recorded = recorded_results(found.study, written(found, tmp_path))
+    for grid in GRIDS:
+        assert grid(recorded) == grid(found)
+    pd.testing.assert_frame_equal(recorded.summary, found.summary)
+    assert [recorded.values(cell) for cell in recorded.study.cells] == [
+        found.values(cell) for cell in found.study.cells
+    ]
+
+
+def test_a_cell_that_a_runs_csv_lacks_is_missing(tmp_path):
+    found = results(tmp_path)
+    path = written(found, tmp_path)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join(line for line in lines if not line.startswith("FML,b")) + "\n")
+    recorded = recorded_results(found.study, path)
+    assert "missing (0/3)" in grid_in_markdown(main_grid(recorded))
+    assert recorded.difference(found.study.cell("FML", "b"), found.study.cell("FedAvg", "b")).n == 0
+
+
+def test_a_cell_that_the_study_lacks_is_refused(tmp_path):
+    found = results(tmp_path)
+    path = written(found, tmp_path)
+    path.write_text(path.read_text().replace("FML,b", "FML,c"))
+    with pytest.raises(ValueError, match=r"has a cell that its study lacks: FML, c"):
+        recorded_results(found.study, path)

@@ -1,0 +1,219 @@
+"""What stands on the pages of the papers is made of the runs beside them, by a rule that stands there, too."""
+
+import csv
+import re
+import shlex
+import shutil
+from math import nan
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedlit.cli.compare import parser, split_overrides
+from fedlit.studies.measure import Measure
+from fedlit.studies.statistics import Estimate
+from fedlit.studies.study import chosen, read_study
+from tools.paper_pages.book import COLUMN, SOURCES, built, figures, methods_of, sources, stale, with_verdicts
+from tools.paper_pages.evidence import AGREES, DISAGREES, NOT_RUN, OPEN, reading, results_of, runs_csv, verdict
+from tools.paper_pages.leaderboard import Leaderboard
+from tools.paper_pages.source import Question, RunSet, read_source
+
+ROOT = Path(__file__).parents[1]
+PAGES = sources(ROOT)
+BOARD = Leaderboard.read(ROOT / SOURCES / "leaderboard.yaml")
+SETS = [*BOARD.runs, *[runs for page in PAGES for runs in (*page.tuning, *page.runs)]]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """What pages are made of, and the pages, to be changed."""
+    root = tmp_path_factory.mktemp("book")
+    for name in ("docs/papers", "configs"):
+        shutil.copytree(ROOT / name, root / name)
+    for name in ("docs/leaderboard.md", "README.md"):
+        shutil.copy(ROOT / name, root / name)
+    return root
+
+
+# --- pages are their runs
+
+
+def test_every_page_is_what_its_runs_give_byte_for_byte():
+    assert stale(ROOT) == []
+
+
+def test_a_digit_changed_by_hand_in_a_page_is_noticed(copy):
+    pages = [f"docs/papers/{page.name}.md" for page in PAGES] + ["docs/leaderboard.md"]
+    texts = {page: (copy / page).read_text() for page in pages}
+    for page, text in texts.items():
+        last = list(re.finditer(r"\d", text))[-1]
+        (copy / page).write_text(text[: last.start()] + str(9 - int(last[0])) + text[last.end() :])
+    assert sorted(stale(copy)) == sorted(pages)
+    for page, text in texts.items():
+        (copy / page).write_text(text)
+    assert stale(copy) == []
+
+
+def test_a_verdict_changed_in_the_readme_is_noticed(copy):
+    path = copy / "README.md"
+    text = path.read_text()
+    verdicts = dict(list(csv.reader((copy / "docs/papers/verdicts.csv").read_text().splitlines()))[1:])
+    path.write_text(with_verdicts(text, {**verdicts, "FML": "agrees"}))
+    assert stale(copy) == ["README.md"]
+    path.write_text(text)
+
+
+def test_the_readme_has_the_verdict_of_every_method():
+    readme = (ROOT / "README.md").read_text()
+    verdicts = list(csv.DictReader((ROOT / "docs/papers/verdicts.csv").read_text().splitlines()))
+    assert [line["method"] for line in verdicts] == methods_of(readme)
+    for line in verdicts:
+        row = next(row for row in readme.splitlines() if row.startswith(f"| {line['method']} |"))
+        assert row.endswith(f" | {line['verdict']} |")
+    assert f"| {COLUMN} |" in readme
+
+
+def test_without_runs_a_page_says_so_and_gives_no_verdict(copy, tmp_path):
+    shutil.copytree(copy, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "docs/papers/runs")
+    texts = {str(path): text for path, text in built(tmp_path).items()}
+    assert "**Verdict: cannot be told: not run.**" in texts["docs/papers/fml.md"]
+    assert "Not run yet." in texts["docs/leaderboard.md"]
+    assert "FML,cannot be told: not run" in texts["docs/papers/verdicts.csv"]
+    assert figures(tmp_path) == {}
+
+
+def test_figures_of_all_pages_that_have_runs_are_there():
+    shown = set()
+    for page in PAGES:
+        shown |= set(re.findall(r"\]\((figures/.*?)\)", (ROOT / f"docs/papers/{page.name}.md").read_text()))
+    assert shown == {f"figures/{path.name}" for path in (ROOT / "docs/papers/figures").glob("*")}
+
+
+# --- the rule, by hand
+
+QUESTION = Question("Is it ahead?", "claim", "a", "b", ("",), least=1.0)
+ACCURACY = Measure.read({"metric": "acc/global_on_pooled"})
+ROUNDS = Measure.read({"metric": "acc/global_on_pooled", "at": "rounds_to_target", "target": 0.9})
+
+
+@pytest.mark.parametrize(
+    ("measure", "low", "high", "expected"),
+    [
+        (ACCURACY, 0.001, 0.03, AGREES),
+        (ACCURACY, 0.001, 0.005, AGREES),
+        (ACCURACY, -0.03, 0.009, DISAGREES),
+        (ACCURACY, -0.03, -0.01, DISAGREES),
+        (ACCURACY, -0.03, 0.011, OPEN),
+        (ROUNDS, -5.0, -0.5, AGREES),  # fewer rounds are better
+        (ROUNDS, -0.9, 3.0, DISAGREES),
+        (ROUNDS, -1.1, 3.0, OPEN),
+    ],
+)
+def test_an_interval_is_read_by_the_rule(measure, low, high, expected):
+    found = Estimate(5, (low + high) / 2, 0.1, low, high, 0.5)
+    assert reading(found, measure, QUESTION, wanted=5) == expected
+
+
+def test_where_pairs_are_missing_nothing_can_be_told():
+    found = Estimate(4, 0.02, 0.01, 0.01, 0.03, 0.01)
+    assert reading(found, ACCURACY, QUESTION, wanted=5) == OPEN
+    assert reading(Estimate(0, nan, nan, nan, nan, nan), ACCURACY, QUESTION, wanted=5) == NOT_RUN
+
+
+@pytest.mark.parametrize(
+    ("readings", "expected"),
+    [
+        ([AGREES, AGREES, OPEN], AGREES),
+        ([AGREES, OPEN], OPEN),
+        ([AGREES, AGREES, DISAGREES], OPEN),
+        ([DISAGREES, DISAGREES, OPEN, NOT_RUN], DISAGREES),
+        ([NOT_RUN], f"{OPEN}: not run"),
+    ],
+)
+def test_one_word_over_several_comparisons(readings, expected):
+    assert verdict(readings) == expected
+
+
+# --- sources and settings
+
+
+@pytest.mark.parametrize("runs", SETS, ids=lambda runs: runs.name)
+def test_what_was_run_is_what_its_command_asks_for(runs):
+    typed, _ = split_overrides(shlex.split(runs.command)[2:])
+    given = parser().parse_args(typed)
+    study = chosen(read_study(ROOT / "configs" / given.files[0]), given.only)
+    path = runs_csv(ROOT, runs)
+    if path.is_file():
+        lines = pd.read_csv(path, keep_default_na=False)
+        assert set(zip(lines["row"], lines["column"], strict=True)) == {(cell.row, cell.column) for cell in study.cells}
+        assert not lines["folder"].str.startswith("/").any()
+
+
+def test_the_command_of_one_cell_asks_for_it_alone():
+    runs = RunSet("small", "studies/fml.yaml", "--data.root F --only '*' '6*' --trainer.num_rounds 2", "")
+    expected = "fedlit compare studies/fml.yaml --data.root F --trainer.num_rounds 2 --only FML '600, pure' --seeds 1"
+    assert runs.command_of("FML", "600, pure") == expected
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_rates_were_not_tuned_on_a_seed_that_is_shown(page):
+    tuned_on = {pair for runs in page.tuning for pair in read_study(ROOT / "configs" / runs.study).seeds}
+    for runs in page.runs:
+        seeds = read_study(ROOT / "configs" / runs.study).seeds
+        assert len(seeds) >= 5
+        assert tuned_on.isdisjoint(seeds)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_questions_and_tables_are_of_cells_that_the_studies_have(page):
+    for runs in page.runs:
+        study = read_study(ROOT / "configs" / runs.study)
+        for question in page.questions:
+            for column in question.columns:
+                assert study.cell(question.row, column)
+                assert study.cell(question.over, column)
+        assert sorted(row for table in page.tables for row in table.rows) == sorted(study.rows)
+
+
+def test_a_folder_of_runs_belongs_to_a_page():
+    folders = {path.name for path in (ROOT / "docs/papers/runs").iterdir()}
+    assert folders <= {runs.name for runs in SETS}
+
+
+def test_a_key_that_a_source_lacks_or_has_too_many_is_named(tmp_path):
+    content = yaml.safe_load((ROOT / SOURCES / "moe.yaml").read_text())
+    path = tmp_path / "moe.yaml"
+    path.write_text(yaml.safe_dump({name: value for name, value in content.items() if name != "control"}))
+    with pytest.raises(ValueError, match="`control` is missing"):
+        read_source(path)
+    path.write_text(yaml.safe_dump({**content, "verdict": "agrees"}))
+    with pytest.raises(ValueError, match="`verdict` is not known"):
+        read_source(path)
+
+
+# --- rates by the rule of the tuning
+
+
+def tuned_rate(results, row: str) -> float:
+    """The rate of the highest number among a row's own and those of its strengths; the smaller of equal ones."""
+    found = []
+    for cell in results.study.cells:
+        if cell.row == row or cell.row.startswith((f"{row}, mu ", f"{row} (")):
+            value = next(iter(results.values(cell).values()))
+            found.append((value, -float(cell.column.removeprefix("lr "))))
+    return -max(found)[1]
+
+
+TUNED = [(page, runs) for page in PAGES for runs in page.tuning if runs_csv(ROOT, runs).is_file()]
+
+
+@pytest.mark.parametrize(("page", "tuning"), [pytest.param(*pair, id=pair[0].name) for pair in TUNED])
+def test_a_study_has_the_rates_that_its_tuning_picked(page, tuning):
+    results = results_of(ROOT, tuning)
+    study = read_study(ROOT / "configs" / page.runs[0].study)
+    for cell in study.cells:
+        row = cell.row.replace("FML, at home", "FML").replace("FedAvg, at home", "FedAvg")
+        assert cell.options[-1]["model.optimizer.lr"] == tuned_rate(results, row)

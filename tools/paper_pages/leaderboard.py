@@ -1,0 +1,144 @@
+"""The page of every method on four settings: numbers with intervals, not ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+
+import pandas as pd
+
+from fedlit.studies.reading import check_keys, read_mapping
+from fedlit.studies.recorded import RecordedResults
+from fedlit.studies.statistics import Estimate, estimate
+from fedlit.studies.study import Cell, read_study
+from fedlit.studies.wording import difference, size
+from tools.paper_pages.evidence import NOT_RUN, answering
+from tools.paper_pages.page import MADE, table
+from tools.paper_pages.source import RunSet
+
+MEASURES = ("global", "own", "worst")
+BASELINE = "FedAvg"
+KEYS = ("title", "text", "runs")
+
+
+@dataclass(frozen=True)
+class Leaderboard:
+    """What the page says beside its numbers."""
+
+    title: str
+    text: str
+    runs: tuple[RunSet, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "Leaderboard":
+        """From docs/papers/src/leaderboard.yaml."""
+        content = read_mapping(path)
+        check_keys(content, KEYS, str(path))
+        return cls(content["title"], content["text"], tuple(RunSet(**given) for given in content["runs"]))
+
+
+def leaderboard_page(board: Leaderboard, root: Path) -> str:
+    """The whole page."""
+    runs, results = answering(root, board.runs)
+    study = read_study(root / "configs" / runs.study)
+    commands = "\n".join(f"{one.command}  # {one.name}: {one.size}" for one in board.runs)
+    blocks = [f"# {board.title}", MADE, board.text, study.note, f"```bash\n{commands}\n```"]
+    if results is None:
+        blocks.append(f"{NOT_RUN.capitalize()}.")
+        results = RecordedResults(study, {}, {}, [])
+    blocks.append(
+        f"The numbers are of `{runs.name}`: {runs.size}. Accuracies in %, as mean [95 % interval of the mean] over "
+        f"{len(study.seeds)} pairs of seeds; the last column is the paired difference of `own` to {BASELINE}. Bytes "
+        "are all that crossed clients' borders in a run, seconds those of its rounds on a core that others used, too. "
+        "(k) marks a cell of which only k runs are done."
+    )
+    for setting in settings(results):
+        blocks += [f"## {setting}", _setting(results, setting)]
+    return "\n\n".join(block.strip() for block in blocks) + "\n"
+
+
+def settings(results: RecordedResults) -> list[str]:
+    """The settings of the study, in its order."""
+    return list(dict.fromkeys(column.rpartition(", ")[0] for column in results.study.columns))
+
+
+def _setting(results: RecordedResults, setting: str) -> str:
+    rows = []
+    for method in results.study.rows:
+        cells = {name: results.study.cell(method, f"{setting}, {name}") for name in MEASURES}
+        shown = [_number(results, cell) for cell in cells.values()]
+        rows.append((method, *shown, *_cost(results, cells["own"]), over_baseline(results, method, setting)))
+    return table(("method", *MEASURES, "bytes", "seconds", f"own less {BASELINE}'s"), rows)
+
+
+def _number(results: RecordedResults, cell: Cell | None) -> str:
+    """Mean and interval; why there is none."""
+    if cell is None:
+        return "–"
+    found = estimate(list(results.values(cell).values()))
+    if found.n == 0:
+        return _why_none(results, cell)
+    return interval(found, len(results.study.seeds))
+
+
+def interval(found: Estimate, wanted: int) -> str:
+    """A mean in per cent with its interval.
+
+    Example:
+        >>> interval(Estimate(5, 0.5, 0.1, 0.4, 0.6, 0.01), 5)
+        '50.0 [40.0, 60.0]'
+    """
+    text = f"{100 * found.mean:.1f}"
+    if not isnan(found.low):
+        text += f" [{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    if found.n < wanted:
+        text += f" ({found.n})"
+    return text
+
+
+def _why_none(results: RecordedResults, cell: Cell) -> str:
+    states = set(_lines(results, cell)["status"])
+    return "failed" if "failed" in states else NOT_RUN
+
+
+def _lines(results: RecordedResults, cell: Cell) -> pd.DataFrame:
+    runs = results.runs
+    return runs[(runs["row"] == cell.row) & (runs["column"] == cell.column)]
+
+
+def _cost(results: RecordedResults, cell: Cell | None) -> tuple[str, str]:
+    if cell is None or not results.values(cell):
+        return "", ""
+    lines = _lines(results, cell)
+    done = lines[lines["status"] == "done"]
+    return size(done["bytes"].astype(float).mean()), f"{done['seconds'].astype(float).mean():.0f}"
+
+
+def over_baseline(results: RecordedResults, method: str, setting: str) -> str:
+    """What a method's own accuracy has over the baseline's; nothing for the baseline itself."""
+    column = f"{setting}, own"
+    cell = results.study.cell(method, column)
+    baseline = results.study.cell(BASELINE, column)
+    if method == BASELINE or cell is None or baseline is None:
+        return "–"
+    found = results.difference(cell, baseline)
+    if found.n == 0:
+        return NOT_RUN
+    return difference(found, cell.measure)
+
+
+def in_one_line(board: Leaderboard, root: Path, names: list[str]) -> Mapping[str, str]:
+    """For the README: what each method has over FedAvg in the first setting that it was run in."""
+    _, results = answering(root, board.runs)
+    told = dict.fromkeys(names, NOT_RUN)
+    if results is None:
+        return told
+    for name in names:
+        for setting in reversed(settings(results)):
+            column = f"{setting}, own"
+            cell = results.study.cell(name, column)
+            if cell is not None and results.values(cell):
+                told[name] = f"{setting}, own accuracy less {BASELINE}'s: {over_baseline(results, name, setting)}"
+                if name == BASELINE:
+                    told[name] = f"{setting}, own accuracy: {_number(results, cell)}"
+    return told

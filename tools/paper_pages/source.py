@@ -1,0 +1,154 @@
+"""What a page is made of beside its runs: docs/papers/src/PAPER.yaml, read and checked."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedlit.studies.reading import check_keys, read_mapping
+
+Kind = Literal["claim", "control"]
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """A study, as it was called.
+
+    Attributes:
+        name: Of the folder below docs/papers/runs; without one, it was not run yet.
+        study: As `fedlit compare` takes it.
+        options: What else was typed.
+        size: How it is smaller than the paper's.
+    """
+
+    name: str
+    study: str
+    options: str
+    size: str
+
+    @property
+    def command(self) -> str:
+        """As it is typed."""
+        return f"fedlit compare {self.study} {self.options}".rstrip()
+
+    def command_of(self, row: str, column: str) -> str:
+        """The same for one cell and its first seed."""
+        kept = []
+        is_pattern = False
+        for word in shlex.split(self.options):
+            is_pattern = word == "--only" or (is_pattern and not word.startswith("--"))
+            if not is_pattern:
+                kept.append(word)
+        return shlex.join(["fedlit", "compare", self.study, *kept, "--only", row, column, "--seeds", "1"])
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is a row ahead of another?
+
+    Attributes:
+        ask: In words.
+        kind: Whether the paper claims it, or it is the control that the paper lacks.
+        row: Of the study.
+        over: The row that it should be ahead of.
+        columns: Where.
+        least: The smallest gain that matters, in the unit of the table: an interval below it disagrees.
+    """
+
+    ask: str
+    kind: Kind
+    row: str
+    over: str
+    columns: tuple[str, ...]
+    least: float
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that measure the same thing; the first is what others are compared with."""
+
+    title: str
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """All that a page says beside numbers of ours.
+
+    Attributes:
+        name: Of its file.
+        title: Of the page.
+        methods: Whose verdict it is, as the README names them.
+        citation: Authors, title, year.
+        link: To the paper.
+        claim: What the paper says, with its numbers.
+        setting: Of the paper's experiments.
+        differences: What the authors' code does otherwise.
+        control: What the paper lacks, and how it is run here.
+        runs: Studies that answer; the first that was run gives the verdict.
+        tuning: Studies that picked learning rates, on seeds of their own.
+        tables: Of the numbers.
+        questions: Of the verdict.
+        would_tell: What would tell where this cannot.
+    """
+
+    name: str
+    title: str
+    methods: tuple[str, ...]
+    citation: str
+    link: str
+    claim: str
+    setting: str
+    differences: tuple[str, ...]
+    control: str
+    runs: tuple[RunSet, ...]
+    tuning: tuple[RunSet, ...]
+    tables: tuple[Table, ...]
+    questions: tuple[Question, ...]
+    would_tell: str
+
+
+def read_source(path: Path) -> Source:
+    """The source of a page; what is unknown or missing is named."""
+    content = read_mapping(path)
+    names = [field.name for field in fields(Source) if field.name != "name"]
+    _check(content, names, str(path))
+    try:
+        return Source(
+            name=path.stem,
+            runs=tuple(_run_set(given) for given in content["runs"]),
+            tuning=tuple(_run_set(given) for given in content["tuning"]),
+            tables=tuple(_table(given) for given in content["tables"]),
+            questions=tuple(_question(given) for given in content["questions"]),
+            methods=tuple(content["methods"]),
+            differences=tuple(content["differences"]),
+            **{name: content[name] for name in ("title", "citation", "link", "claim", "setting", "control")},
+            would_tell=content["would_tell"],
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _check(given: Mapping[str, Any], names: list[str], where: str) -> None:
+    check_keys(given, names, where)
+    for name in names:
+        if name not in given:
+            raise ValueError(f"{where}: `{name}` is missing.")
+
+
+def _run_set(given: Mapping[str, Any]) -> RunSet:
+    _check(given, [field.name for field in fields(RunSet)], "`runs`")
+    return RunSet(**given)
+
+
+def _table(given: Mapping[str, Any]) -> Table:
+    _check(given, [field.name for field in fields(Table)], "`tables`")
+    return Table(given["title"], tuple(given["rows"]))
+
+
+def _question(given: Mapping[str, Any]) -> Question:
+    _check(given, [field.name for field in fields(Question)], "`questions`")
+    if given["kind"] not in get_args(Kind):
+        raise ValueError(f"`questions.kind` must be one of {', '.join(get_args(Kind))}, got {given['kind']!r}.")
+    return Question(**{**given, "columns": tuple(given["columns"])})
