@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.paper_pages.evidence import answering, findings, verdict_line
+from tools.paper_pages.evidence import NOT_RUN, OPEN, answering, findings, verdict_line
 from tools.paper_pages.figure import figure
 from tools.paper_pages.leaderboard import Leaderboard, in_one_line, leaderboard_page
 from tools.paper_pages.page import paper_page
@@ -39,7 +39,7 @@ def built(root: Path) -> dict[Path, str]:
     measured = in_one_line(board, root, named)
     verdicts = {name: lines.get(name, measured[name]) for name in named}
     texts[Path("docs/papers/verdicts.csv")] = _as_csv(verdicts)
-    texts[README] = with_verdicts(readme, verdicts)
+    texts[README] = with_verdicts(readme, {name: in_readme(verdict) for name, verdict in verdicts.items()})
     return texts
 
 
@@ -62,6 +62,16 @@ def stale(root: Path) -> list[str]:
         if not whole.is_file() or whole.read_text(encoding="utf-8") != text:
             found.append(str(path))
     return found
+
+
+def in_readme(verdict: str) -> str:
+    """A dash for what was not run: the page says so, and a column of it would say nothing.
+
+    Example:
+        >>> in_readme("not run yet"), in_readme("agrees")
+        ('–', 'agrees')
+    """
+    return "–" if verdict in (NOT_RUN, f"{OPEN}: not run") else verdict
 
 
 def methods_of(readme: str) -> list[str]:
