@@ -42,7 +42,8 @@ def broken(path: Path) -> list[str]:
     for name, anchor in LINK.findall(prose(path)):
         target = Path(os.path.normpath(path.parent / name))
         is_generated = target.is_relative_to(DOCS) and str(target.relative_to(DOCS)) in GENERATED
-        if not is_generated and not target.exists():
+        is_folder_of_docs = target.is_relative_to(DOCS) and target.is_dir()  # only those outside become pages
+        if not is_generated and (not target.exists() or is_folder_of_docs):
             found.append(name)
         elif anchor and not is_generated and anchor[1:] not in anchors(target):
             found.append(name + anchor)
