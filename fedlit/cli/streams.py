@@ -57,13 +57,9 @@ def _unbroken(descriptor: int, stream: TextIO | None) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):  # it was closed
         return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
     stream.flush()
-    return io.TextIOWrapper(
-        raw,
-        stream.encoding,
-        "backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    # `write_through` (PYTHONUNBUFFERED) passes the text layer only: lines would wait in the buffer below it.
+    is_prompt = descriptor == STREAMS["stderr"] or stream.line_buffering or stream.write_through
+    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=is_prompt)
 
 
 def _is_open(descriptor: int) -> bool:
