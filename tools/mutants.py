@@ -23,7 +23,7 @@ RECOGNITION = "tests/fast/test_recognition.py"
 STACKS = "tests/fast/test_stacked_visits.py"
 VISITS = "tests/fast/test_plain_visits.py"
 FILES = {
-    "permission": [PERMISSION],
+    "permission": [PERMISSION, VISITS],
     "transparency": [RECOGNITION],
     "recognition": [RECOGNITION],
     "stand_in": [RECOGNITION],

@@ -11,7 +11,7 @@ from fedlit.aggregation import State
 from fedlit.data.client import Client
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.plan import Plan
-from fedlit.fast.permission import for_visit, is_plain_factory
+from fedlit.fast.permission import for_visit, is_plain_factory, trains_all
 from fedlit.fast.recognition import Perceptron
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import for_client
@@ -25,7 +25,7 @@ class BegunVisit:
     Attributes:
         client: On whose samples.
         batches: Of them, in this visit's order.
-        optimizer: Plain SGD, if permission says so, with this round's rate.
+        optimizer: Plain SGD, with this round's rate.
         factory: What built the optimiser.
     """
 
@@ -39,8 +39,8 @@ class BegunVisit:
         return self.optimizer.param_groups[0]["lr"]
 
 
-def begun_visit(module: FederatedModule, client: Client, plan: Plan) -> BegunVisit | None:
-    """A client's, or None if its optimiser may do more than to train."""
+def begun_visit(module: FederatedModule, client: Client, plan: Plan, found: Perceptron) -> BegunVisit | None:
+    """A client's, or None if its optimiser may do more than to train the perceptron."""
     client = replace(client, samples=plan.stage.samples)
     module.client = client
     module.stage = plan.stage
@@ -49,6 +49,8 @@ def begun_visit(module: FederatedModule, client: Client, plan: Plan) -> BegunVis
         return None
     with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, client.id)):
         optimizer = module.configure_optimizers()
+        if not trains_all(optimizer, found):
+            return None
         order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
         batches = client.train_batches(order)
     for group in optimizer.param_groups:

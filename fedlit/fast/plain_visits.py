@@ -4,12 +4,14 @@ A visit of few samples costs more around its steps than in them: a state is load
 nobody has overridden, attributes put back that nobody has touched. Here the steps are taken on a copy of the server's
 weights, and the copy is the upload.
 
-Law: `visit`, to the bit; whatever is not plain, or fails, is left to one.
+Law: `visit`, to the bit; whatever is not plain, or fails, is left to one. Nothing guards a client here, so that no code
+of a user's may run: also data, metrics and encoders must be ours (`is_all_ours`).
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
+import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
@@ -17,9 +19,9 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.fast.begun_visit import BegunVisit, begun_visit, names_of
+from fedlit.fast.begun_visit import begun_visit, names_of
 from fedlit.fast.perceptron import ClosedForm, Layers
-from fedlit.fast.permission import are_plain_batches, for_visit, trains_all
+from fedlit.fast.permission import are_plain_batches, for_visit
 from fedlit.fast.recognition import Perceptron
 from fedlit.methods.base import FederatedModule
 
@@ -68,20 +70,21 @@ class PlainVisits:
         if memory.optimizer:  # what an optimiser of another kind left behind is the visit's to pass on
             return None
         client = self.client_of(k)
-        if not client.sees_the_same_inputs:
-            return None
         plan = self.plan_for(k)
-        begun = begun_visit(self.module, client, plan)
-        # Asked last: whatever builds an optimiser or batches may have hung a hook somewhere.
         found = for_visit(self.fabric, self.module, plan)
-        if begun is None or found is None or not self._is_plain(begun, found):
+        if found is None or not client.sees_the_same_inputs or not self._is_known(found):
             return None
-        state = {name: tensor.clone() for name, tensor in self.server.items()}
+        # From here on no code of a user's runs: `is_all_ours` was asked before.
+        begun = begun_visit(self.module, client, plan, found)
+        if begun is None or not are_plain_batches(found, begun.batches):
+            return None
+        state = self._copied(found)
         layers = [state[name] for name in self.names]
         copied = Perceptron(layers[::2], layers[1::2], found.flattens)
         logs = self.new_logs()
         self._train(ClosedForm(copied, begun.optimizer, fused=False), begun.batches, plan, logs)
         weight = float(self.module.client_weight(begun.client))
+        self.module.client = client
         return Outcome(Upload(k, state, weight), Memory(memory.state), logs.result())
 
     def network(self, outcome: Outcome) -> nn.Module:
@@ -89,12 +92,21 @@ class PlainVisits:
         assert outcome.upload is not None  # a plain stage averages
         return Layers([outcome.upload.state[name] for name in self.names])
 
-    def _is_plain(self, begun: BegunVisit, found: Perceptron) -> bool:
-        return (
-            names_of(self.module, found) == self.names  # still, whoever was asked for something since
-            and trains_all(begun.optimizer, found)
-            and are_plain_batches(found, begun.batches)
-        )
+    def _is_known(self, found: Perceptron) -> bool:
+        """Whether it is still the one that the server has, whoever was asked for something since."""
+        if names_of(self.module, found) != self.names:
+            return False
+        return all(live.shape == self.server[name].shape for name, live in self._live(found).items())
+
+    def _live(self, found: Perceptron) -> State:
+        return dict(zip(self.names, found.parameters, strict=True))
+
+    def _copied(self, found: Perceptron) -> State:
+        """What the server has, in the layout of the live parameters: another one would round otherwise."""
+        live = self._live(found)
+        for parameter in live.values():  # as when a client's state is loaded
+            parameter.grad = None
+        return {name: torch.empty_like(live[name]).copy_(tensor.detach()) for name, tensor in self.server.items()}
 
     def _train(self, step: ClosedForm, batches: AnyBatches, plan: Plan, logs: Logs) -> None:
         """As `LocalEpochs` does."""

@@ -16,7 +16,7 @@ from fedlit.data.client import Client
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
 from fedlit.fast.begun_visit import begun_visit, factory_for
 from fedlit.fast.perceptron import Layers
-from fedlit.fast.permission import for_visit, is_plain_data, is_same, trains_all
+from fedlit.fast.permission import for_visit, is_plain_data, is_same
 from fedlit.fast.recognition import Perceptron
 from fedlit.fast.stack import ROOM, Kind, Member, Stack
 from fedlit.methods.base import FederatedModule
@@ -158,8 +158,8 @@ class Cohort:
     def _member(self, k: int, kind: Kind, found: Perceptron) -> Member | None:
         """The client, if its steps are plain; one that fails already here is left to its own visit, which will tell."""
         try:
-            begun = begun_visit(self.module, self.client_of(k), self.plan_for(k))
-            if begun is None or not trains_all(begun.optimizer, found):
+            begun = begun_visit(self.module, self.client_of(k), self.plan_for(k), found)
+            if begun is None:
                 return None
             if not is_plain_data(found, begun.batches, kind.samples, kind.batch_size):
                 return None

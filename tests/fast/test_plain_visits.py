@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, rows, toy_data
+from conftest import equal, rows, toy_data, toy_datasets
 from lightning.fabric import Fabric
 from perceptron_runs import (
     DEALS,
@@ -23,17 +23,22 @@ from perceptron_runs import (
     Watched,
     alone,
     run,
-    spoilt_data,
 )
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from fedlit import FedAvg
-from fedlit.data.batches import Batches
+from fedlit.augment import Flip
+from fedlit.data import FederatedData
+from fedlit.data.client import Client
+from fedlit.encoders import Float16
 from fedlit.engine.module.means import Means
 from fedlit.engine.plan import Interrupted, Memory, Plan
 from fedlit.fast.begun_visit import perceptron_names
 from fedlit.fast.perceptron import Layers
 from fedlit.fast.plain_visits import PlainVisits
 from fedlit.methods.stage import Stage
+from fedlit.partition import IID, OverTime
 
 
 @pytest.fixture
@@ -93,22 +98,156 @@ def test_a_visit_that_may_be_killed_is_in_a_process_of_its_own(short):
     assert short == []
 
 
-@pytest.mark.parametrize("how", REASONS)
+def spoilt_samples(how=None):
+    """Client 1 has a sample that spoils its visit."""
+    data = toy_data(size=75, num_clients=5)
+    data.setup()
+    first = data.assignment.train[1][0]
+    if how == "samples":
+        data.splits.train.x[first] = float("nan")
+    if how == "targets":
+        data.splits.train.y[first] = 3
+    return data
+
+
+@pytest.mark.parametrize("how", ["samples", "targets"])
 def test_a_bad_client_spoils_nothing(how, short, tmp_path):
-    bad = exact(None, lambda: spoilt_data(how), num_rounds=1, default_root_dir=str(tmp_path))
+    bad = exact(None, lambda: spoilt_samples(how), num_rounds=1, default_root_dir=str(tmp_path))
     events = [json.loads(line) for line in (Path(bad.log_dir) / "events.jsonl").read_text().splitlines()]
     (left_out,) = [event for event in events if event["event"] == "left_out"]
     assert left_out["client"] == 1
     assert REASONS[how] in left_out["reason"]
     assert {r["client"] for r in rows(bad) if r["metric"] == "train_loss"} == {"0", "2", "3", "4"}
     assert set(short) >= {0, 2, 3, 4}
-    others = exact(lambda: Others(SMALL, SGD), lambda: spoilt_data(None), num_rounds=1)
+    others = exact(lambda: Others(SMALL, SGD), spoilt_samples, num_rounds=1)
     assert equal(bad.global_state, others.global_state)
 
 
-@pytest.mark.parametrize("end", [lambda: sys.exit(0), lambda: os._exit(0)], ids=["sys.exit", "os._exit"])
+def patched():
+    data = toy_data(size=60, num_clients=5)
+    data.val_batches = data.val_batches
+    return data
+
+
+class OwnData(FederatedData):
+    """The same under another name."""
+
+
+class OwnPartition(IID):
+    """The same under another name."""
+
+
+class OwnFlip(Flip):
+    """Nothing random about it."""
+
+    random = False
+
+
+class OwnEncoder(Float16):
+    """The same under another name."""
+
+
+class OwnAccuracy(MulticlassAccuracy):
+    """The same under another name."""
+
+
+class Checks(FedAvg):
+    def check_upload(self, client, upload, most_steps):
+        pass
+
+
+class Measures(FedAvg):
+    def metrics(self):
+        return super().metrics()
+
+
+class Weighs(FedAvg):
+    """By what the live network holds."""
+
+    @property
+    def weighting(self):
+        return "uniform"
+
+    @weighting.setter
+    def weighting(self, value):
+        pass
+
+
+def own_data():
+    train, test = toy_datasets(60)
+    return OwnData(train_dataset=train, test_dataset=test, num_clients=5, batch_size=8)
+
+
+A_USER_S = {
+    "data": {"data": own_data},
+    "a function of data": {"data": patched},
+    "a partition": {"data": lambda: toy_data(size=60, num_clients=5, partition=OwnPartition())},
+    "a partition in another": {"data": lambda: toy_data(size=60, num_clients=5, partition=OverTime(2, OwnPartition()))},
+    "an augmentation": {"data": lambda: toy_data(size=60, num_clients=5, augmentation=[OwnFlip()])},
+    "an encoder": {"upload_encoder": OwnEncoder()},
+    "a metric": {"metrics": {"own": OwnAccuracy(num_classes=3)}},
+    "a check of uploads": {"method": lambda: Checks(SMALL, SGD)},
+    "what is measured": {"method": lambda: Measures(SMALL, SGD)},
+    "a weight that is computed": {"method": lambda: Weighs(SMALL, SGD)},
+    "samples that are read one by one": {"data": lambda: toy_data(size=60, num_clients=5, in_memory=False)},
+}
+OURS = {
+    "a partition": {"data": lambda: toy_data(size=60, num_clients=5, partition=OverTime(2, IID()))},
+    "an encoder": {"upload_encoder": Float16()},
+    "a metric": {"metrics": {"own": MulticlassAccuracy(num_classes=3)}},
+}
+
+
+@pytest.mark.parametrize("options", A_USER_S.values(), ids=A_USER_S)
+def test_where_code_of_a_user_s_may_run_a_visit_is_guarded(options, short):
+    exact(**{"num_rounds": 1, **options})
+    assert short == []
+
+
+@pytest.mark.parametrize("options", OURS.values(), ids=OURS)
+def test_where_all_is_ours_it_is_short(options, short):
+    exact(**{"num_rounds": 1, **options})
+    assert short == [0, 1, 2, 3, 4]
+
+
+def test_what_replaces_a_function_of_data_is_called(short, monkeypatch):
+    monkeypatch.setattr(Client, "val_batches", Client.val_batches)
+    exact(num_rounds=1)
+    assert short
+    monkeypatch.setattr(Client, "val_batches", lambda self: self.data.val_batches([self.id], self.round)[0])
+    short.clear()
+    exact(num_rounds=1)
+    assert short == []
+
+
+class Parameters(FedAvg):
+    def aggregate(self, uploads, current):
+        return {name: nn.Parameter(tensor) for name, tensor in super().aggregate(uploads, current).items()}
+
+
+class Columns(FedAvg):
+    def aggregate(self, uploads, current):
+        agreed = super().aggregate(uploads, current)
+        return {name: tensor.t().contiguous().t() if tensor.ndim == 2 else tensor for name, tensor in agreed.items()}
+
+
+@pytest.mark.parametrize("kind", [Parameters, Columns])
+def test_in_whatever_form_a_rule_leaves_the_state(kind, short, monkeypatch, tmp_path):
+    shortened = exact(lambda: kind(SMALL, SGD), num_rounds=3, default_root_dir=str(tmp_path / "short"))
+    assert len(short) == 15
+    alone(monkeypatch)
+    visited = exact(lambda: kind(SMALL, SGD), num_rounds=3, default_root_dir=str(tmp_path / "visited"))
+    assert equal(shortened.global_state, visited.global_state)
+    assert records(shortened) == records(visited)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("end", [lambda: sys.exit(0), lambda: os._exit(0), interrupt], ids=["exit", "_exit", "Ctrl-C"])
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_client_whose_samples_end_the_process_is_left_out(end, fast, tmp_path):
+def test_a_client_whose_samples_end_the_run_is_left_out(end, fast, tmp_path):
     data = toy_data(size=60, num_clients=5)
     plain = data.train_batches
 
@@ -167,28 +306,6 @@ def test_a_visit_ends_when_the_run_is_to():
     answers = iter([False, True])
     with pytest.raises(Interrupted):
         plain_visits(should_stop=lambda: next(answers)).outcome(0, Memory())
-
-
-class Doubled(Batches):
-    """Every batch twice."""
-
-    def __iter__(self):
-        for batch in super().__iter__():
-            yield batch
-            yield batch
-
-
-def test_batches_of_a_user_s_own_kind_are_for_an_ordinary_visit(short):
-    data = toy_data(size=60, num_clients=5)
-    plain = data.train_batches
-
-    def doubled(client, *args, **options):
-        batches = plain(client, *args, **options)
-        return Doubled(**vars(batches)) if client == 1 else batches
-
-    data.train_batches = doubled
-    exact(None, lambda: data, num_rounds=1)
-    assert short == [0, 2, 3, 4]
 
 
 class HomeFirst(FedAvg):

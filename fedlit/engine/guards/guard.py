@@ -84,7 +84,7 @@ class Guard:
                 found = work()
             is_whole = is_sound(found)
         except BaseException as error:  # SystemExit, GeneratorExit, what somebody has made up ...
-            if _is_meant_for_us(error, should_stop):
+            if is_meant_for_us(error, should_stop):
                 raise
             found = left_out(error)
         finally:
@@ -118,7 +118,8 @@ def _is_own(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in ("torch", "lightning", "builtins")
 
 
-def _is_meant_for_us(error: BaseException, should_stop: Callable[[], bool]) -> bool:
+def is_meant_for_us(error: BaseException, should_stop: Callable[[], bool]) -> bool:
+    """Whether an error in a client's code is not its own doing: somebody asks the run to end."""
     if isinstance(error, Interrupted):
         return should_stop()
     # While a fit handles signals, Python raises no KeyboardInterrupt: this one is the client's own.

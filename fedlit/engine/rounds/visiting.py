@@ -11,10 +11,10 @@ from torch import nn
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import can_fork, in_child
-from fedlit.engine.guards.guard import ClientExit, exits_caught
+from fedlit.engine.guards.guard import exits_caught, is_meant_for_us
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
 from fedlit.engine.module.means import Means
-from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
+from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.downloads import is_sent
 from fedlit.engine.rounds.visited import Visited, is_sound, pack
 from fedlit.engine.states.sending import Sent
@@ -22,6 +22,7 @@ from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
 from fedlit.fast.begun_visit import perceptron_names
+from fedlit.fast.permission import is_all_ours
 from fedlit.fast.plain_visits import PlainVisits
 from fedlit.fast.stacked_visits import Cohort
 from fedlit.records.round_record import Failure
@@ -71,6 +72,9 @@ class Visits:
             return None
         client_of = partial(state.data.client, round=self.number)
         if not state.module.fast:
+            options = state.options
+            if not is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder):
+                return None
             return PlainVisits(state.fabric, state.module, self.plan_for, client_of, server, names, Means)
         enter = partial(state.enter, prefer="server", round=self.number)
         return Cohort(
@@ -102,9 +106,7 @@ class Visits:
             )
 
     def _short(self, k: int, memory: Memory) -> Visited | None:
-        """What a client's shortened visit brings, in which no code of its own runs but that of its data; None if it
-        must be visited in the ordinary way, which also tells what is wrong with a client.
-        """
+        """What a shortened visit brings; None if it must be an ordinary one, which also tells what is wrong."""
         state = self.state
         if self.shortened is None:
             return None
@@ -116,9 +118,9 @@ class Visits:
                 if outcome is None:
                     return None
                 return self.look(k, outcome, None, self.shortened.network(outcome))
-        except Interrupted:
-            raise
-        except (Exception, SystemExit, ClientExit):
+        except BaseException as error:
+            if is_meant_for_us(error, self.plan_for(k).should_stop):
+                raise
             state.live.mend()
             return None
 
