@@ -302,6 +302,17 @@ def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit():
     assert visits.outcome(1, Memory()).upload.client == 1
 
 
+def test_a_network_that_is_not_the_server_s_is_for_an_ordinary_visit():
+    renamed = plain_visits()
+    renamed.names = [renamed.names[2], renamed.names[1], renamed.names[0], *renamed.names[3:]]
+    renamed.server = {name: renamed.server[renamed.names[0]].new_zeros(1, 1) for name in renamed.names}
+    assert renamed.outcome(0, Memory()) is None
+    reshaped = plain_visits()
+    reshaped.server = {name: tensor[:1] for name, tensor in reshaped.server.items()}  # which could be broadcast
+    assert reshaped.outcome(0, Memory()) is None
+    assert plain_visits().outcome(0, Memory()) is not None
+
+
 def test_a_visit_ends_when_the_run_is_to():
     answers = iter([False, True])
     with pytest.raises(Interrupted):
