@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -284,8 +285,8 @@ def test_a_network_that_changes_in_the_middle_of_a_round_is_seen(short):
     assert short == [0, 2, 3, 4]  # the ordinary visit of client 1 has given it its first structure back
 
 
-def plain_visits(**options) -> PlainVisits:
-    method = FedAvg(SMALL, SGD)
+def plain_visits(network=SMALL, **options) -> PlainVisits:
+    method = FedAvg(network, SGD)
     data = toy_data(size=60, num_clients=5)
     data.setup()
     fabric = Fabric(accelerator="cpu")
@@ -303,9 +304,9 @@ def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit():
 
 
 def test_a_network_that_is_not_the_server_s_is_for_an_ordinary_visit():
-    renamed = plain_visits()
-    renamed.names = [renamed.names[2], renamed.names[1], renamed.names[0], *renamed.names[3:]]
-    renamed.server = {name: renamed.server[renamed.names[0]].new_zeros(1, 1) for name in renamed.names}
+    renamed = plain_visits(partial(SMALL, hidden=(5, 5, 5)))
+    first, second = renamed.names[2:4], renamed.names[4:6]  # of two layers of one shape
+    renamed.names = [*renamed.names[:2], *second, *first, *renamed.names[6:]]
     assert renamed.outcome(0, Memory()) is None
     reshaped = plain_visits()
     reshaped.server = {name: tensor[:1] for name, tensor in reshaped.server.items()}  # which could be broadcast
