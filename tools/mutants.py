@@ -23,12 +23,13 @@ RECOGNITION = "tests/fast/test_recognition.py"
 STACKS = "tests/fast/test_stacked_visits.py"
 VISITS = "tests/fast/test_plain_visits.py"
 FILES = {
-    "permission": [PERMISSION, VISITS],
+    "permission": [PERMISSION],
     "transparency": [RECOGNITION],
     "recognition": [RECOGNITION],
     "stand_in": [RECOGNITION],
     "forward_code": [RECOGNITION],
     "stacked_visits": [STACKS],
+    "all_ours": [VISITS],
     "plain_visits": [VISITS],
     "begun_visit": [VISITS, STACKS],
 }

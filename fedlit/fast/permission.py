@@ -4,7 +4,7 @@ A shortcut leaves out what runs beside the arithmetic of a step or of a visit. S
 line, for all that could run there; `tools/mutants.py` drops the lines one by one and sees that a test fails.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from inspect import getattr_static
 from math import isfinite
@@ -18,19 +18,14 @@ from lightning.fabric.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
-from torchmetrics import Metric
 
 from fedlit import tasks
 from fedlit.data.batches import Batches
-from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
 from fedlit.data.loaded import AnyBatches
-from fedlit.encoders import Encoder
 from fedlit.fast.forward_code import is_data
 from fedlit.fast.recognition import Perceptron, perceptron
 from fedlit.fast.transparency import hooks_of, names_beside
 from fedlit.methods.base import FederatedModule, task_of
-from fedlit.partition import Partition
 from fedlit.tasks import Classification, Task
 
 if TYPE_CHECKING:
@@ -89,8 +84,6 @@ OF_A_GROUP = frozenset(SGD([torch.zeros(1)], lr=0.1).param_groups[0])
 optimizer_hooks_of = itemgetter(*sorted(name for name in OF_SGD if name.endswith("_hooks")))
 step_pre_hooks_of = itemgetter(*(name for name in OF_SGD if name.endswith("step_pre_hooks")))
 OF_BATCHES = frozenset(Batches.__dataclass_fields__)
-SOURCE_AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in (FederatedData, Client))
-ASKED_AFTER_A_VISIT = {"check_upload", "metrics"}
 
 
 def _step_of(kind: Any) -> Callable:
@@ -129,44 +122,6 @@ def for_visit(fabric: Fabric, module: FederatedModule, plan: "Plan") -> Perceptr
     if not is_plain_method(module, HARMLESS_TO_A_VISIT):
         return None
     return perceptron(module.get_submodule("network"))
-
-
-def is_all_ours(
-    module: FederatedModule, data: FederatedData, metrics: Iterable[Metric], encoder: Encoder | None
-) -> bool:
-    """Whether no code of a user's runs beside the steps of a visit, nor when it is looked at."""
-    return (
-        names_beside(module, FederatedModule).isdisjoint(ASKED_AFTER_A_VISIT)
-        and is_plain_source(data)
-        and all(_is_of(metric, "torchmetrics") for metric in metrics)
-        and (encoder is None or _is_of(encoder, "fedlit"))
-    )
-
-
-def is_plain_source(data: FederatedData) -> bool:
-    """Whether batches are made by our code alone."""
-    return (
-        type(data) is FederatedData
-        # Python itself may add a name, such as `__slotnames__` when something is copied.
-        and all(as_imported.items() <= vars(cls).items() for cls, as_imported in SOURCE_AS_IMPORTED)
-        and not any(callable(getattr(FederatedData, name, None)) for name in vars(data))  # hung on it in place of ours
-        and all(_is_of(partition, "fedlit") for partition in _partitions(data.partition))
-        and all(_is_of(step, "fedlit") for step in data.augmentation)
-    )
-
-
-def _partitions(partition: Partition) -> list[Partition]:
-    """A partition, and those that it holds."""
-    found = [partition]
-    for value in vars(partition).values():
-        if isinstance(value, Partition):
-            found += _partitions(value)
-    return found
-
-
-def _is_of(thing: Any, house: str) -> bool:
-    """Whether the class of a thing was written in this package."""
-    return type(thing).__module__.partition(".")[0] == house
 
 
 def is_plain_context() -> bool:

@@ -43,7 +43,7 @@ def test_every_method_has_a_card():
 @pytest.mark.parametrize("method", OWN)
 def test_the_readme_says_what_the_method_says(method):
     card = card_of(method)
-    paper, file, recipes, law = table_in_the_readme()[method.__name__]
+    paper, file, recipes, law, _ = table_in_the_readme()[method.__name__]
     assert paper == (f"[{card.paper}]({card.link})" if card.paper else "(baseline)")
     assert file.endswith(f"(fedlit/methods/{method.__module__.rpartition('.')[2]}.py)")
     assert recipes == ", ".join(f"`{name}`" for name in card.recipes)

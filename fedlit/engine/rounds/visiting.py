@@ -21,8 +21,8 @@ from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
+from fedlit.fast.all_ours import is_all_ours
 from fedlit.fast.begun_visit import perceptron_names
-from fedlit.fast.permission import is_all_ours
 from fedlit.fast.plain_visits import PlainVisits
 from fedlit.fast.stacked_visits import Cohort
 from fedlit.records.round_record import Failure

@@ -1,0 +1,55 @@
+"""Whether no code of a user's runs beside the steps of a visit: then nobody need be guarded from it."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torchmetrics import Metric
+
+from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
+from fedlit.encoders import Encoder
+from fedlit.fast.transparency import names_beside
+from fedlit.methods.base import FederatedModule
+from fedlit.partition import Partition
+
+# As they were at import: who replaces a function of theirs later wants it to be called.
+SOURCE_AS_IMPORTED = tuple((cls, dict(vars(cls))) for cls in (FederatedData, Client))
+ASKED_AFTER_A_VISIT = {"check_upload", "metrics"}
+
+
+def is_all_ours(
+    module: FederatedModule, data: FederatedData, metrics: Iterable[Metric], encoder: Encoder | None
+) -> bool:
+    """Whether no code of a user's runs beside the steps of a visit, nor when it is looked at."""
+    return (
+        names_beside(module, FederatedModule).isdisjoint(ASKED_AFTER_A_VISIT)
+        and is_plain_source(data)
+        and all(_is_of(metric, "torchmetrics") for metric in metrics)
+        and (encoder is None or _is_of(encoder, "fedlit"))
+    )
+
+
+def is_plain_source(data: FederatedData) -> bool:
+    """Whether batches are made by our code alone."""
+    return (
+        type(data) is FederatedData
+        # Python itself may add a name, such as `__slotnames__` when something is copied.
+        and all(as_imported.items() <= vars(cls).items() for cls, as_imported in SOURCE_AS_IMPORTED)
+        and not any(callable(getattr(FederatedData, name, None)) for name in vars(data))  # hung on it in place of ours
+        and all(_is_of(partition, "fedlit") for partition in _partitions(data.partition))
+        and all(_is_of(step, "fedlit") for step in data.augmentation)
+    )
+
+
+def _partitions(partition: Partition) -> list[Partition]:
+    """A partition, and those that it holds."""
+    found = [partition]
+    for value in vars(partition).values():
+        if isinstance(value, Partition):
+            found += _partitions(value)
+    return found
+
+
+def _is_of(thing: Any, house: str) -> bool:
+    """Whether the class of a thing was written in this package."""
+    return type(thing).__module__.partition(".")[0] == house
