@@ -1,6 +1,7 @@
 """Slow, stopped and dead processes, told apart: two real ones, whose work is to wait and to compute."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -76,11 +77,13 @@ class Pair:
         command = [sys.executable, str(script), "0", what, str(seconds)]
         self.first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.said = ""
-        line = ""
-        while not line.startswith("pid "):  # the second may speak before
+        told = None
+        while told is None:  # the second may speak before, or into the line
             line = self.first.stdout.readline()
+            assert line, f"it has ended without a word of the second: {self.said}"
             self.said += line
-        self.second = int(line.split()[1])
+            told = re.search(r"pid (\d+)", self.said)
+        self.second = int(told[1])
         self.start = time.monotonic()
         time.sleep(0.1)
 
