@@ -16,12 +16,13 @@ from subprocess import Popen
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
 
 from fedlit.engine.cluster import heartbeat
+from fedlit.engine.cluster.attempts import place_of_this_attempt
 from fedlit.engine.cluster.endings import all_are_born, end_unmet
 from fedlit.engine.cluster.heartbeat import Heartbeat
 from fedlit.records.stop_signals import stop_signals
@@ -67,7 +68,9 @@ class ClientParallelStrategy(DDPStrategy):
         children = self._taken_children()
         with all_are_born(children), stop_signals(partial(end_unmet, children, self.global_rank)):
             if not dist.is_initialized() and self._is_on_one_host():
-                self._meet()
+                self._meet_on_loopback()
+            elif not dist.is_initialized() and self._is_of_torchrun():
+                self._meet_after_restarts()
             super().setup_environment()
         heart = heartbeat.current()
         if heart is None:
@@ -95,21 +98,39 @@ class ClientParallelStrategy(DDPStrategy):
             return False
         return environment.main_address in (LOOPBACK, "localhost")
 
-    def _meet(self) -> None:
-        """As Lightning would, which then finds it done; but on the loopback interface."""
-        assert self.accelerator is not None
+    def _is_of_torchrun(self) -> bool:
+        """Whether torchrun started this process and keeps the store in which all meet."""
+        is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return is_kept and type(self.cluster_environment) is TorchElasticEnvironment
+
+    def _meet_on_loopback(self) -> None:
         assert self.cluster_environment is not None
-        self.accelerator.setup_device(self.root_device)
         names = {name for _, name in socket.if_nameindex()}
         for name in names.intersection(INTERFACES):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        backend = self.process_group_backend or ("gloo" if self.root_device.type == "cpu" else "nccl")
         store = _store(self.cluster_environment.main_port, self.local_rank, self.num_processes)
+        self._meet(store, self.local_rank, self.num_processes)
+
+    def _meet_after_restarts(self) -> None:
+        """Not where processes of the attempt before have left their addresses."""
+        assert self.cluster_environment is not None
+        address = self.cluster_environment.main_address
+        port = self.cluster_environment.main_port
+        rank = self.cluster_environment.global_rank()
+        world_size = self.cluster_environment.world_size()
+        kept = dist.TCPStore(address, port, world_size, is_master=False, timeout=TO_MEET)
+        self._meet(place_of_this_attempt(kept, rank, world_size, TO_MEET), rank, world_size)
+
+    def _meet(self, store: dist.Store, rank: int, world_size: int) -> None:
+        """As Lightning would, which then finds it done; but in a store of ours."""
+        assert self.accelerator is not None
+        self.accelerator.setup_device(self.root_device)
+        backend = self.process_group_backend or ("gloo" if self.root_device.type == "cpu" else "nccl")
         dist.init_process_group(
             backend,
             store=store,
-            rank=self.local_rank,
-            world_size=self.num_processes,
+            rank=rank,
+            world_size=world_size,
             timeout=FOR_EVER,
             device_id=None if backend == "gloo" else self.root_device,
         )
