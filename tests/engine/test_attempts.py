@@ -44,8 +44,8 @@ def test_the_store_itself_keeps_what_was_left(store):
 
 
 def test_a_question_that_a_dead_process_has_left_does_not_mislead_the_next(store):
+    store.set_timeout(timedelta(seconds=0.1))
     with pytest.raises(RuntimeError):  # rank 2 asks, and rank 0 has died
-        store.set_timeout(timedelta(seconds=0.1))
         place_of_this_attempt(store, 2, 3, SOON)
     store.set_timeout(SOON)
     first, *others = places(store, 3)

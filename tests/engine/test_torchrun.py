@@ -29,18 +29,24 @@ def started(folder: Path, words: list[str]) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def on_two_hosts(folder: Path, recipe: str, *options: str) -> list[subprocess.Popen]:
+    """The commands of the docs, on loopback."""
+    port = str(free_port())
+    assert len(commands()) == 2
+    hosts = []
+    for line in commands():
+        words = line.replace("host1", "127.0.0.1").replace("29400", port).replace("recipe.yaml", recipe).split()
+        hosts.append(started(folder, [*words[1:], *options]))
+    return hosts
+
+
 @pytest.mark.parametrize("recipe", ["fml.yaml", "fedfusion.yaml", "dlad.yaml"])
 def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(recipe, tmp_path):
     folder = tmp_path / "run"
     one = finished(folder, "--config", recipe)
     metrics = (folder / RUN / "metrics.csv").read_bytes()
     shutil.rmtree(folder / "lightning_logs")
-    port = str(free_port())
-    assert len(commands()) == 2
-    hosts = []
-    for line in commands():
-        words = line.replace("host1", "127.0.0.1").replace("29400", port).replace("recipe.yaml", recipe).split()
-        hosts.append(started(folder, words[1:]))
+    hosts = on_two_hosts(folder, recipe)
     outputs = [host.communicate(timeout=500)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs
     assert same(one, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
@@ -50,6 +56,14 @@ def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(rec
 def is_at(folder: Path, round: int) -> bool:
     events = folder / RUN / "events.jsonl"
     return events.exists() and f'"event": "round", "round": {round}' in events.read_text()
+
+
+def await_round(folder: Path, round: int, process: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 240
+    while not is_at(folder, round):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.05)
 
 
 def workers(process: subprocess.Popen) -> list[int]:
@@ -68,11 +82,7 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_sa
     alone = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     fit = ["-m", "fedlit", "fit", *options, "--trainer.devices", "2", "--ckpt_path", "auto"]
     process = started(folder, [*alone, "--max-restarts", "1", *fit])
-    deadline = time.monotonic() + 240
-    while not is_at(folder, 2):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
+    await_round(folder, 2, process)
     killed = workers(process)
     os.kill(killed[rank], signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
@@ -82,3 +92,18 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_sa
     assert [line.count('"round": 0') for line in events.splitlines() if '"event": "fit"' in line] == [1, 0], events
     assert same(whole, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
     assert (folder / RUN / "metrics.csv").read_bytes() == metrics
+
+
+def test_two_hosts_go_on_to_the_same_bits_when_a_process_of_the_second_is_killed(tmp_path):
+    options = ["--trainer.num_rounds", "6", "--trainer.report", "false"]
+    folder = tmp_path / "run"
+    whole = finished(folder, "--config", "fml.yaml", *options)
+    shutil.rmtree(folder / "lightning_logs")
+    hosts = on_two_hosts(folder, "fml.yaml", *options)
+    await_round(folder, 2, hosts[0])
+    os.kill(workers(hosts[1])[0], signal.SIGKILL)
+    outputs = [host.communicate(timeout=500)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], outputs
+    events = (folder / RUN / "events.jsonl").read_text()
+    assert events.count('"event": "fit"') == 2, events
+    assert same(whole, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
