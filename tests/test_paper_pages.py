@@ -19,6 +19,7 @@ from tools.paper_pages.book import COLUMN, SOURCES, built, figures, methods_of, 
 from tools.paper_pages.evidence import AGREES, DISAGREES, NOT_RUN, OPEN, reading, results_of, runs_csv, verdict
 from tools.paper_pages.leaderboard import Leaderboard
 from tools.paper_pages.source import Question, RunSet, read_source
+from tools.paper_pages.take import merged
 
 ROOT = Path(__file__).parents[1]
 PAGES = sources(ROOT)
@@ -91,6 +92,35 @@ def test_figures_of_all_pages_that_have_runs_are_there():
     for page in PAGES:
         shown |= set(re.findall(r"\]\((figures/.*?)\)", (ROOT / f"docs/papers/{page.name}.md").read_text()))
     assert shown == {f"figures/{path.name}" for path in (ROOT / "docs/papers/figures").glob("*")}
+
+
+# --- runs of several sittings
+
+
+def sitting(*statuses: str, cpu: str) -> pd.DataFrame:
+    """A study of one cell, with a line for every seed from 1."""
+    lines = []
+    for seed, status in enumerate(statuses, start=1):
+        cell = {"row": "FML", "column": "IID", "training_seed": str(seed), "partition_seed": str(seed)}
+        lines.append({**cell, "status": status, "cpu": cpu})
+    return pd.DataFrame(lines)
+
+
+def test_what_an_earlier_sitting_has_done_stays_until_it_is_done_again():
+    first = sitting("done", "done", "missing", "failed", cpu="theirs")
+    second = sitting("missing", "done", "done", "missing", cpu="ours")
+    both = merged(first, second)
+    assert [*both["status"]] == ["done", "done", "done", "missing"]
+    assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours"]
+
+
+def test_the_hours_of_a_set_are_those_of_its_runs_each_counted_once(copy):
+    page = next(page for page in PAGES if page.name == "fml")
+    lines = pd.read_csv(runs_csv(copy, page.tuning[0]))
+    hours = lines[lines["status"] == "done"].groupby("folder")["seconds"].first().sum() / 3600
+    text = (copy / "docs/papers/fml.md").read_text()
+    row = next(line for line in text.splitlines() if line.startswith(f"| `{page.tuning[0].name}`"))
+    assert row.endswith(f"| {hours:.2f} |")
 
 
 # --- the rule, by hand

@@ -1,10 +1,11 @@
 """The page of a paper as Markdown: its claim, its setting, our runs, theirs and ours side by side, the verdict."""
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+
+import pandas as pd
 
 from fedlit.studies.grid import Grid
 from fedlit.studies.grids import cost_grid, main_grid, target_grid
@@ -107,12 +108,15 @@ def _spent(root: Path, runs: RunSet) -> tuple[str, str, str]:
     path = runs_csv(root, runs)
     if not path.is_file():
         return NOT_RUN, "", ""
-    about = json.loads((path.parent / "about.json").read_text())
-    told = f"{about['done']} done"
-    if about["failed"]:
-        told += f", {about['failed']} failed"
-    versions = f"torch {about['torch']}, Python {about['python']}"
-    return told, f"{about['cpu']}; {versions}", f"{about['seconds'] / 3600:.2f}"
+    runs = pd.read_csv(path, keep_default_na=False)
+    done = runs[runs["status"] == "done"].drop_duplicates("folder")  # cells may share their runs
+    told = f"{len(done)} done"
+    failed = int((runs["status"] == "failed").sum())
+    if failed:
+        told += f", {failed} failed"
+    made_on = [f"{line.cpu}; torch {line.torch}, Python {line.python}" for line in done.itertuples()]
+    hours = done["seconds"].astype(float).sum() / 3600
+    return told, "; ".join(sorted(set(made_on))), f"{hours:.2f}"
 
 
 def _tables(source: Source, results: RecordedResults | None) -> list[str]:

@@ -1,6 +1,9 @@
-"""Takes what a study found into docs/papers/runs: its runs.csv as it is, and what it was run on."""
+"""Takes what a study found into docs/papers/runs: its runs.csv, and for each run what it was made on.
 
-import json
+A study may be run in several sittings, on several machines: what was taken before stays until it is run again.
+"""
+
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -8,27 +11,39 @@ import pandas as pd
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.whole_files import write_whole
 
+RUN = ["row", "column", "training_seed", "partition_seed"]
+MADE_ON = ["cpu", "torch", "python", "fedlit"]
+
 
 def take(study: Path, target: Path) -> None:
-    """Copy runs.csv and write about.json beside it.
+    """Write the runs of a study's folder into the target's runs.csv.
 
     Args:
         study: The folder that `fedlit compare` wrote.
         target: Below docs/papers/runs.
     """
-    text = (study / "runs.csv").read_text(encoding="utf-8")
-    runs = pd.read_csv(study / "runs.csv")
-    done = runs[runs["status"] == "done"]
-    folders = sorted(done["folder"].unique())  # cells may share their runs
-    outcomes = [Outcome(study.parent.parent / folder) for folder in folders]
-    environments = [outcome.environment for outcome in outcomes]
-    about = {
-        "done": len(folders),
-        "failed": int((runs["status"] == "failed").sum()),
-        "seconds": round(sum(outcome.total_seconds for outcome in outcomes), 1),
-    }
-    for name in ("cpu", "torch", "python", "fedlit"):
-        about[name] = ", ".join(sorted({str(environment[name]) for environment in environments}))
+    runs = pd.read_csv(study / "runs.csv", dtype=str, keep_default_na=False)  # numbers as they were written
+    for name in MADE_ON:
+        runs[name] = ""
+    for folder in runs.loc[runs["status"] == "done", "folder"].unique():  # cells may share their runs
+        environment = Outcome(study.parent.parent / folder).environment
+        runs.loc[runs["folder"] == folder, MADE_ON] = [str(environment[name]) for name in MADE_ON]
+    path = target / "runs.csv"
+    if path.is_file():
+        runs = merged(pd.read_csv(path, dtype=str, keep_default_na=False), runs)
     target.mkdir(parents=True, exist_ok=True)
-    write_whole(target / "runs.csv", text)
-    write_whole(target / "about.json", json.dumps(about, indent=2) + "\n")
+    write_whole(path, runs.to_csv(index=False, lineterminator="\n"))
+
+
+def merged(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
+    """The lines of now; where a run of theirs is not done, that of before, which may be."""
+    done = {_run(line): line for line in before.to_dict("records") if line["status"] == "done"}
+    lines = []
+    for line in now.to_dict("records"):
+        is_open = line["status"] != "done"
+        lines.append(done.get(_run(line), line) if is_open else line)
+    return pd.DataFrame(lines, columns=now.columns)
+
+
+def _run(line: Mapping[Hashable, str]) -> tuple[str, ...]:
+    return tuple(line[name] for name in RUN)
