@@ -107,11 +107,12 @@ def sitting(*statuses: str, cpu: str) -> pd.DataFrame:
 
 
 def test_what_an_earlier_sitting_has_done_stays_until_it_is_done_again():
-    first = sitting("done", "done", "missing", "failed", cpu="theirs")
+    first = sitting("done", "done", "missing", "failed", "done", cpu="theirs")
     second = sitting("missing", "done", "done", "missing", cpu="ours")
     both = merged(first, second)
-    assert [*both["status"]] == ["done", "done", "done", "missing"]
-    assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours"]
+    assert [*both["training_seed"]] == ["1", "2", "3", "4", "5"]
+    assert [*both["status"]] == ["done", "done", "done", "missing", "done"]
+    assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours", "theirs"]
 
 
 def test_the_hours_of_a_set_are_those_of_its_runs_each_counted_once(copy):

@@ -36,13 +36,13 @@ def take(study: Path, target: Path) -> None:
 
 
 def merged(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
-    """The lines of now; where a run of theirs is not done, that of before, which may be."""
-    done = {_run(line): line for line in before.to_dict("records") if line["status"] == "done"}
-    lines = []
-    for line in now.to_dict("records"):
-        is_open = line["status"] != "done"
-        lines.append(done.get(_run(line), line) if is_open else line)
-    return pd.DataFrame(lines, columns=now.columns)
+    """All runs of both: as of now, and as of before where they were done then and are not now."""
+    lines = {_run(line): line for line in now.to_dict("records")}
+    for line in before.to_dict("records"):
+        again = lines.get(_run(line))
+        if line["status"] == "done" and (again is None or again["status"] != "done"):
+            lines[_run(line)] = line
+    return pd.DataFrame([*lines.values()], columns=now.columns)
 
 
 def _run(line: Mapping[Hashable, str]) -> tuple[str, ...]:
