@@ -6,7 +6,9 @@ import numpy as np
 
 GREY, COLOUR = (28, 28), (32, 32, 3)
 SHAPES = {"mnist": GREY, "fashion_mnist": GREY, "cifar10": COLOUR, "cifar100": COLOUR, "cinic10": COLOUR}
+SHAPES["few_cifar10"] = COLOUR  # for recipes that do with fewer
 SIZES = {"cifar100": {"train": 30000, "test": 1000}, "cinic10": {"train": 6000, "test": 20, "valid": 500}}
+SIZES["few_cifar10"] = {"train": 1500, "test": 100}
 
 
 def write_toy_sets(root: Path) -> None:
