@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, rows, toy_data
+from conftest import equal, rows, toy_data, toy_datasets
 from lightning.fabric import Fabric
 from perceptron_runs import (
     DEALS,
@@ -28,6 +28,7 @@ from torch import nn
 
 from fedlit import FedAvg
 from fedlit.callbacks import FederationCallback
+from fedlit.data import FederatedData
 from fedlit.engine.plan import Memory, Plan
 from fedlit.fast.begun_visit import perceptron_names
 from fedlit.fast.stack import Stack
@@ -317,3 +318,31 @@ def test_a_run_that_was_cut_goes_on_with_the_same_bits(stacks, tmp_path):
     cut = run(num_rounds=4, default_root_dir=str(tmp_path / "b"), ckpt_path="last").global_state
     assert equal(whole, cut)
     assert len(stacks) == 8
+
+
+class Untidy(FederatedData):
+    """A user's data, which change what others find whenever batches are made."""
+
+    def train_batches(self, *args, **options):
+        batches = super().train_batches(*args, **options)
+        torch.set_default_dtype(torch.float64)
+        return batches
+
+
+def test_what_a_user_s_data_change_ends_with_the_visit(stacks):
+    train, test = toy_datasets()
+    data = Untidy(train_dataset=train, test_dataset=test, num_clients=5, batch_size=8, val_size=0.1)
+    found = []
+
+    class Asks(FedAvg):
+        def aggregate(self, uploads, current):
+            result = super().aggregate(uploads, current)
+            found.append(torch.get_default_dtype())
+            return result
+
+    try:
+        run(lambda: Asks(SMALL, SGD), lambda: data, num_rounds=2)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert stacks
+    assert found == [torch.float32] * 2

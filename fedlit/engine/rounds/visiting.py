@@ -59,6 +59,8 @@ class Visits:
         self.look = look
         self.unpack = unpack
         self.constant = frozenset(state.constant)
+        options = state.options
+        self.is_all_ours = is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder)
         self.shortened = self._shortened()
 
     def _shortened(self) -> Cohort | PlainVisits | None:
@@ -72,8 +74,7 @@ class Visits:
             return None
         client_of = partial(state.data.client, round=self.number)
         if not state.module.fast:
-            options = state.options
-            if not is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder):
+            if not self.is_all_ours:
                 return None
             return PlainVisits(state.fabric, state.module, self.plan_for, client_of, server, names, Means)
         enter = partial(state.enter, prefer="server", round=self.number)
@@ -112,8 +113,17 @@ class Visits:
             return None
         if not state.module.fast and self._may_be_ended(k):  # a stack has bits of its own, which are to stay
             return None
+        with state.guard.visiting(k):
+            if self.is_all_ours:
+                return self._in_short(k, memory)
+            # A user's data or metrics may change what others find: gradient mode, attributes, the environment ...
+            result = state.guard.attempt(partial(self._in_short, k, memory), self.plan_for(k).should_stop)
+            return None if isinstance(result, Failure) else result
+
+    def _in_short(self, k: int, memory: Memory) -> Visited | None:
+        assert self.shortened is not None
         try:
-            with state.guard.visiting(k), exits_caught():
+            with exits_caught():
                 outcome = self.shortened.outcome(k, memory)
                 if outcome is None:
                     return None
@@ -121,7 +131,7 @@ class Visits:
         except BaseException as error:
             if is_meant_for_us(error, self.plan_for(k).should_stop):
                 raise
-            state.live.mend()
+            self.state.live.mend()
             return None
 
     def _may_be_ended(self, k: int) -> bool:
