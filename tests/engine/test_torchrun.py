@@ -72,14 +72,19 @@ def workers(process: subprocess.Popen) -> list[int]:
     return sorted(int(line.split()[0]) for line in listed.stdout.splitlines() if "fedlit" in line)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_same_bits(rank, tmp_path):
+STATIC = ["--master-addr", "127.0.0.1", "--master-port", "PORT"]
+ELASTIC = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:PORT", "--rdzv-id", "run"]
+
+
+@pytest.mark.parametrize(("rank", "meeting"), [(0, STATIC), (1, STATIC), (1, ELASTIC)])
+def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_same_bits(rank, meeting, tmp_path):
     options = ["--config", "fml.yaml", "--trainer.num_rounds", "6", "--trainer.report", "false"]
     whole = finished(tmp_path / "run", *options)
     folder = tmp_path / "run"
     metrics = (folder / RUN / "metrics.csv").read_bytes()
     shutil.rmtree(folder / "lightning_logs")
-    alone = ["--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    port = str(free_port())
+    alone = ["--nproc-per-node", "2", *[word.replace("PORT", port) for word in meeting]]
     fit = ["-m", "fedlit", "fit", *options, "--trainer.devices", "2", "--ckpt_path", "auto"]
     process = started(folder, [*alone, "--max-restarts", "1", *fit])
     await_round(folder, 2, process)
