@@ -4,7 +4,7 @@ A gain is the mean of the paired differences over seeds, in the direction that i
 
     agrees           low > 0
     disagrees        high < least, the smallest gain that matters (and not low > 0)
-    cannot be told   otherwise, and wherever a pair of seeds is missing
+    cannot be told   otherwise, and wherever a pair of seeds is missing or did not reach its target
 """
 
 from collections.abc import Iterable, Sequence
@@ -100,8 +100,17 @@ def _finding(question: Question, column: str, results: RecordedResults) -> Findi
     paper = None
     if row.paper is not None and over.paper is not None:
         paper = row.paper - over.paper
-    wanted = len(results.study.seeds)
-    return Finding(question, column, row.measure, difference, paper, reading(difference, row.measure, question, wanted))
+    word = NOT_RUN
+    if _was_run(results, row) and _was_run(results, over):
+        word = reading(difference, row.measure, question, len(results.study.seeds))
+    return Finding(question, column, row.measure, difference, paper, word)
+
+
+def _was_run(results: RecordedResults, cell: Cell) -> bool:
+    """Whether some run of a cell was made, done or failed, whether or not it reached a target."""
+    runs = results.runs
+    of_cell = (runs["row"] == cell.row) & (runs["column"] == cell.column)
+    return bool((runs.loc[of_cell, "status"] != "missing").any())
 
 
 def _cell(results: RecordedResults, row: str, column: str) -> Cell:
@@ -112,7 +121,7 @@ def _cell(results: RecordedResults, row: str, column: str) -> Cell:
 
 
 def reading(found: Estimate, measure: Measure, question: Question, wanted: int) -> str:
-    """What a difference says of a claim.
+    """What a difference between rows that were run says of a claim.
 
     Args:
         found: Row less the other.
@@ -120,8 +129,6 @@ def reading(found: Estimate, measure: Measure, question: Question, wanted: int) 
         question: Which gain matters.
         wanted: Pairs of seeds.
     """
-    if found.n == 0:
-        return NOT_RUN
     if found.n < wanted or wanted < 2:
         return OPEN
     low, high = gain_interval(found, measure)
@@ -164,7 +171,7 @@ def verdict(readings: Iterable[str]) -> str:
 
 
 def verdict_line(found: Sequence[Finding]) -> str:
-    """The verdict of a page in one line, with what the controls came to."""
+    """The verdict of a page in one line, with what the controls came to; what is only a bound does not count."""
     claims = [finding.reading for finding in found if finding.question.kind == "claim"]
     controls = [finding.reading for finding in found if finding.question.kind == "control"]
     text = verdict(claims)
@@ -173,5 +180,5 @@ def verdict_line(found: Sequence[Finding]) -> str:
         text += f" ({agree} of {run} comparisons agree, {disagree} disagree)"
     agree, disagree, run = counted(controls)
     if run:
-        text += f"; ahead of its controls in {agree} of {run}, not in {disagree}"
+        text += f"; of {run} controls ahead in {agree}, not in {disagree}, cannot be told in {run - agree - disagree}"
     return text

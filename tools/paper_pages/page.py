@@ -19,9 +19,10 @@ from tools.paper_pages.source import RunSet, Source
 MADE = "<!-- Made by `python -m tools.paper_pages` from docs/papers/src and docs/papers/runs; do not edit. -->"
 RULE = (
     "A gain is the mean of the differences within pairs of seeds, in the direction that is better. A comparison "
-    "*agrees* if its 95 % interval lies above 0, *disagrees* if it lies below the smallest gain that matters, and "
-    "*cannot be told* otherwise, or where a pair of seeds is missing. The page agrees or disagrees if more than half "
-    "of the comparisons that were run do, and none says the opposite. Nothing is corrected for there being several."
+    "*agrees* if its 95 % interval lies above 0, *disagrees* if it does not and lies below the smallest gain that "
+    "matters, and *cannot be told* otherwise, or where a pair of seeds is missing or did not reach the target. The "
+    "page agrees or disagrees if more than half of the comparisons of claims that were run do, be it one, and none "
+    "says the opposite. Controls and bounds do not count for it. Nothing is corrected for there being several."
 )
 
 
@@ -43,6 +44,7 @@ def paper_page(source: Source, root: Path) -> str:
         _bullets(source.differences),
         "## Our runs",
         *_our_runs(source, root),
+        f"Seen before these settings were fixed: {source.seen_before}",
         _again(source, runs, results),
         "## Theirs and ours",
         *_tables(source, results),
@@ -52,7 +54,7 @@ def paper_page(source: Source, root: Path) -> str:
     if found:
         blocks.append(f"![paired differences with 95 % intervals](figures/{source.name}.svg)")
     blocks += [
-        "## The control that the paper lacks",
+        "## Controls",
         source.control,
         "## How the verdict is found, and what would tell",
         RULE,
@@ -63,7 +65,7 @@ def paper_page(source: Source, root: Path) -> str:
 
 def _sizes(runs: RunSet, results: RecordedResults | None) -> str:
     if results is None:
-        return "Nothing of it was run yet."
+        return "Nothing of it was run yet at these settings."
     return f"At the size of `{runs.name}`, which is much smaller than the paper's: {runs.size}."
 
 
@@ -83,7 +85,8 @@ def _our_runs(source: Source, root: Path) -> list[str]:
     blocks.append("```bash\n" + "\n".join(commands) + "\n```")
     blocks.append(
         "A seed is of training and of the partition. FOLDER holds the data sets as .npz. Hours are those of the "
-        "rounds, one thread, on a core that others used, too. What is not run yet has its settings fixed."
+        "rounds, one thread, on a core that others used, too. Rates were picked on the same test images with "
+        "another seed."
     )
     return blocks
 
@@ -131,6 +134,8 @@ def _tables(source: Source, results: RecordedResults | None) -> list[str]:
         for grid in grids:
             if grid is not None:
                 blocks += [f"{grid.title}:", grid_in_markdown(_told(grid)), grid.note]
+    if results.study.source:
+        blocks.append(f"The paper's numbers: {results.study.source}.")
     rest = [column for column in results.study.columns if column not in columns]
     if rest:
         blocks.append(f"Columns of the study that were {NOT_RUN.removesuffix(' yet')} at this size: {'; '.join(rest)}.")
@@ -153,7 +158,7 @@ def _answers(found: Sequence[Finding]) -> str:
         return f"{NOT_RUN.capitalize()}."
     rows = []
     for finding in found:
-        ours = NOT_RUN
+        ours = NOT_RUN if finding.reading == NOT_RUN else "no pair reached it"
         if finding.found.n:
             ours = f"{difference(finding.found, finding.measure)} (n = {finding.found.n})"
         theirs = "–" if finding.paper is None else f"{finding.paper:+.4g}"

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from fedlit.studies.reading import check_keys, read_mapping
 
-Kind = Literal["claim", "control"]
+Kind = Literal["claim", "control", "bound"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Question:
 
     Attributes:
         ask: In words.
-        kind: Whether the paper claims it, or it is the control that the paper lacks.
+        kind: A claim of the paper's; a control; or a bound, which is shown and counts for nothing.
         row: Of the study.
         over: The row that it should be ahead of.
         columns: Where.
@@ -85,7 +85,8 @@ class Source:
         claim: What the paper says, with its numbers.
         setting: Of the paper's experiments.
         differences: What the authors' code does otherwise.
-        control: What the paper lacks, and how it is run here.
+        control: What was added, and why.
+        seen_before: What was run and seen before the settings were fixed.
         runs: Studies that answer; the first that was run gives the verdict.
         tuning: Studies that picked learning rates, on seeds of their own.
         tables: Of the numbers.
@@ -102,6 +103,7 @@ class Source:
     setting: str
     differences: tuple[str, ...]
     control: str
+    seen_before: str
     runs: tuple[RunSet, ...]
     tuning: tuple[RunSet, ...]
     tables: tuple[Table, ...]
@@ -123,8 +125,7 @@ def read_source(path: Path) -> Source:
             questions=tuple(_question(given) for given in content["questions"]),
             methods=tuple(content["methods"]),
             differences=tuple(content["differences"]),
-            **{name: content[name] for name in ("title", "citation", "link", "claim", "setting", "control")},
-            would_tell=content["would_tell"],
+            **{name: content[name] for name in names if isinstance(content[name], str)},
         )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
