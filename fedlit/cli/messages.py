@@ -3,9 +3,10 @@
 import difflib
 import re
 import sys
+from importlib import import_module
 from inspect import isclass, signature
 from types import ModuleType, NoneType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torchmetrics.classification
@@ -150,6 +151,7 @@ def in_full(message: str, args: list[str]) -> str:
         message = unannotated(args) or message
     message = re.sub(r"^`--([\w.]+\.help)` is not an option\.", lambda option: _no_help(option[1], args), message)
     message = re.sub(r"^`(\w+)` is not an option\.$", lambda name: _no_option(name[1], args), message)
+    message = re.sub(r"^'(\w+)' must be given\.$", lambda name: _must_be_given(name[1], args), message)
     return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
 
 
@@ -179,13 +181,40 @@ def _no_option(name: str, args: list[str]) -> str:
     return f"`{'` or `'.join(strange)}` is not an option.{hint}"
 
 
+def _must_be_given(name: str, args: list[str]) -> str:
+    """That a class cannot do without an argument, by the option that names the class."""
+    options = set()
+    for option, value in (*typed_values(args), *_written(args)):
+        if name in _needs(value):
+            options.add(f"{option.removesuffix('.class_path')}.{name}")
+    if not options:
+        return f"{name!r} must be given."
+    return f"`{'` or `'.join(sorted(options))}` must be given."
+
+
+def _needs(value: Any) -> set[str]:
+    """Arguments that a class must be given; none if no class is named."""
+    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z_][\w.]*", value) is None:
+        return set()
+    module, _, name = value.rpartition(".")
+    try:
+        arguments = signature(getattr(import_module(module or "torch.optim"), name)).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return set()
+    return {argument.name for argument in arguments.values() if argument.default is argument.empty}
+
+
 def _given(args: list[str]) -> tuple[set[str], set[str]]:
     """Options that were typed, and those that stand in recipes."""
     typed: set[str] = set()
     for option, value in typed_values(args):
         typed |= {option, *(path for path, _ in written_options(parsed(value), option))}
-    written = {path for recipe in recipe_files(args) for path, _ in written_options(recipe_content(recipe))}
-    return typed, written
+    return typed, {path for path, _ in _written(args)}
+
+
+def _written(args: list[str]) -> list[tuple[str, Any]]:
+    """What stands in recipes."""
+    return [pair for recipe in recipe_files(args) for pair in written_options(recipe_content(recipe))]
 
 
 def _full_name(name: str, args: list[str]) -> str:

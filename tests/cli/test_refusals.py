@@ -121,6 +121,8 @@ TRAINER = {
     "--trainer.aggregator=Krum": r"^`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients",
     "--trainer.aggregator=Krum --trainer.aggregator.num_bad=0": r"^`trainer.aggregator.num_bad` must .* 0.$",
     "--trainer.privacy=ClientLevelDP --trainer.privacy.clip=0": r"^`trainer.privacy.clip` is a norm .* 0.0.$",
+    "--trainer.server_optimizer=torch.optim.Optimizer": r"^`trainer.server_optimizer.defaults` must be given.$",
+    "--model.optimizer torch.optim.Optimizer": r"^`model.optimizer.defaults` must be given.$",
     "--trainer.num_rounds=many": r"^`trainer.num_rounds`: expected int, got 'many'",
     "--trainer.num_rounds=0": r"^`trainer.num_rounds` must be at least 1, got 0",
     "--trainer.num_rounds=-1": r"^`trainer.num_rounds` must be at least 1, got -1",
