@@ -4,6 +4,7 @@ import csv
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -16,7 +17,18 @@ from fedlit.studies.measure import Measure
 from fedlit.studies.statistics import Estimate
 from fedlit.studies.study import chosen, read_study
 from tools.paper_pages.book import COLUMN, SOURCES, built, figures, methods_of, sources, stale, with_verdicts
-from tools.paper_pages.evidence import AGREES, DISAGREES, NOT_RUN, OPEN, reading, results_of, runs_csv, verdict
+from tools.paper_pages.evidence import (
+    AGREES,
+    DISAGREES,
+    NOT_RUN,
+    OPEN,
+    Finding,
+    reading,
+    results_of,
+    runs_csv,
+    verdict,
+    verdict_line,
+)
 from tools.paper_pages.leaderboard import Leaderboard
 from tools.paper_pages.source import Question, RunSet, read_source
 from tools.paper_pages.take import merged
@@ -126,7 +138,7 @@ def test_the_hours_of_a_set_are_those_of_its_runs_each_counted_once(copy):
 
 # --- the rule, by hand
 
-QUESTION = Question("Is it ahead?", "claim", "a", "b", ("",), least=1.0)
+QUESTION = Question("Is it ahead?", "ahead", "claim", "a", "b", ("",), least=1.0)
 ACCURACY = Measure.read({"metric": "acc/global_on_pooled"})
 ROUNDS = Measure.read({"metric": "acc/global_on_pooled", "at": "rounds_to_target", "target": 0.9})
 
@@ -162,11 +174,22 @@ def test_where_pairs_are_missing_nothing_can_be_told():
         ([AGREES, OPEN], OPEN),
         ([AGREES, AGREES, DISAGREES], OPEN),
         ([DISAGREES, DISAGREES, OPEN, NOT_RUN], DISAGREES),
-        ([NOT_RUN], f"{OPEN}: not run"),
+        ([NOT_RUN], NOT_RUN),
     ],
 )
 def test_one_word_over_several_comparisons(readings, expected):
     assert verdict(readings) == expected
+
+
+def test_every_claim_has_a_verdict_of_its_own_and_controls_are_answered():
+    def finding(brief, kind, word):
+        question = replace(QUESTION, brief=brief, kind=kind)
+        return Finding(question, "", ACCURACY, Estimate(5, 0.0, 0.0, 0.0, 0.0, 1.0), None, word)
+
+    found = [finding("a", "claim", AGREES), finding("a", "claim", OPEN), finding("b", "claim", DISAGREES)]
+    found += [finding("c", "claim", NOT_RUN), finding("d", "control", AGREES), finding("e", "bound", AGREES)]
+    assert verdict_line(found) == "a: cannot be told; b: disagrees. Controls: d: yes"
+    assert verdict_line(found[3:]) == "cannot be told: not run"
 
 
 # --- sources and settings

@@ -16,7 +16,7 @@ from fedlit.studies.recorded import RecordedResults, recorded_results
 from fedlit.studies.statistics import Estimate
 from fedlit.studies.study import Cell, read_study
 from fedlit.studies.wording import metric_factor
-from tools.paper_pages.source import Question, RunSet, Source
+from tools.paper_pages.source import Kind, Question, RunSet, Source
 
 AGREES = "agrees"
 DISAGREES = "disagrees"
@@ -147,38 +147,43 @@ def gain_interval(found: Estimate, measure: Measure) -> tuple[float, float]:
     return -factor * found.high, -factor * found.low
 
 
-def counted(readings: Iterable[str]) -> tuple[int, int, int]:
-    """How many agree, how many disagree, and of how many that were run."""
-    run = [reading for reading in readings if reading != NOT_RUN]
-    return run.count(AGREES), run.count(DISAGREES), len(run)
-
-
 def verdict(readings: Iterable[str]) -> str:
     """One word over several comparisons: more than half of them say so, and none says the opposite.
 
     Example:
-        >>> verdict([AGREES, AGREES, OPEN]), verdict([AGREES, OPEN]), verdict([DISAGREES]), verdict([])
-        ('agrees', 'cannot be told', 'disagrees', 'cannot be told: not run')
+        >>> verdict([AGREES, AGREES, OPEN]), verdict([AGREES, OPEN]), verdict([DISAGREES]), verdict([NOT_RUN])
+        ('agrees', 'cannot be told', 'disagrees', 'not run yet')
     """
-    agree, disagree, run = counted(readings)
-    if run == 0:
-        return f"{OPEN}: not run"
-    if 2 * agree > run and disagree == 0:
+    run = [reading for reading in readings if reading != NOT_RUN]
+    agree = run.count(AGREES)
+    disagree = run.count(DISAGREES)
+    if not run:
+        return NOT_RUN
+    if 2 * agree > len(run) and disagree == 0:
         return AGREES
-    if 2 * disagree > run and agree == 0:
+    if 2 * disagree > len(run) and agree == 0:
         return DISAGREES
     return OPEN
 
 
+def verdicts(found: Sequence[Finding], kind: Kind) -> dict[str, str]:
+    """By the brief of every claim (or control) of which something was run."""
+    readings: dict[str, list[str]] = {}
+    for finding in found:
+        if finding.question.kind == kind:
+            readings.setdefault(finding.question.brief, []).append(finding.reading)
+    words = {brief: verdict(its) for brief, its in readings.items()}
+    return {brief: word for brief, word in words.items() if word != NOT_RUN}
+
+
 def verdict_line(found: Sequence[Finding]) -> str:
-    """The verdict of a page in one line, with what the controls came to; what is only a bound does not count."""
-    claims = [finding.reading for finding in found if finding.question.kind == "claim"]
-    controls = [finding.reading for finding in found if finding.question.kind == "control"]
-    text = verdict(claims)
-    agree, disagree, run = counted(claims)
-    if run:
-        text += f" ({agree} of {run} comparisons agree, {disagree} disagree)"
-    agree, disagree, run = counted(controls)
-    if run:
-        text += f"; of {run} controls ahead in {agree}, not in {disagree}, cannot be told in {run - agree - disagree}"
+    """The verdict of every claim in one line, and what the controls came to; what is only a bound is not told."""
+    claims = verdicts(found, "claim")
+    if not claims:
+        return f"{OPEN}: not run"
+    text = "; ".join(f"{brief}: {word}" for brief, word in claims.items())
+    controls = verdicts(found, "control")
+    if controls:
+        answers = {AGREES: "yes", DISAGREES: "no", OPEN: OPEN}
+        text += ". Controls: " + "; ".join(f"{brief}: {answers[word]}" for brief, word in controls.items())
     return text

@@ -20,9 +20,9 @@ MADE = "<!-- Made by `python -m tools.paper_pages` from docs/papers/src and docs
 RULE = (
     "A gain is the mean of the differences within pairs of seeds, in the direction that is better. A comparison "
     "*agrees* if its 95 % interval lies above 0, *disagrees* if it does not and lies below the smallest gain that "
-    "matters, and *cannot be told* otherwise, or where a pair of seeds is missing or did not reach the target. The "
-    "page agrees or disagrees if more than half of the comparisons of claims that were run do, be it one, and none "
-    "says the opposite. Controls and bounds do not count for it. Nothing is corrected for there being several."
+    "matters, and *cannot be told* otherwise, or where a pair of seeds is missing or did not reach the target. A "
+    "claim agrees or disagrees if more than half of its comparisons that were run do, be it one, and none says the "
+    "opposite; a control is answered yes or no by the same rule. Nothing is corrected for there being several."
 )
 
 

@@ -49,6 +49,7 @@ class Question:
 
     Attributes:
         ask: In words.
+        brief: The same as a claim, in a few words.
         kind: A claim of the paper's; a control; or a bound, which is shown and counts for nothing.
         row: Of the study.
         over: The row that it should be ahead of.
@@ -57,6 +58,7 @@ class Question:
     """
 
     ask: str
+    brief: str
     kind: Kind
     row: str
     over: str
