@@ -26,7 +26,7 @@ from fedlit.engine.guards.guard import ClientExit
 from fedlit.engine.plan import Interrupted
 from fedlit.methods import FederatedModule
 
-TIMEOUT = 1.0  # for those that hang; the others take a fraction of it
+TIMEOUT = 2.0  # for those that hang; the others take a fraction of it, also on a busy machine
 
 
 class Odd(Exception):
