@@ -165,7 +165,8 @@ def _answers(found: Sequence[Finding]) -> str:
         question = finding.question
         asked = f"{question.ask} ({question.kind}; {question.row} less {question.over})"
         least = f"{question.least:g}"
-        rows.append((asked, finding.column, theirs, ours, least, finding.reading))
+        word = "–" if question.kind == "bound" else finding.reading
+        rows.append((asked, finding.column, theirs, ours, least, word))
     head = ("question", "where", "paper", "ours [95 % interval]", "least gain that matters", "by the rule")
     return table(head, rows)
 
