@@ -15,6 +15,7 @@ from fedlit.studies.study import Cell, read_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 SWIFT = ["papers/fml_v2_mnist.yaml", "papers/fedfusion_mnist.yaml", "papers/moe_fashion.yaml"]
+SWIFT += ["fedavg_cifar10.yaml", "fml_cifar10.yaml", "fedfusion_cifar10.yaml"]
 FEWER = ["--data.batch_size", "8", "--data.partition.samples_per_client", "60"]  # or DLAD takes minutes a recipe
 FEW_IMAGES = ["--data.dataset", "few_cifar10.npz"]
 NEED_ALL = ("papers/", "dlad", "moe")  # whose partitions want thousands of images
@@ -24,8 +25,8 @@ RECIPES = [name for name in FILES if name not in STUDIES]
 
 
 def marked(recipe: str):
-    """Some of the papers' recipes here, all of them in the slow tests, and ten ResNets."""
-    is_swift = recipe in SWIFT or ("papers/" not in recipe and recipe != "dlad_cifar10.yaml")
+    """Those on the embedded data here, with some of the others, which are all run by the slow tests."""
+    is_swift = recipe in SWIFT or ("papers/" not in recipe and not recipe.endswith("cifar10.yaml"))
     return pytest.param(recipe, marks=() if is_swift else pytest.mark.slow)
 
 
@@ -44,6 +45,15 @@ def test_the_recipe_runs(recipe, data_root, tmp_path, monkeypatch, capsys):
     main(["fit", "--config", recipe, "--data.root", str(data_root), "--trainer.fast_dev_run", "true", *fewer(recipe)])
     assert "round 1/" in capsys.readouterr().out
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if marked(recipe).marks and "/" not in recipe])
+def test_the_recipe_can_be_read(recipe, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["fedlit"])
+    with pytest.raises(SystemExit) as ended:
+        main(["fit", "--config", recipe, "--print_config"])
+    assert ended.value.code in (0, None)
+    assert "class_path: fedlit.methods." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -251,7 +251,7 @@ def test_kernel_and_what_is_compared_make_a_difference():
     assert not equal(plain, state(compare="features"))
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["64-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_recorded_answers_are_those_of_training_in_any_precision(precision):
     def state(record):
         torch.manual_seed(7)
