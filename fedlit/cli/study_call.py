@@ -9,6 +9,7 @@ from typing import Any
 
 from fedlit.cli.recipes import find_recipe
 from fedlit.cli.resolve import resolve
+from fedlit.studies.births import births
 from fedlit.studies.execution import Execution
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.progress import StudyProgress, duration
@@ -60,7 +61,7 @@ class StudyCall:
         for run in runs:
             run.check_config()
         progress = StudyProgress(runs, self.jobs)
-        execution = Execution(runs, self.jobs, progress, waits=self.given.array is None)
+        execution = Execution(runs, self.jobs, progress, waits=self.given.array is None, births=births())
         execution.run()
         progress.close()
         self.failures = execution.failures

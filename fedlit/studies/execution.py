@@ -1,30 +1,24 @@
-"""Runs of a study side by side, each a `fedlit fit` in a process of its own.
+"""Runs of a study side by side, each a `fedlit fit` in a process of its own (`births`).
 
 A run is claimed by a lock on its folder, which its process inherits: two calls never make one run at once, also when
 the first was killed and left its processes behind. What is done is never run again; what was begun goes on.
 """
 
-import contextlib
-import ctypes
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from fedlit.records.run_folder import lock_folder
 from fedlit.records.stop_signals import stop_signals
+from fedlit.studies.births import NewProcesses, Nursery, Process
 from fedlit.studies.progress import StudyProgress
 from fedlit.studies.runs import LOG, Run
 
-FIT = [sys.executable, "-m", "fedlit", "fit"]
 PAUSE = 0.2  # seconds between two looks at the runs
-PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 @dataclass
@@ -32,7 +26,7 @@ class Job:
     """A run that is under way."""
 
     run: Run
-    process: subprocess.Popen
+    process: Process
     lock: TextIO
 
 
@@ -44,13 +38,22 @@ class Execution:
         jobs: How many are made at once.
         progress: Where a person is told.
         waits: Whether to wait for runs that another call is making, and to make those that it leaves.
+        births: How their processes begin.
     """
 
-    def __init__(self, runs: Iterable[Run], jobs: int, progress: StudyProgress, waits: bool) -> None:
+    def __init__(
+        self,
+        runs: Iterable[Run],
+        jobs: int,
+        progress: StudyProgress,
+        waits: bool,
+        births: NewProcesses | Nursery,
+    ) -> None:
         self.queue = deque(runs)
         self.jobs = jobs
         self.progress = progress
         self.waits = waits
+        self.births = births
         self.held: deque[Run] = deque()  # by another call
         self.active: list[Job] = []
         self.failures: dict[Run, str] = {}
@@ -59,7 +62,7 @@ class Execution:
 
     def run(self) -> None:
         """All runs, or until a signal asks to stop: then those under way end after their batch and are saved."""
-        with stop_signals(self._note_signal):
+        with stop_signals(self._note_signal), closing(self.births):
             while self.queue or self.active or (self.held and self.waits):
                 self._stop_if_asked()
                 self._begin_some()
@@ -89,7 +92,7 @@ class Execution:
                 self.progress.done(run)
                 continue
             try:
-                job = start(run)
+                job = start(run, self.births)
             except BlockingIOError:
                 self.held.append(run)
                 continue
@@ -113,7 +116,7 @@ class Execution:
                 self.progress.failed(job.run, self.failures[job.run])
 
 
-def start(run: Run) -> Job | None:
+def start(run: Run, births: NewProcesses | Nursery) -> Job | None:
     """The run's process; None if it is done meanwhile.
 
     Raises:
@@ -125,17 +128,8 @@ def start(run: Run) -> Job | None:
         lock.close()
         return None
     config = run.write_config()
-    with (run.root / LOG).open("a") as log:
-        process = subprocess.Popen(
-            [*FIT, "--config", str(config), "--ckpt_path", "auto"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": "200"},
-            start_new_session=True,  # Ctrl-C reaches us alone, and we pass it on
-            pass_fds=(lock.fileno(),),  # the claim outlives us as long as the run does
-            preexec_fn=_end_with_parent,
-        )
+    with (run.root / LOG).open("a") as log:  # the claim outlives us as long as the run does
+        process = births.start(["--config", str(config), "--ckpt_path", "auto"], log.fileno(), lock.fileno())
     return Job(run, process, lock)
 
 
@@ -144,12 +138,6 @@ def _claimed(root: Path) -> TextIO:
         return lock_folder(root)
     except ValueError as error:
         raise BlockingIOError from error
-
-
-def _end_with_parent() -> None:
-    """Ask Linux for a SIGTERM when the parent dies; elsewhere a run that is left alone goes on to its end."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def reason(run: Run, code: int) -> str:

@@ -5,14 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 from toy_recipe import write_recipe
 
 from fedlit.cli.compare import main
+from fedlit.studies.births import NewProcesses, Nursery
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +174,19 @@ def test_a_run_that_fails_is_named_and_leaves_the_rest_alone(tmp_path):
     said = changed.communicate()[1]
     assert changed.returncode == 2
     assert "was run with `trainer.num_rounds` 2, and now it would be 3" in said
+
+
+@pytest.mark.slow
+def test_a_forked_run_ends_in_the_bits_of_a_new_process():
+    ends = {}
+    for births in (NewProcesses(), Nursery()):
+        name = type(births).__name__
+        with open(f"{name}.log", "w") as log, closing(births):
+            process = births.start(["--config", "swift.yaml", f"--trainer.run_name={name}"], log.fileno(), log.fileno())
+            while process.poll() is None:
+                time.sleep(0.1)
+        assert process.poll() == 0
+        folder = Path("lightning_logs") / name
+        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+        ends[name] = [tensor.tolist() for tensor in state["global_state"].values()]
+    assert ends["NewProcesses"] == ends["Nursery"]

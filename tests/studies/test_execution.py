@@ -1,11 +1,13 @@
 """Runs of a study: claimed, made once, resumed, shared out; here with a fit that ends at once."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from runs_by_hand import write_run
 
 from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
+from fedlit.studies.births import NewProcesses, Nursery
 from fedlit.studies.execution import Execution
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.progress import StudyProgress, seconds_of
@@ -23,11 +26,20 @@ from fedlit.studies.study import build_study
 FAKE = Path(__file__).parent / "fake_fit.py"
 
 
+BIRTHS = {"new": lambda: NewProcesses((FAKE.stem,)), "forked": lambda: Nursery((FAKE.stem,), "runs_by_hand")}
+
+
 @pytest.fixture(autouse=True)
 def fit_ends_at_once(monkeypatch):
-    monkeypatch.setattr(execution, "FIT", [sys.executable, str(FAKE)])
     monkeypatch.setattr(execution, "PAUSE", 0.01)
     monkeypatch.setenv("PYTHONPATH", str(FAKE.parent))
+
+
+@pytest.fixture(params=BIRTHS)
+def births(request):
+    """The two ways in which processes begin, each with a fit that ends at once."""
+    with closing(BIRTHS[request.param]()) as found:
+        yield found
 
 
 def resolve(cell):
@@ -50,10 +62,20 @@ def planned(output, rows=None, seeds=2):
     return plan_runs(study, output, resolve)
 
 
-def make(runs, jobs=2, waits=True):
-    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits)
+def make(runs, jobs=2, waits=True, births=None):
+    births = births or NewProcesses((FAKE.stem,))
+    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, births)
     made.run()
     return made
+
+
+def kill(process) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.poll() == -signal.SIGKILL
 
 
 def calls(run) -> int:
@@ -87,21 +109,21 @@ def test_names_that_are_one_on_a_disk_are_two_folders(tmp_path):
     assert roots == [tmp_path / "runs" / "a_b" / "seed_1", tmp_path / "runs" / "A_b_2" / "seed_1"]
 
 
-def test_what_is_done_is_never_run_again(tmp_path):
+def test_what_is_done_is_never_run_again(births, tmp_path):
     runs = in_order(planned(tmp_path))
-    make(runs)
+    make(runs, births=births)
     assert [run.status for run in runs] == ["done"] * 4
-    make(runs)
+    make(runs, births=births)
     assert [calls(run) for run in runs] == [1, 1, 1, 1]
 
 
-def test_what_was_begun_is_run_again(tmp_path):
+def test_what_was_begun_is_run_again(births, tmp_path):
     run = in_order(planned(tmp_path))[0]
     folder = write_run(run.root / "lightning_logs" / "version_0", [[0.5]])
     events = (folder / "events.jsonl").read_text().splitlines()
     (folder / "events.jsonl").write_text("\n".join(events[:-1]) + '\n{"event": "e')  # killed in the middle of a line
     assert run.status == "begun"
-    make([run])
+    make([run], births=births)
     assert run.status == "done"
     assert calls(run) == 1
 
@@ -112,13 +134,13 @@ def test_a_run_that_a_signal_ended_is_not_done(stopped_by, is_done, tmp_path):
     assert is_finished(tmp_path) is is_done
 
 
-def test_a_run_that_fails_leaves_the_rest_alone_and_is_tried_again_by_the_next_call(tmp_path):
+def test_a_run_that_fails_leaves_the_rest_alone_and_is_tried_again_by_the_next_call(births, tmp_path):
     runs = in_order(planned(tmp_path, rows={"bad": {"data.dataset": "bad"}, "good": {}}, seeds=1))
-    made = make(runs)
+    made = make(runs, births=births)
     assert [run.status for run in runs] == ["new", "done"]
     assert [*made.failures] == [runs[0]]
     assert made.failures[runs[0]].startswith("a line that says why (exit 1; all of it in ")
-    make(runs)
+    make(runs, births=births)
     assert [calls(run) for run in runs] == [2, 1]
 
 
@@ -160,30 +182,29 @@ def test_a_run_that_another_call_holds_is_left_to_it(tmp_path):
     assert [run.status for run in runs] == ["done", "done"]
 
 
-def test_a_claim_lasts_as_long_as_the_runs_process(tmp_path):
+def test_a_claim_lasts_as_long_as_the_runs_process(births, tmp_path):
     (run,) = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}, seeds=1))
-    job = execution.start(run)
+    job = execution.start(run, births)
     job.lock.close()  # as if the caller had died
     with pytest.raises(BlockingIOError):
-        execution.start(run)
-    job.process.kill()
-    job.process.wait()
-    again = execution.start(run)
-    again.process.kill()
-    again.process.wait()
+        execution.start(run, births)
+    kill(job.process)
+    again = execution.start(run, births)
+    kill(again.process)
 
 
-def test_a_signal_ends_the_runs_that_are_under_way(tmp_path):
+def test_a_signal_ends_the_runs_that_are_under_way(births, tmp_path):
     runs = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}))
     threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
     start = time.monotonic()
-    made = make(runs)
+    made = make(runs, births=births)
     assert time.monotonic() - start < 20
     assert made.stopped_by == signal.SIGTERM
     assert not made.failures
 
 
-def test_the_runs_end_with_a_caller_that_was_killed(tmp_path):
+@pytest.mark.parametrize("birth", BIRTHS)
+def test_the_runs_end_with_a_caller_that_was_killed(birth, tmp_path):
     """The process of a run is asked to end when its caller dies of SIGKILL (on Linux)."""
     script = tmp_path / "caller.py"
     script.write_text(
@@ -191,10 +212,10 @@ def test_the_runs_end_with_a_caller_that_was_killed(tmp_path):
         f"sys.path[:0] = {[str(FAKE.parent), str(FAKE.parents[2])]}\n"
         "import test_execution as t\n"
         "from fedlit.studies import execution\n"
-        f"execution.FIT = {execution.FIT}\n"
         "rows = {'a': {'data.dataset': 'slow'}}\n"
         f"(run,) = t.in_order(t.planned(t.Path({str(tmp_path)!r}), rows, seeds=1))\n"
-        "print(execution.start(run).process.pid, flush=True)\n"
+        f"births = t.BIRTHS[{birth!r}]()\n"
+        "print(execution.start(run, births).process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
@@ -206,6 +227,42 @@ def test_the_runs_end_with_a_caller_that_was_killed(tmp_path):
     while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_a_fork_prints_into_its_own_log_and_begins_as_a_new_process_would(births, tmp_path):
+    """What it prints, its arguments, folder and session, and how it ends."""
+    log = (tmp_path / "log").open("w")
+    process = births.start(["--config", "look"], log.fileno(), log.fileno())
+    log.close()
+    while process.poll() is None:
+        time.sleep(0.01)
+    assert process.poll() == 3
+    told = json.loads((tmp_path / "log").read_text())
+    assert told == {
+        "arguments": ["--config", "look"],
+        "name": "__main__",
+        "module": FAKE.stem,
+        "folder": str(tmp_path),
+        "leads_its_session": True,
+        "columns": "200",
+        "stdin": "",
+    }
+
+
+def test_when_the_process_that_is_forked_dies_its_runs_end_and_the_next_begins_with_another(tmp_path):
+    with closing(BIRTHS["forked"]()) as births:
+        (run,) = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}, seeds=1))
+        job = execution.start(run, births)
+        births.server.kill()
+        deadline = time.monotonic() + 10
+        while job.process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert job.process.poll() == -signal.SIGTERM
+        job.lock.close()
+        (other,) = in_order(planned(tmp_path / "other", rows={"a": {}}, seeds=1))
+        make([other], births=births)
+        assert other.status == "done"
 
 
 def test_options_of_classes_are_told_apart_by_dotted_names():
