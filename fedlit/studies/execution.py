@@ -96,6 +96,10 @@ class Execution:
             except BlockingIOError:
                 self.held.append(run)
                 continue
+            except ValueError as error:  # its code or its data have changed meanwhile
+                self.failures[run] = str(error)
+                self.progress.failed(run, str(error))
+                continue
             if job is None:
                 self.progress.done(run)
             else:
@@ -121,13 +125,18 @@ def start(run: Run, births: NewProcesses | Nursery) -> Job | None:
 
     Raises:
         BlockingIOError: Another call is making the run.
+        ValueError: Its options, the user's code or data are no longer those that it began with.
     """
     run.root.mkdir(parents=True, exist_ok=True)
     lock = _claimed(run.root)
     if run.status == "done":  # while we looked away
         lock.close()
         return None
-    config = run.write_config()
+    try:
+        config = run.write_config()
+    except ValueError:
+        lock.close()
+        raise
     with (run.root / LOG).open("a") as log:  # the claim outlives us as long as the run does
         process = births.start(["--config", str(config), "--ckpt_path", "auto"], log.fileno(), lock.fileno())
     return Job(run, process, lock)

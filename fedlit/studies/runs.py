@@ -13,12 +13,15 @@ from typing import Any, Literal
 import yaml
 
 from fedlit.records.run_folder import newest_run
+from fedlit.studies.made_of import digest, made_of
 from fedlit.studies.seeds import SeedPair
 from fedlit.studies.study import ONLY_COLUMN, Cell, Study
+from fedlit.studies.whole_files import write_whole
 
 Config = Mapping[str, Any]  # every option of a run, resolved
 Status = Literal["done", "begun", "new"]
 CONFIG = "run.yaml"
+MADE_OF = "made_of.json"  # digests of the user's code and data
 LOG = "fit.log"  # what it printed
 
 
@@ -31,12 +34,14 @@ class Run:
         seeds: Of training and of the partition.
         root: Its folder in the study's; `lightning_logs` stands in it.
         config: Every option, resolved, without seeds and folder.
+        digests: Of the user's own code and data when the study was read, by name.
     """
 
     cell: Cell
     seeds: SeedPair
     root: Path
     config: Config = field(compare=False, repr=False)
+    digests: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     def __str__(self) -> str:
         """As a person would call it."""
@@ -69,14 +74,15 @@ class Run:
     def write_config(self) -> Path:
         """The options where the run begins; it is an error if it began with others."""
         path = self.root / CONFIG
-        content = yaml.safe_dump(self.whole_config, sort_keys=False)
+        for name, file in made_of(self.config).items():
+            if name in self.digests and digest(file) != self.digests[name]:
+                raise ValueError(f"{name} has changed since the study was read; start `fedlit compare` again.")
         if path.exists():
             self.check_config()
         else:
             self.root.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_name(f".{CONFIG}.tmp")
-            temporary.write_text(content)
-            temporary.replace(path)
+            write_whole(self.root / MADE_OF, json.dumps(dict(self.digests), indent=1))
+            write_whole(path, yaml.safe_dump(self.whole_config, sort_keys=False))
         return path
 
     def check_config(self) -> None:
@@ -92,6 +98,18 @@ class Run:
             if before.get(name) != now.get(name):
                 raise ValueError(
                     f"{self.root} was run with `{name}` {before.get(name)!r}, and now it would be {now.get(name)!r}; "
+                    "give another `--output`, or delete what is to be run again."
+                )
+        self._check_made_of()
+
+    def _check_made_of(self) -> None:
+        path = self.root / MADE_OF
+        if not path.exists():  # of a version that did not write it
+            return
+        for name, before in json.loads(path.read_text()).items():
+            if self.digests.get(name, before) != before:
+                raise ValueError(
+                    f"{self.root} was run with another {name}: it has changed since; "
                     "give another `--output`, or delete what is to be run again."
                 )
 
@@ -135,13 +153,18 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
     by_config: dict[str, list[Run]] = {}
     roots: dict[Path, Cell] = {}
     planned = {}
+    resolved: dict[str, dict[str, Any]] = {}  # cells may differ in what they measure alone
     for cell in study.cells:
-        config = _without_seeds(resolve(cell))
+        asked = repr((cell.recipe, cell.options))
+        if asked not in resolved:
+            resolved[asked] = _without_seeds(resolve(cell))
+        config = resolved[asked]
         key = json.dumps(config, sort_keys=True)
         if key not in by_config:
             home = _own_folder(output / "runs" / cell_folder(cell), roots)
             roots[home] = cell
-            by_config[key] = [Run(cell, seeds, home / seeds.name, config) for seeds in study.seeds]
+            digests = {name: digest(file) for name, file in made_of(config).items()}
+            by_config[key] = [Run(cell, seeds, home / seeds.name, config, digests) for seeds in study.seeds]
         planned[cell] = by_config[key]
     return planned
 
