@@ -12,10 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import fedlit
-
 INSTALLED = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-NOT_OURS_TO_WATCH = (*INSTALLED, *fedlit.__path__)  # they have versions, which every run records
+FEDLIT = Path(__file__).parents[1]
+NOT_TO_WATCH = (*INSTALLED, FEDLIT)  # they have versions, which every run records
 
 
 def made_of(config: Mapping[str, Any]) -> dict[str, Path]:
@@ -103,7 +102,7 @@ def _own_file(name: str) -> Path | None:
         return None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    if any(Path(spec.origin).is_relative_to(place) for place in NOT_OURS_TO_WATCH):
+    if any(Path(spec.origin).is_relative_to(place) for place in NOT_TO_WATCH):
         return None
     return Path(spec.origin)
 
