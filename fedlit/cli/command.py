@@ -9,7 +9,8 @@ from platform import python_version
 from signal import SIGINT
 
 import fedlit
-from fedlit.cli.refusal import DEBUG, nearest, refuse
+from fedlit.cli.recipes import with_recipes_found
+from fedlit.cli.refusal import DEBUG, nearest, refusals, refuse
 from fedlit.cli.streams import keep_streams, lost_output
 
 SUBCOMMANDS = {  # of a federation, by LightningCLI
@@ -28,6 +29,7 @@ TOOLS = {  # each is `main` of the module of that name (with `_` for `-`) beside
     "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
+RECIPES_READ_BY = (*SUBCOMMANDS, "export", "partition")  # after `--config`
 EXAMPLES = """\
 examples:
   fedlit fit --config fml_fashion.yaml                      a recipe that comes with fedlit, on embedded data
@@ -80,9 +82,14 @@ def main() -> None:
 def _run(args: list[str]) -> None:
     if args in ([], ["-h"], ["--help"]):
         help_parser().print_help()
-    elif args == ["--version"]:
+        return
+    if args == ["--version"]:
         print(versions())
-    elif args[0] in TOOLS:
+        return
+    if args[0] in RECIPES_READ_BY:
+        with refusals():
+            with_recipes_found(args)  # one that is missing or no YAML is told before seconds of imports
+    if args[0] in TOOLS:
         sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
         import_module(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
     elif args[0] in SUBCOMMANDS or args[0].startswith("-"):

@@ -3,10 +3,14 @@
 from argparse import Namespace
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedlit.cli.extras import need_report
-from fedlit.cli.notices import notices_in_one_line
+from fedlit.cli.recipes import find_recipe
 from fedlit.cli.refusal import OneLineParser, refusals, refuse
+
+if TYPE_CHECKING:
+    from fedlit.cli.study_call import StudyCall
 
 DESCRIPTION = """\
 Run a study, or compare recipes: every cell with the same seeds, side by side, and write tables, figures and a page.
@@ -55,16 +59,21 @@ def main(args: list[str]) -> None:
     own, overrides = split_overrides(args)
     given = parser().parse_args(own)
     need_report("fedlit compare")
-    with refusals(), notices_in_one_line():
+    with refusals():
+        _check(given, overrides)  # before seconds of imports
         code = _compare(given, overrides)
     raise SystemExit(code)
 
 
 def _compare(given: Namespace, overrides: list[str]) -> int:
+    from fedlit.cli.notices import notices_in_one_line
     from fedlit.cli.study_call import StudyCall
 
-    _check(given, overrides)
-    call = StudyCall(given, overrides)
+    with notices_in_one_line():
+        return _called(StudyCall(given, overrides), given)
+
+
+def _called(call: "StudyCall", given: Namespace) -> int:
     if given.dry_run:
         call.tell_plan()
         return 0
@@ -111,3 +120,5 @@ def _check(given: Namespace, overrides: list[str]) -> None:
         value = getattr(given, name)
         if value is not None and value < 1:
             raise ValueError(f"`--{name}` must be at least 1, got {value}.")
+    for file in given.files:
+        find_recipe(file)

@@ -145,10 +145,8 @@ def find_recipe(name: str) -> str:
     for folder in _folders():
         if _is_file(folder / name):
             return str(folder / name)
-    recipes = own_recipes()
-    own = ", ".join(recipe for recipe in recipes if "/" not in recipe)
-    hint = f"fedlit's own are {own}, and those of papers/ and studies/."
-    near = difflib.get_close_matches(name, recipes, n=1)
+    hint = "`fedlit recipes` lists fedlit's own."
+    near = difflib.get_close_matches(name, own_recipes(), n=1)
     if near:
         hint = f"did you mean {near[0]}?"
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")

@@ -95,3 +95,39 @@ def test_a_word_finds_recipes_by_name_and_description(run):
 @pytest.mark.parametrize("name", ["fml_fashion.yaml", "fml_fashion"])
 def test_a_recipe_is_printed_as_it_is(name, run):
     assert run("recipes", name)[1] == (CONFIGS / "fml_fashion.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (
+            "fit --config nothere.yaml",
+            "`--config nothere.yaml`: there is no such file here, nor such a recipe; `fedlit",
+        ),
+        ("predict --config fml_fashion.yam", "did you mean fml_fashion.yaml?"),
+        ("validate -c bad.yaml", "`--config bad.yaml` must be YAML, but in line 3"),
+        ("partition --config=nothere.yaml", "there is no such file here"),
+        ("export --config nothere.yaml", "there is no such file here"),
+        ("compare nothere.yaml", "there is no such file here"),
+        ("compare fml_fashion.yaml --seeds 0", "`--seeds` must be at least 1, got 0."),
+        ("fit --model.alpha " + "[" * 200, "`--model.alpha` must be a value that can be read"),
+        ("train", "'train' is no command."),
+    ],
+)
+def test_what_needs_no_torch_to_be_refused_is_refused_without(typed, words, tmp_path):
+    """Its import takes seconds."""
+    (tmp_path / "bad.yaml").write_text("model:\n  a: 1\n b: 2\n")
+    script = f"""if True:
+        import sys
+        from fedlit.cli.command import main
+        sys.argv = {["fedlit", *typed.split()]}
+        try:
+            main()
+        finally:
+            print("torch" in sys.modules)
+    """
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert words in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert ended.stdout == "False\n"

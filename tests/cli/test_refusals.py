@@ -69,7 +69,7 @@ COMMANDS = {
     "fit": r"^`--model` must be given",
     "fit --config": r"^argument -c/--config: expected one argument",
     "fit --config fedavg_fashoin.yaml": r"^`--config fedavg_fashoin.yaml`: .*did you mean fedavg_fashion.yaml\?$",
-    "fit --config .": r"^`--config .`: there is no such file here, nor such a recipe; fedlit's own are ",
+    "fit --config .": r"^`--config .`: there is no such file here, nor such a recipe; `fedlit recipes` lists",
     "fit --config broken.yaml": r"^`--config broken.yaml` must be YAML, but in line 2: expected",
     "fit --config=toy.npz": r"^`--config toy.npz` must be YAML, but: not a text file",
     "fit --config list.yaml": r"^`--config list.yaml` must hold options by name, such as `trainer:`, got a list",
