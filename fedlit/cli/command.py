@@ -1,5 +1,6 @@
 """The `fedlit` command. Its help and version come at once; what the subcommands need takes seconds to import."""
 
+import gc
 import os
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -7,6 +8,7 @@ from importlib import import_module
 from importlib.metadata import version
 from platform import python_version
 from signal import SIGINT
+from types import ModuleType
 
 import fedlit
 from fedlit.cli.recipes import with_recipes_found
@@ -91,10 +93,19 @@ def _run(args: list[str]) -> None:
             with_recipes_found(args)  # one that is missing or no YAML is told before seconds of imports
     if args[0] in TOOLS:
         sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
-        import_module(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
+        _imported(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
     elif args[0] in SUBCOMMANDS or args[0].startswith("-"):
-        import_module("fedlit.cli.app").main()
+        _imported("fedlit.cli.app").main()
     else:
         names = [*SUBCOMMANDS, *TOOLS]
         hint = nearest(args[0], names) or f" There are {', '.join(names)}."
         refuse(f"{args[0]!r} is no command.{hint}")
+
+
+def _imported(name: str) -> ModuleType:
+    """A module, with all that it imports left out of the garbage collector's walks, now and later: it stays anyway."""
+    gc.disable()
+    module = import_module(name)
+    gc.freeze()
+    gc.enable()
+    return module

@@ -131,3 +131,14 @@ def test_what_needs_no_torch_to_be_refused_is_refused_without(typed, words, tmp_
     assert words in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert ended.stdout == "False\n"
+
+
+def test_what_was_imported_is_left_out_of_the_collectors_walks():
+    script = """if True:
+        import gc, sys
+        from fedlit.cli.command import main
+        sys.argv = ["fedlit", "recipes", "fml_fashion.yaml"]
+        main()
+        assert gc.get_freeze_count() > 0 and gc.isenabled()
+    """
+    subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
