@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from conftest import equal
+from toys import equal
 
 from fedlit.aggregation import Upload, weighted_mean
 from fedlit.aggregation.partial_sums import PartialSum, is_summable, settled

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import equal
 from toy_recipe import write_npz, write_recipe
+from toys import equal
 
 import fedlit
 from fedlit import Federation

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import linear
 from torch import nn
 from toy_recipe import write_recipe
+from toys import linear
 
 from fedlit.cli import app
 from fedlit.cli.export import main

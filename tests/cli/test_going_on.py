@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, full_after
 from toy_recipe import write_recipe
+from toys import equal, full_after
 
 from fedlit.cli.app import main
 from fedlit.cli.export import main as export

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, linear, toy_data
+from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.engine.evaluations.adapt import epochs_to_converge, table_of_epochs

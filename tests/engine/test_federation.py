@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
+from toys import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import num_bytes

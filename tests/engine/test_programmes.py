@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SmallCNN, equal, fitted, linear, toy_data
 from test_laws import KillAt, in_a_child
 from test_processes import finished, same
+from toys import SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.augment import Flip
 from fedlit.methods import DLAD, MixtureOfExperts

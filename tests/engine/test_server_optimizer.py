@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 from forked import exit_codes, forked
 from test_agreement import AVERAGING, Ignores
 from torch import nn
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Median, weighted_mean

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, fitted
 from torch import nn
+from toys import equal, fitted
 
 from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, Spy, equal, linear
 from in_process import METHODS, by_post, simulated
+from toys import SGD, SmallCNN, Spy, equal, linear
 
 from fedlit import Federation, methods
 from fedlit.encoders import Float16

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from lightning.fabric import Fabric
 from torch import nn, tensor
+from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FederatedData
 from fedlit.engine.plan import Memory, Plan

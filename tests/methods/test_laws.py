@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, equal, fitted, toy_data
+from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 import fedlit.engine.rounds.round
 import fedlit.engine.visits.training

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted, linear, toy_data
 from promises.held_states import same, states
 from test_laws import in_a_child
+from toys import SGD, SmallCNN, fitted, linear, toy_data
 
 from fedlit.engine.runs.fit import Fit
 from fedlit.engine.states.client_store import PREFIX

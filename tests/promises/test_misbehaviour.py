@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import fitted, toy_data
 from promises.held_states import same, states
 from promises.misbehaviour import KINDS, Kind
 from promises.trials import BAD, ROUNDS, TRIALS, Act, Own, hooked_method
+from toys import fitted, toy_data
 
 from fedlit import methods
 from fedlit.engine.turns.sampling import ClientSampler

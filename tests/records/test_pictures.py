@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import SGD, fitted, linear, toy_data
 from matplotlib.figure import Figure
 from PIL import Image
+from toys import SGD, fitted, linear, toy_data
 
 from fedlit.data import FederatedData, JointData
 from fedlit.data.in_words import in_words
