@@ -25,7 +25,7 @@ MIXES = ("log_prob", "prob", "logits")
 
 def seeded(network=linear, optimizer=ADAM, **options):
     torch.manual_seed(7)
-    return MixtureOfExperts(network, optimizer, **{"epochs": 6, **options})
+    return MixtureOfExperts(network, optimizer, **{"epochs": 3, **options})
 
 
 # --- numbers and laws of the mixture
