@@ -3,9 +3,18 @@
 Torch is imported inside: of `pytest -n 2`, the process that only hands out tests needs none and is up in a second.
 """
 
+import importlib.metadata
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+import fedlit  # noqa: F401  (without torch; and before a test imports torchvision, which may need its help)
+
+
+def pytest_configure() -> None:
+    """Lightning looks through all installed packages for callbacks whenever a fit begins; once will do."""
+    importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 
 
 def pytest_collection_finish() -> None:
@@ -37,4 +46,4 @@ def _own_folder(tmp_path, monkeypatch):
     import torch
 
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes a traceback for each kind of device, 0.8 ms
