@@ -69,7 +69,7 @@ RUNS = {
     "DLAD": Run(lambda: DLAD(linear, ADAM, client_epochs=1, density_epochs=1, distil_epochs=2), POOL),
 }
 QUICK = 2
-IN_BRIEF = ("FML", "DLAD", "FedDF")
+IN_BRIEF = ("FML", "DLAD")
 FULL = 12  # of each run: 144
 
 
