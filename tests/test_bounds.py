@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, fitted, linear, toy_data
+from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation
 from fedlit.augment import Flip

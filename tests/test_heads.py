@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import SmallCNN
 from torch import nn, tensor
+from toys import SmallCNN
 
 from fedlit.heads import Pretrained, Scattered, with_outputs
 from fedlit.methods.teachers import Ensemble, Teachers

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from conftest import equal
+from toys import equal
 
 from fedlit.aggregation import Upload, weighted_mean
 from fedlit.aggregation.partial_sums import PartialSum, is_summable, settled
@@ -86,7 +86,7 @@ def test_any_split_and_any_tree_give_the_bits_of_the_loop(kind, weights):
     for num_clients in (1, 2, 3, 8, 21):
         uploads = drawn(num_clients, num_clients, KINDS[kind], WEIGHTS[weights])
         loop = weighted_mean(uploads)
-        for num_parts in range(1, 9):
+        for num_parts in (1, 2, 3, 5, 8):
             assert same_bits(in_parts(uploads, draw, num_parts), loop)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
+from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import Median, Upload, weighted_mean

@@ -17,6 +17,9 @@ from fedlit.cli.app import main
 
 README = (ROOT / "README.md").read_text()
 blocks = partial(printed.blocks, "README.md")
+ONE_ROUND = ["--trainer.num_rounds", "1"]
+ONE_ROUND += ["--trainer.logger", "false", "--trainer.report", "false"]  # pictures take longer than the round
+SHORT = [*ONE_ROUND, "--trainer.fraction_fit", "0.2"]
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ def command_line(monkeypatch):
 def test_the_method_in_the_readme_runs_with_its_recipe_as_printed(command_line, tmp_path, capsys):
     (tmp_path / "my_methods.py").write_text(blocks("python")[0])
     (tmp_path / "own_bias.yaml").write_text(blocks("yaml")[0])
-    command_line(["fit", "--config", "own_bias.yaml", "--trainer.num_rounds", "1"])
+    command_line(["fit", "--config", "own_bias.yaml", *SHORT])
     assert "personal on own" in capsys.readouterr().out
     ledger = (tmp_path / "lightning_logs/version_0/ledger.csv").read_text().splitlines()[1:]
     lenet_28 = 4 * 44_426  # the bias would make it 40 more
@@ -45,24 +48,21 @@ def test_the_python_in_the_readme_runs_as_printed(capsys):
 
 def test_the_recipe_for_clients_that_differ_runs_as_printed(command_line, tmp_path):
     (tmp_path / "differ.yaml").write_text(blocks("yaml")[1])
-    command_line(["fit", "--config", "differ.yaml", "--trainer.num_rounds", "1"])
+    command_line(["fit", "--config", "differ.yaml", *ONE_ROUND])
     assert (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").exists()
 
 
 def test_the_commands_in_the_readme_run_in_their_order(command_line, tmp_path):
     lines = [line.split("#")[0] for line in blocks("bash")[1].splitlines() if line.startswith("fedlit")]
     for line in lines:
-        short = [] if "--help" in line else ["--trainer.num_rounds", "1"]
-        short += ["--trainer.fraction_fit", "0.2"] if short else []
+        short = [] if "--help" in line else SHORT
         with nullcontext() if short else pytest.raises(SystemExit, match="0"):
             command_line([*shlex.split(line)[1:], *short])
     assert len(lines) == 7
 
 
 def test_the_commands_for_before_and_after_run_in_their_order(command_line, tmp_path, monkeypatch):
-    command_line(
-        ["fit", "--config", "fedavg_fashion.yaml", "--trainer.num_rounds", "1", "--trainer.fraction_fit", "0.2"]
-    )
+    command_line(["fit", "--config", "fedavg_fashion.yaml", *SHORT])
     np.savez("my.npz", images=np.zeros((2, 28, 28), np.uint8))
     lines = [line.split("#")[0] for line in blocks("bash")[2].splitlines()]
     for line in lines:
@@ -74,10 +74,11 @@ def test_the_commands_for_before_and_after_run_in_their_order(command_line, tmp_
     assert {"predictions_global_my.csv", "network_global.torchscript.pt"} <= written
 
 
-def test_the_comparisons_in_the_readme_can_be_run(command_line, monkeypatch, capsys):
+@pytest.mark.parametrize("columns", ["MNIST MLP, IID", pytest.param("MNIST MLP*", marks=pytest.mark.slow)])
+def test_the_comparisons_in_the_readme_can_be_run(columns, command_line, monkeypatch, capsys):
     lines = [line.split("   #")[0] for line in blocks("bash")[3].splitlines() if line.startswith("fedlit compare")]
     for line in lines:
-        monkeypatch.setattr("sys.argv", [*shlex.split(line), "--dry-run"])
+        monkeypatch.setattr("sys.argv", [*shlex.split(line.replace("MNIST MLP*", columns)), "--dry-run"])
         with pytest.raises(SystemExit, match="0"):
             command.main()
         assert "0 of them done" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """The house: every room says whom it may ask, and imports point one way, also those inside functions."""
 
 import ast
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -66,13 +67,18 @@ def room(path: Path) -> str:
 FILES = {room(path): path for path in PACKAGE.rglob("*.py")}
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All that a file says; several tests look at it."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> set[str]:
     """Rooms that a file imports, wherever it does; not those that only a type checker sees."""
-    tree = ast.parse(path.read_text())
-    tests = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    tests = [node for node in nodes(path) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     unseen = {id(inner) for test in tests for inner in ast.walk(test)}
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if id(node) in unseen:
             continue
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "fedlit":
@@ -155,12 +161,11 @@ def test_a_way_back_would_be_noticed(line, tmp_path):
 @pytest.mark.parametrize("path", FILES.values(), ids=FILES)
 def test_files_and_functions_fit_on_a_screen_or_a_few(path):
     text = path.read_text()
-    tree = ast.parse(text)
-    documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+    documented = [node for node in nodes(path) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
     docstrings = [ast.get_docstring(node, clean=False) or "" for node in documented]
     of_docstrings = sum(len(docstring.splitlines()) for docstring in docstrings)
     assert len(text.splitlines()) - of_docstrings <= 300  # who explains more may be longer
-    for node in ast.walk(tree):
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef):
             docstring = ast.get_docstring(node, clean=False) or ""
             body = node.end_lineno - node.body[0].lineno + 1 - len(docstring.splitlines())

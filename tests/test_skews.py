@@ -5,8 +5,8 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import toy_data, toy_datasets
 from torch.utils.data import TensorDataset
+from toys import toy_data, toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Tint, Turn

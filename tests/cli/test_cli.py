@@ -1,5 +1,6 @@
 """The command line does what a Lightning user expects: recipes, overrides, environment, checkpoints, own classes."""
 
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -8,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from conftest import equal
 from toy_recipe import write_npz, write_recipe
+from toys import equal
 
 import fedlit
 from fedlit import Federation
@@ -46,6 +47,26 @@ def help_text(args: list[str], capsys, monkeypatch) -> str:
 
 def final_state(version: int) -> dict[str, torch.Tensor]:
     return checkpoint.load(Path(LAST.format(version)))["global_state"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder with a run of one round and one of two."""
+    place = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fedlit"])
+        patch.setattr(sys, "path", [*sys.path])
+        patch.chdir(place)
+        write_recipe()
+        main([*FIT, "--trainer.num_rounds=1"])
+        main(FIT)
+    return place / "lightning_logs"
+
+
+@pytest.fixture
+def two_runs(finished) -> None:
+    """As after both of them where the test stands."""
+    shutil.copytree(finished, "lightning_logs")
 
 
 def test_a_printed_config_prints_itself_again(capsys):
@@ -204,9 +225,8 @@ def test_a_run_goes_on_in_its_own_folder_and_its_config_starts_it_anew():
 
 
 @pytest.mark.parametrize("typed", [["--config", "{}", "--ckpt_path", "last"], ["-c={}", "--ckpt_path=last"]])
+@pytest.mark.usefixtures("two_runs")
 def test_last_means_the_own_run_of_a_saved_config_however_it_is_typed(typed):
-    main([*FIT, "--trainer.num_rounds=1"])
-    main(FIT)
     own = "lightning_logs/version_0/config.yaml"
     main(["fit", *(arg.format(own) for arg in typed), "--trainer.num_rounds=3"])
     assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [3, 2]
@@ -219,9 +239,8 @@ def test_last_means_the_newest_run_where_the_config_is_of_none():
     assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [1, 2]
 
 
+@pytest.mark.usefixtures("two_runs")
 def test_auto_means_the_own_run_of_a_saved_config():
-    main([*FIT, "--trainer.num_rounds=1"])
-    main(FIT)
     main(["fit", "--config=lightning_logs/version_0/config.yaml", "--ckpt_path=auto", "--trainer.num_rounds=3"])
     assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [3, 2]
 
@@ -236,14 +255,14 @@ def test_auto_begins_anew_with_the_config_of_a_run_that_left_no_checkpoint():
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.usefixtures("two_runs")
 def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
-    main(FIT)
     for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions_global.csv")):
         main([command, "--config", "run.yaml", "--ckpt_path=best"])
-        assert len(Path("lightning_logs/version_0", file).read_text().splitlines()) >= 3
+        assert len(Path("lightning_logs/version_1", file).read_text().splitlines()) >= 3
     assert "untrained" not in capsys.readouterr().err
     main(["predict", "--config", "run.yaml", "--ckpt_path=best", "--client=2"])
-    assert [path.name for path in Path("lightning_logs").iterdir()] == ["version_0"]
+    assert sorted(path.name for path in Path("lightning_logs").iterdir()) == ["version_0", "version_1"]
 
 
 def test_without_a_checkpoint_the_user_is_told_that_the_model_is_untrained(capsys):
@@ -263,14 +282,14 @@ def test_a_method_in_a_file_where_the_user_stands_is_found(monkeypatch):
 
 
 def test_a_function_of_torchvision_builds_the_network():
-    network = "{class_path: torchvision.models.resnet18, init_args: {num_classes: 10}}"
+    network = "{class_path: torchvision.models.squeezenet1_1, init_args: {num_classes: 10}}"
     old = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
-    write_recipe("resnet.yaml", (old, network))
+    write_recipe("function.yaml", (old, network))
     write_npz("toy.npz", (32, 32, 3), test_labels=torch.arange(30).remainder(10).numpy())
-    main(["fit", "--config", "resnet.yaml", "--trainer.num_rounds=1", "--trainer.local_steps=1"])
+    main(["fit", "--config", "function.yaml", "--trainer.num_rounds=1", "--trainer.local_steps=1"])
     main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
     assert equal(final_state(0), final_state(1))
-    assert final_state(0)["network.fc.weight"].shape == (10, 512)
+    assert final_state(0)["network.classifier.1.weight"].shape == (10, 512, 1, 1)
 
 
 def test_functions_build_the_networks_of_single_clients_too():
@@ -324,11 +343,31 @@ def test_the_version_stands_in_one_place():
     assert fedlit.__version__ not in project
 
 
+def test_torch_is_imported_when_a_name_of_the_package_is_asked_for_and_not_before():
+    script = """if True:
+        import sys
+        import fedlit
+        assert "FedAvg" in dir(fedlit)
+        assert "torch" not in sys.modules
+        sys.modules["torch"] = None  # which cannot be imported then
+        try:
+            fedlit.FedAvg
+        except ImportError as error:
+            print(error.name)
+    """
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == "torch\n"
+
+
+def test_a_name_that_the_package_has_not_is_refused():
+    with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
+        fedlit.FedAverage  # noqa: B018
+
+
+@pytest.mark.slow
 def test_names_of_the_package_come_when_they_are_asked_for():
     script = (
         "import sys, fedlit; assert 'torch' not in sys.modules; assert 'FedAvg' in dir(fedlit); fedlit.FedAvg; "
         "assert 'torch' in sys.modules; import torchvision; fedlit.networks.MLP; fedlit.methods.FML"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
-        fedlit.FedAverage  # noqa: B018

@@ -3,19 +3,23 @@
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from fedlit.cli.command import SUBCOMMANDS, TOOLS, help_parser, main
+from fedlit.cli.recipes import description
 
 CONFIGS = Path(__file__).parents[2] / "configs"
+described = cache(description)  # to read all studies for their titles takes two seconds
 
 
 @pytest.fixture
 def run(monkeypatch, capsys):
     """What `fedlit ...` prints, and with which code it ends."""
+    monkeypatch.setattr("fedlit.cli.recipes.description", described)
 
     def run(*args: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["fedlit", *args])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import linear
 from torch import nn
 from toy_recipe import write_recipe
+from toys import linear
 
 from fedlit.cli import app
 from fedlit.cli.export import main
@@ -66,8 +66,11 @@ def predicted(*args: str) -> list[int]:
     return [int(line.split(",")[1]) for line in lines]
 
 
+GLOBAL_AND_CLIENT = [[], pytest.param(["--client", "1"], marks=pytest.mark.slow)]  # whose weights lie, below
+
+
 @pytest.mark.parametrize("format", [format for format in HERE if format != "state_dict"])
-@pytest.mark.parametrize("client", [[], ["--client", "1"]])
+@pytest.mark.parametrize("client", GLOBAL_AND_CLIENT)
 def test_what_was_written_predicts_as_predict(format, client, capsys):
     from fedlit.data import FederatedData
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, full_after
 from toy_recipe import write_recipe
+from toys import equal, full_after
 
 from fedlit.cli.app import main
 from fedlit.cli.export import main as export
@@ -25,6 +25,32 @@ def _recipe_here(_own_folder, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["fedlit"])
     monkeypatch.setattr(sys, "path", [*sys.path])
     write_recipe()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A folder with a run of one round, and with one that has a name."""
+    place = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["fedlit"])
+        patch.setattr(sys, "path", [*sys.path])
+        patch.chdir(place)
+        write_recipe()
+        main(FIT)
+        main([*FIT, "--trainer.run_name=mine"])
+    return place / "lightning_logs"
+
+
+@pytest.fixture
+def one_round(finished) -> None:
+    """As after a fit of one round where the test stands."""
+    shutil.copytree(finished / "version_0", RUN)
+
+
+@pytest.fixture
+def named_round(finished) -> None:
+    """As after a fit of one round, by the name of mine."""
+    shutil.copytree(finished / "mine", "lightning_logs/mine")
 
 
 def state(version: int) -> dict[str, torch.Tensor]:
@@ -49,9 +75,8 @@ def refusal(args: list[str], capsys, code: int = 2) -> str:
 # --- runs that have a name
 
 
+@pytest.mark.usefixtures("one_round", "named_round")
 def test_a_named_run_lies_in_its_folder_and_last_means_it():
-    main([*FIT, "--trainer.run_name=mine"])
-    main(FIT)
     main(["fit", "--config=run.yaml", "--trainer.num_rounds=2", "--trainer.run_name=mine", "--ckpt_path=last"])
     found = checkpoint.load(Path("lightning_logs/mine/checkpoints/last.ckpt"))
     assert found["round"] == 2
@@ -60,8 +85,8 @@ def test_a_named_run_lies_in_its_folder_and_last_means_it():
     assert equal(found["global_state"], state(1))
 
 
+@pytest.mark.usefixtures("named_round")
 def test_its_config_goes_on_with_it():
-    main([*FIT, "--trainer.run_name=mine"])
     main(["fit", "--config=lightning_logs/mine/config.yaml", "--trainer.num_rounds=2", "--ckpt_path=last"])
     assert sorted(path.name for path in Path("lightning_logs").iterdir()) == ["mine"]
     assert checkpoint.load(Path("lightning_logs/mine/checkpoints/last.ckpt"))["round"] == 2
@@ -74,8 +99,8 @@ def test_auto_begins_a_named_run_and_goes_on_with_it():
     assert [event["round"] for event in events("round", Path("lightning_logs/mine"))] == [1, 2]
 
 
+@pytest.mark.usefixtures("named_round")
 def test_a_name_is_refused_that_another_run_has(capsys):
-    main([*FIT, "--trainer.run_name=mine"])
     before = {path: path.stat().st_mtime_ns for path in Path("lightning_logs").rglob("*")}
     told = refusal([*FIT, "--trainer.run_name=mine"], capsys)
     assert "`trainer.run_name` mine: there is such a run in lightning_logs; go on with it by `--ckpt_path last`" in told
@@ -86,28 +111,33 @@ def test_a_name_is_refused_that_another_run_has(capsys):
     assert "`--ckpt_path last` means `trainer.run_name` other, but there is no" in told
 
 
+@pytest.mark.usefixtures("named_round")
 def test_a_named_run_that_was_killed_before_its_first_checkpoint_begins_anew():
-    main([*FIT, "--trainer.run_name=mine"])
     shutil.rmtree("lightning_logs/mine/checkpoints")
     main([*FIT, "--trainer.run_name=mine"])
     assert Path("lightning_logs/mine/checkpoints/last.ckpt").is_file()
 
 
-@pytest.mark.parametrize("name", ["a/b", "..", ".hidden", "-x", "two words", "x" * 101, "version_3", "ü"])
+AGAIN = ["..", "-x", "two words", "x" * 101, "ü"]  # of a kind that another shows
+
+
+@pytest.mark.parametrize(
+    "name", ["a/b", ".hidden", "version_3", *(pytest.param(name, marks=pytest.mark.slow) for name in AGAIN)]
+)
 def test_a_name_that_is_none_is_refused(name, capsys):
     assert "`trainer.run_name` must " in refusal([*FIT, f"--trainer.run_name={name}"], capsys)
     assert not Path("lightning_logs").exists()
 
 
+@pytest.mark.usefixtures("named_round")
 def test_a_network_of_a_named_run_is_exported():
-    main([*FIT, "--trainer.run_name=mine"])
     export(["--ckpt_path=last", "--trainer.run_name=mine", "--format=state_dict"])
     assert Path("lightning_logs/mine/network_global.pt").is_file()
 
 
-@pytest.mark.parametrize("how", ["equals", "recipe"])
+@pytest.mark.usefixtures("one_round")
+@pytest.mark.parametrize("how", [pytest.param("equals", marks=pytest.mark.slow), "recipe"])
 def test_a_config_goes_on_with_its_own_run_and_its_own_rate_however_last_is_given(how):
-    main(FIT)
     main([*FIT, "--model.optimizer.lr=0.3"])
     again = ["fit", "--config=lightning_logs/version_0/config.yaml", "--trainer.num_rounds=2"]
     if how == "recipe":
@@ -124,9 +154,8 @@ def test_a_config_goes_on_with_its_own_run_and_its_own_rate_however_last_is_give
     assert checkpoint.load(Path("lightning_logs/version_1/checkpoints/last.ckpt"))["round"] == 1
 
 
+@pytest.mark.usefixtures("one_round")
 def test_what_changed_is_told_a_line_each_and_recorded(capsys):
-    main(FIT)
-    capsys.readouterr()
     changed = ["--model.optimizer.lr=0.2", "--data.batch_size=16", "--trainer.local_steps=3", "--data.std=0.5"]
     main(["fit", "--config=run.yaml", "--ckpt_path=last", *changed])
     said = capsys.readouterr().err.splitlines()
@@ -142,9 +171,8 @@ def test_what_changed_is_told_a_line_each_and_recorded(capsys):
     assert {event["option"]: (event["before"], event["now"]) for event in events("changed")} == told
 
 
+@pytest.mark.usefixtures("one_round")
 def test_more_rounds_and_more_processes_are_no_change(capsys):
-    main(FIT)
-    capsys.readouterr()
     more = ["--trainer.num_rounds=3", "--trainer.save_every_n_rounds=2", "--trainer.personal_memory=1"]
     main([*FIT, "--ckpt_path=last", *more])
     assert capsys.readouterr().err == ""
@@ -164,8 +192,8 @@ def test_an_optimiser_that_cannot_use_what_was_kept_is_refused_in_one_line(capsy
     assert checkpoint.load(RUN / "checkpoints/last.ckpt")["round"] == 2
 
 
+@pytest.mark.usefixtures("one_round")
 def test_a_refused_second_fit_changes_nothing_of_the_first(capsys):
-    main(FIT)
     before = {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()}
     held = lock_folder(RUN)
     for ckpt_path in ("last", str(RUN / "checkpoints/best.ckpt")):
@@ -273,8 +301,8 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.usefixtures("one_round")
 def test_junk_in_a_record_is_told_in_one_line_and_nothing_is_written(capsys):
-    main(FIT)
     with (RUN / "events.jsonl").open("a") as file:
         file.write("what is this?\n")
     before = contents(RUN)
@@ -283,8 +311,8 @@ def test_junk_in_a_record_is_told_in_one_line_and_nothing_is_written(capsys):
     assert contents(RUN) == before
 
 
+@pytest.mark.usefixtures("one_round")
 def test_a_finished_run_that_is_resumed_leaves_no_other_config():
-    main(FIT)
     before = {path.name for path in RUN.iterdir()}
     main([*FIT, "--ckpt_path=last"])
     assert {path.name for path in RUN.iterdir()} == before

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -54,12 +54,17 @@ def test_the_readme_names_no_other_method():
     assert table_in_the_readme().keys() == {method.__name__ for method in OWN}
 
 
+@cache
+def methods_of_recipes() -> dict[str, str]:
+    found = {}
+    for path in (ROOT / "configs").glob("*.yaml"):
+        found[path.name] = yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2]
+    return found
+
+
 @pytest.mark.parametrize("method", OWN)
 def test_the_recipes_of_a_card_are_those_of_the_method(method):
-    of_method = set()
-    for path in (ROOT / "configs").glob("*.yaml"):
-        if yaml.safe_load(path.read_text())["model"]["class_path"].rpartition(".")[2] == method.__name__:
-            of_method.add(path.name)
+    of_method = {recipe for recipe, name in methods_of_recipes().items() if name == method.__name__}
     assert set(card_of(method).recipes) == of_method
 
 

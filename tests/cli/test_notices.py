@@ -5,9 +5,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import equal
 from lightning.pytorch.utilities import rank_zero_only
 from toy_recipe import write_recipe
+from toys import equal
 
 from fedlit.cli.app import main
 from fedlit.cli.notices import notices_in_one_line

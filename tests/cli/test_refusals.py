@@ -230,11 +230,88 @@ PARTITIONS = [
     (("fedlit.data.Saved", {"path": "no.csv"}), r"^`data.partition.path` must be .*there is no file no.csv"),
     (("fedlit.data.Saved", {"path": "two.csv"}), r"^`two.csv` assigns 2 clients, but `data.num_clients` is 4"),
 ]
+AGAIN = {  # of a kind that another line shows; tried by the slow tests
+    "fit --config .",
+    "fit --config list.yaml",
+    "fit --config data_key.yaml",
+    "fit --config model_key.yaml",
+    "fit --config client_optimizers.yaml",
+    "fit --config half.yaml",
+    "fit --config unknown.yaml",
+    "fit --data.nothing.help LeNet5",
+    "predict --config run.yaml --images nowhere",
+    "test --config run/config.yaml --ckpt_path=auto",
+    "--trainer.aggregator=own_methods.nope",
+    "--trainer.aggregator=Krum --trainer.aggregator.num_bad=0",
+    "--trainer.privacy=ClientLevelDP --trainer.privacy.clip=0",
+    "--model.optimizer torch.optim.Optimizer",
+    "--trainer.num_rounds=many",
+    "--trainer.num_rounds=-1",
+    "--trainer.fraction_fit=0",
+    "--trainer.personal_memory=-1",
+    "--trainer.min_clients=4",
+    "--trainer.precision=12",
+    "--trainer.devices=0",
+    "--trainer.callbacks=EarlyStop",
+    "--trainer.lr_schedule=StepLR --trainer.lr_schedule.step_size=0",
+    "--trainer.metrics={x:torch.nn.Linear}",
+    "--trainer.monitor=acc/globl",
+    "--seed_everything=x",
+    "--ckptpath=x",
+    "--ckpt_path=run.yaml",
+    "--model=FML --model.untrained_clients=[99]",
+    f"{CHECKPOINT} --seed_everything=5",
+    f"{CHECKPOINT} --data.partition_seed=5",
+    "--model.weightin=uniform",
+    "--model.network=fedlit.networks.LeNet6",
+    "--model.network.hiden=3",
+    "--model.network.image_size=9",
+    "--model.optimizer=SGDD",
+    "--model.optimizer.lr=fast",
+    "--model=MixtureOfExperts --model.epochs=0",
+    "--model=MixtureOfExperts --model.mix=log",
+    "--model=DLAD --data.public=1",
+    "--model=DLAD --model.temperature=0",
+    "--model=DLAD --model.aggregator=mean",
+    "--data.alpha=3 --model.alpha=0.5",
+    "--data.test_size=1.5",
+    "--data.num_workers=-1",
+    "--data.in_memory=perhaps",
+    "--data.target=label",
+    "--data.num_client=3",
+    "--data.validation=tset",
+    "--data.validation=reserve --data.val_size=1.5",
+    "--data.std=0",
+    "--data.opt_out=1.5",
+    "--data.unseen_clients=3",
+    "--data.dataset=nowhere.npz",
+    "--data.dataset=shapes.npz",
+    "--data.dataset=float.npz",
+    "--data.num_clients=4 --data.partition=Shards --data.partition.mode=per_class",
+    "--data.num_clients=4 --data.partition=Dirichlet --data.partition.min_samples=21",
+    "--data.num_clients=4 --data.partition=Dirichlet --data.partition.alpha=-1",
+    "--data.num_clients=4 --data.partition=OverTime --data.partition.slices=0",
+    "--data.num_clients=4 --data.partition=ByColumn --data.partition.clients=no.txt",
+    "--data.num_clients=4 --data.partition=Dirichlt",
+}
 CASES = [
     *((line.split(), told) for line, told in COMMANDS.items()),
     *((FIT + line.split(), told) for line, told in (TRAINER | MODEL | PROGRAMMES | DATA).items()),
     *(([*FIT, "--data.num_clients=4", *partition(name, **options)], told) for (name, options), told in PARTITIONS),
 ]
+
+
+def line_of(args: list[str]) -> str:
+    """As it stands in the tables above."""
+    return " ".join(args).removeprefix(" ".join(FIT) + " ")
+
+
+def cases() -> list:
+    found = []
+    for args, told in CASES:
+        marks = [pytest.mark.slow] if line_of(args) in AGAIN else []
+        found.append(pytest.param(args, told, id=" ".join(args).replace("/", "-"), marks=marks))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +373,11 @@ def refusal(args: list[str], capsys) -> str:
     return printed.err.removeprefix("fedlit: error: ").rstrip()
 
 
-@pytest.mark.parametrize(("args", "told"), CASES, ids=[" ".join(args).replace("/", "-") for args, _ in CASES])
+def test_what_is_tried_again_stands_in_a_table():
+    assert {line_of(args) for args, _ in CASES} >= AGAIN
+
+
+@pytest.mark.parametrize(("args", "told"), cases())
 def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", ["fedlit"])

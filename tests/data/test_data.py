@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import toy_data, toy_datasets
 from torch.utils.data import TensorDataset
+from toys import toy_data, toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Crop, Flip, PadEdge

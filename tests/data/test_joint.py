@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, TrunkAndHead, fitted, linear, rows, toy_datasets
 from torch import nn
 from torch.utils.data import TensorDataset
+from toys import SGD, TrunkAndHead, fitted, linear, rows, toy_datasets
 
 from fedlit import FederatedData
 from fedlit.data.joint import JointData

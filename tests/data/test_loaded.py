@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import toy_data, toy_datasets
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
+from toys import toy_data, toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Flip

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, linear
 from PIL import Image
 from toy_recipe import write_npz
+from toys import SGD, linear
 
 from fedlit import FederatedData, Federation, LocalOnly
 from fedlit.data.own_images import read_own_images

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, toy_data
 from torch import nn
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.aggregation import Krum, Mean, Median, NormClipping, TrimmedMean, median, weighted_mean

@@ -6,9 +6,9 @@ from collections import Counter, deque
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, Diary, equal, fitted, linear, toy_data
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
+from toys import SGD, Diary, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Stage
 from fedlit.aggregation import weighted_mean

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, fitted, linear, toy_data
 from lightning.pytorch import Callback, callbacks
+from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation
 from fedlit.callbacks import INSTEAD, FederationCallback, StopAt, add_states, as_callbacks, load_states

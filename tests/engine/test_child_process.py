@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear
+from toys import SGD, SmallCNN, equal, fitted, linear
 
 from fedlit import FedAvg
 from fedlit.engine.guards.child_process import check_timeout, in_child

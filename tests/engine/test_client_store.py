@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SmallCNN, equal, fitted, toy_data
+from toys import SmallCNN, equal, fitted, toy_data
 
 from fedlit import LocalOnly
 from fedlit.engine.plan import Memory

@@ -4,10 +4,10 @@ import signal
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, rows, toy_data
 from forked import exit_codes, forked
 from test_laws import KillAt, in_a_child
 from torch import nn
+from toys import SGD, equal, fitted, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback

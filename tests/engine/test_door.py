@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 import yaml
-from conftest import SGD, fitted, linear, rows, toy_data, toy_datasets
 from torch import nn
 from torch.utils.data import TensorDataset
+from toys import SGD, fitted, linear, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg, FederatedData
 from fedlit.methods import LocalOnly

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.engine.plan import Memory, Outcome

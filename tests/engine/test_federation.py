@@ -5,13 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
+from toys import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import num_bytes
 from fedlit.callbacks import FederationCallback, StopAt
+from fedlit.engine.guards.child_process import in_child
+from fedlit.engine.module import precision
 from fedlit.engine.usage import UsageError
 from fedlit.partition import BinarySeparated, Dirichlet
+from fedlit.records.round_record import Failure
 
 # --- who takes part
 
@@ -205,6 +208,27 @@ def test_double_precision_is_double_throughout():
     assert fitted(FedAvg(linear, SGD), precision="64-true").global_state["network.1.weight"].dtype == torch.float64
 
 
+def test_bfloat16_is_refused_where_a_trial_run_dies(monkeypatch):
+    monkeypatch.setattr(precision, "PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    with pytest.raises(ValueError, match=r"`trainer.precision: bf16-mixed` does not work on this CPU"):
+        fitted(FedAvg(linear, SGD), precision="bf16-mixed")
+
+
+def test_bfloat16_trains_where_it_does_not(monkeypatch):
+    monkeypatch.setattr(precision, "PROBE", "")
+
+    def trained():
+        return fitted(FedAvg(linear, SGD), precision="bf16-mixed").global_state
+
+    state = in_child(trained, 60.0, bool, pack=dict, unpack=dict)  # this processor may be one of those
+    if isinstance(state, Failure):
+        assert "SIGILL" in state.reason
+    else:
+        assert state["network.1.weight"].dtype == torch.float32
+        assert not equal(state, fitted(FedAvg(linear, SGD)).global_state)
+
+
+@pytest.mark.slow
 def test_bfloat16_trains_or_is_refused_before_it_can_kill_the_process():
     try:
         federation = fitted(FedAvg(linear, SGD), precision="bf16-mixed")

@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
+from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly, read_metrics
 from fedlit.callbacks import FederationCallback

@@ -5,9 +5,9 @@ import signal
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from forked import exit_codes, forked
 from test_laws import in_a_child
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.data.client import Server

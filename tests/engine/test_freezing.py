@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from conftest import fitted, toy_data
 from torch import nn
+from toys import fitted, toy_data
 
 from fedlit import FedAvg
 from fedlit.callbacks import FederationCallback

@@ -7,8 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 from forked import exit_codes, forked
+from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.aggregation import Median
 from fedlit.callbacks import FederationCallback

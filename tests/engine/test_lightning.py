@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, Diary, equal, fitted, toy_data
 from lightning.pytorch import Trainer
 from torch import nn
+from toys import SGD, Diary, equal, fitted, toy_data
 
 from fedlit import FedAvg, FineTuned
 from fedlit.engine.visits.lightning_hooks import CALLED

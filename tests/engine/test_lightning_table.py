@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, Diary, Spy, equal, fitted, linear, rows, toy_data
 from lightning.pytorch import LightningModule
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
 from lightning.pytorch.core.mixins import HyperparametersMixin
 from torch import nn
 from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from toys import SGD, Diary, Spy, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned
 from fedlit.callbacks import FederationCallback

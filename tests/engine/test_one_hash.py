@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, TrunkAndHead, fitted, linear, toy_data
 from forked import exit_codes, forked
 from test_homes import StopAfter
+from toys import SGD, TrunkAndHead, fitted, linear, toy_data
 
 from fedlit.methods import DLAD, FedFusion
 from fedlit.partition import Quantity

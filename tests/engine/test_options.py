@@ -5,9 +5,9 @@ import warnings
 from dataclasses import FrozenInstanceError, fields
 
 import pytest
-from conftest import SGD, equal, fitted, linear, toy_data
 from torch import nn
 from torch.nn.utils import prune
+from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, Stage
 from fedlit.callbacks import FederationCallback

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, fitted, linear
 from torch import nn
 from torch.utils.data import TensorDataset
+from toys import SGD, fitted, linear
 
 from fedlit import FedAvg, FederatedData, FederatedModule, Federation, FedProx, FineTuned, LocalOnly
 from fedlit.augment import Flip, PadEdge, Standardise

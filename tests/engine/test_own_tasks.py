@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import fitted, rows
+from toys import fitted, rows
 
 from fedlit import FedAvg, FederatedData, Federation
 from fedlit.data.toy import Blocks, ToyMultiLabel, ToyRegression, ToyText

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FederatedModule, LocalOnly
 from fedlit.methods import Stage

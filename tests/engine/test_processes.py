@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import equal
+from toys import equal
 
 from fedlit.records import checkpoint
 

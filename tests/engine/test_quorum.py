@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, linear, toy_data
+from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Krum, weighted_mean

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, rows, toy_datasets
 from forked import exit_codes, forked
 from torch import nn
 from torch.utils.data import Dataset
+from toys import SGD, SmallCNN, equal, fitted, rows, toy_datasets
 
 from fedlit import FedAvg, FederatedData
 from fedlit.callbacks import StopAt

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, linear, toy_data
 from torch import nn
 from torchmetrics.classification import MulticlassCalibrationError
+from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, FineTuned, LocalOnly
 from fedlit.callbacks import StopAt

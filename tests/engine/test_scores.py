@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, TrunkAndHead, fitted, linear, rows, toy_data
 from lightning.fabric import Fabric
 from torch import nn
+from toys import SGD, SmallCNN, TrunkAndHead, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.engine.evaluations import evaluation

@@ -4,9 +4,9 @@ import signal
 
 import pytest
 import torch
-from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows
 from forked import exit_codes, forked
 from test_laws import KillAt, in_a_child
+from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows
 
 from fedlit import FedAvg
 from fedlit.engine.rounds.visited import Visited, pack, unpack

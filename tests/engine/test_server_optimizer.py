@@ -6,11 +6,11 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 from forked import exit_codes, forked
 from test_agreement import AVERAGING, Ignores
 from torch import nn
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Median, weighted_mean
@@ -22,6 +22,10 @@ from fedlit.server_optimizers import FedAdagrad, FedAdam, FedYogi
 
 RATE_1 = partial(torch.optim.SGD, lr=1.0)
 ADAM = partial(FedAdam, lr=0.05)
+SWIFT = ("FedAvg", "FML", "MixtureOfExperts")  # one network, one of two, one in the first of several stages
+each_method = pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in SWIFT else pytest.mark.slow) for name in AVERAGING]
+)
 
 
 def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
@@ -29,13 +33,13 @@ def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
     return fitted(method(), **options)
 
 
-@pytest.mark.parametrize("method", AVERAGING)
+@each_method
 def test_sgd_of_rate_1_is_no_server_optimizer_at_all(method):
     plain = run(AVERAGING[method], num_rounds=2).global_state
     assert_close(run(AVERAGING[method], num_rounds=2, server_optimizer=RATE_1).global_state, plain)
 
 
-@pytest.mark.parametrize("method", AVERAGING)
+@each_method
 def test_sgd_of_half_the_rate_goes_half_of_the_way(method):
     """Of one round: later ones begin elsewhere. Buffers and counters are the mean as ever."""
     full = run(AVERAGING[method], num_rounds=1).state

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import fitted, rows
 from test_methods_of_your_own import NAMES, SGD, perceptron
+from toys import fitted, rows
 
 from fedlit import FedAvg
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 import torch
-from conftest import SGD, Diary, Spy, equal, fitted, linear, toy_data
 from lightning.pytorch.profilers import SimpleProfiler
+from toys import SGD, Diary, Spy, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.callbacks import FederationCallback, MaxTime, Patience, watching_time

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conftest import SGD, Diary, equal, fitted, linear, rows, toy_data
 from forked import exit_codes, forked
 from torch import nn
+from toys import SGD, Diary, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FederatedModule
 from fedlit.aggregation import Median, Upload

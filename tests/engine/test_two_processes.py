@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import SGD, SmallCNN, equal, fitted, toy_data
 from forked import exit_codes, forked
 from lightning.pytorch import Callback
+from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 from fedlit import FedAvg, Stage
 from fedlit.engine.runs import fit

@@ -10,12 +10,12 @@ from pathlib import Path
 import printed
 import pytest
 import torch
-from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from forked import exit_codes, forked
 from test_agreement import AVERAGING
 from test_server_optimizer import KillAt
 from torch import nn
 from torch.testing import assert_close
+from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, LocalOnly, Stage
 from fedlit.aggregation import Median, Upload

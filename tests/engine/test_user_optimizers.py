@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import Diary, equal, fitted, toy_data
 from test_lightning import in_federation, network, seeded, under_trainer
 from torch import nn
+from toys import Diary, equal, fitted, toy_data
 
 from fedlit import FedAvg
 

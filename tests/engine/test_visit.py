@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, Diary, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 from torch import nn
+from toys import SGD, Diary, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, linear
 from test_laws import in_a_child
+from toys import SGD, equal, fitted, linear
 
 from fedlit.methods import FedAvg
 from fedlit.notices import Notice

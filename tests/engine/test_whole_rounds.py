@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, equal, fitted, linear, rows, toy_data
 from test_laws import KillAt, in_a_child
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
+from toys import SGD, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.callbacks import FederationCallback

@@ -5,8 +5,8 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
-from conftest import fitted, toy_data
 from torch import nn
+from toys import fitted, toy_data
 
 from fedlit import FedAvg
 from fedlit.augment import Flip

@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import equal, fitted, toy_data
 from torch import nn
+from toys import equal, fitted, toy_data
 
 from fedlit import FedAvg
 from fedlit.fast.perceptron import ClosedForm

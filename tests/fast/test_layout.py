@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Diary, equal, fitted
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from toys import Diary, equal, fitted
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.notices import Notice

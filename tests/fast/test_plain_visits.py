@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, rows, toy_data, toy_datasets
 from lightning.fabric import Fabric
 from perceptron_runs import (
     DEALS,
@@ -27,6 +26,7 @@ from perceptron_runs import (
 )
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
+from toys import equal, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg
 from fedlit.augment import Flip

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, fitted
 from torch import nn
+from toys import equal, fitted
 
 from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
@@ -26,10 +26,10 @@ from fedlit.rng import derive, generator, isolated
 SGD = partial(torch.optim.SGD, lr=0.05)
 
 
-def after_three_rounds(work, fast: bool, folder) -> Federation:
+def after_rounds(work, fast: bool, folder, num_rounds: int = 3) -> Federation:
     share = work.per_round / work.num_clients
-    options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": 7, "fast": fast}
-    federation = quiet_federation(3, str(folder), **options)
+    options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": 7, "fast": fast, "report": False}
+    federation = quiet_federation(num_rounds, str(folder), **options)
     torch.manual_seed(3)
     federation.fit(work.method(), work.data(None))
     return federation
@@ -79,7 +79,7 @@ def test_every_benchmark_finds_what_it_imports(name):
 
 @pytest.mark.parametrize("name", WORK)
 def test_exact_mode_has_the_bits_of_a_hand_written_loop(name, tmp_path):
-    federation = after_three_rounds(WORK[name], False, tmp_path)
+    federation = after_rounds(WORK[name], False, tmp_path)
     loop = by_hand(WORK[name], federation)
     for ours, theirs in zip(federation.global_state.values(), loop.network.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -91,7 +91,7 @@ def test_exact_mode_has_the_bits_of_a_hand_written_loop(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["W2", *[pytest.param(name, marks=pytest.mark.slow) for name in ("W1", "W3")]])
 def test_fast_mode_is_near_exact_mode(name, tmp_path):
-    exact, fast, again = (after_three_rounds(WORK[name], mode, tmp_path).global_state for mode in (False, True, True))
+    exact, fast, again = (after_rounds(WORK[name], mode, tmp_path).global_state for mode in (False, True, True))
     assert all(torch.equal(fast[n], again[n]) for n in fast)  # its own bits, every time
     for n in fast:
         assert torch.allclose(fast[n], exact[n], atol=2e-5)
@@ -102,15 +102,15 @@ def test_the_switch_does_what_it_says(fast, tmp_path, monkeypatch):
     """Not seen in the bits: whether another order of adding rounds otherwise is the processor's business."""
     stacks = []
     monkeypatch.setattr(Stack, "train", lambda stack, *_: stacks.append(stack) or stack._step(stack.starts.flatten()))
-    after_three_rounds(WORK["W2"], fast, tmp_path)
+    after_rounds(WORK["W2"], fast, tmp_path, num_rounds=1)
     assert bool(stacks) is fast
-    module = after_three_rounds(WORK["W1"], fast, tmp_path).state.module
+    module = after_rounds(WORK["W1"], fast, tmp_path, num_rounds=1).state.module
     first = next(part for part in module.modules() if isinstance(part, nn.Conv2d))
     assert first(torch.zeros(2, 1, 28, 28)).is_contiguous() is not fast
 
 
 def test_fast_mode_is_recorded(tmp_path):
-    federation = after_three_rounds(WORK["W2"], True, tmp_path)
+    federation = after_rounds(WORK["W2"], True, tmp_path, num_rounds=1)
     folder = next((tmp_path / "lightning_logs").iterdir())
     assert '"fast": true' in (folder / "events.jsonl").read_text()
     assert federation.fast

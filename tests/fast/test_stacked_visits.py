@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import equal, rows, toy_data, toy_datasets
 from lightning.fabric import Fabric
 from perceptron_runs import (
     DEALS,
@@ -25,6 +24,7 @@ from perceptron_runs import (
     spoilt_data,
 )
 from torch import nn
+from toys import equal, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg
 from fedlit.callbacks import FederationCallback

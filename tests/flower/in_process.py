@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from conftest import SGD, SmallCNN, TrunkAndHead, linear, toy_data
 from torch import nn
+from toys import SGD, SmallCNN, TrunkAndHead, linear, toy_data
 
 from fedlit import Federation, methods
 from fedlit.flower import wire

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, Spy, equal, linear
 from in_process import METHODS, by_post, simulated
+from toys import SGD, SmallCNN, Spy, equal, linear
 
 from fedlit import Federation, methods
 from fedlit.encoders import Float16
@@ -36,8 +36,13 @@ def one_by_one(monkeypatch):
     monkeypatch.setattr("fedlit.engine.evaluations.evaluation.Scorer._sees_samples_apart", lambda *given: False)
 
 
+SWIFT = ("FedAvg", "FML", "SCAFFOLD", "FedBN", "FedProto", "FedMD", "DLAD", "MixtureOfExperts")  # what travels differs
+
+
 @pytest.mark.usefixtures("one_by_one")
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SWIFT else pytest.mark.slow) for name in METHODS]
+)
 def test_clients_on_their_own_hosts_come_to_the_bits_of_a_simulation(name, tmp_path):
     here = simulated(name, tmp_path / "here")
     there, post = by_post(name, tmp_path)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SGD, equal, linear, rows
 from in_process import InProcess, by_post, data_for, federation, hosts_of, seeded, simulated
+from toys import SGD, equal, linear, rows
 
 from fedlit import FedAvg, FederatedData
 from fedlit.data.own_data import keep_for, of_clients_elsewhere

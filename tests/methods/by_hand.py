@@ -4,9 +4,9 @@ import math
 from functools import partial
 
 import torch
-from conftest import toy_data
 from torch import nn
 from torch.utils.data import TensorDataset
+from toys import toy_data
 
 from fedlit import FederatedData, LocalOnly, Stage
 from fedlit.partition import BinarySeparated, Dirichlet

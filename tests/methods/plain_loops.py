@@ -4,7 +4,7 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from conftest import toy_data
+from toys import toy_data
 
 from fedlit.partition import Dirichlet
 from fedlit.rng import derive, generator

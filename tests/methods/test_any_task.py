@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import equal, fitted, rows
 from torch import nn
+from toys import equal, fitted, rows
 
 from fedlit import FedAvg, FederatedData
 from fedlit.data.toy import Blocks, ToyRegression

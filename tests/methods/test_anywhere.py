@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from by_hand import seeded, uneven
-from conftest import equal, fitted, rows, toy_data
 from test_laws import KillAt, in_a_child, same, states
 from torch import nn
+from toys import equal, fitted, rows, toy_data
 
 from fedlit.methods import APFL, MOON, Ditto, FedBN, FedPer, FedRep, LGFedAvg, PFedMe
 

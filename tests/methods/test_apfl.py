@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from by_hand import PLAIN, Alone, classifier, one_class_each, part, seeded, uneven
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows
 
 from fedlit import FedAvg
 from fedlit.methods import APFL

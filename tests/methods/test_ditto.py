@@ -17,8 +17,8 @@ from by_hand import (
     uneven,
     visit_batches,
 )
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.methods import Ditto

@@ -1,13 +1,13 @@
 """DLAD: laws of SPEC 9.6, the optimal density classifier as an oracle, and what the server may see."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from lightning.fabric import Fabric
 from torch import nn, tensor
+from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FederatedData
 from fedlit.engine.plan import Memory, Plan
@@ -19,7 +19,7 @@ from fedlit.methods.teachers import optimal_confidence
 from fedlit.partition import IID, ClassSets, Shards
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
-SHORT = {"client_epochs": 3, "density_epochs": 2, "distil_epochs": 3}
+SHORT = {"client_epochs": 2, "density_epochs": 1, "distil_epochs": 2}
 
 
 def seeded(network=SmallCNN, **options):
@@ -28,7 +28,7 @@ def seeded(network=SmallCNN, **options):
 
 
 def pooled_data(**options) -> FederatedData:
-    return toy_data(240, **{"public": 0.5, "num_clients": 3, **options})
+    return toy_data(150, **{"public": 0.5, "num_clients": 3, **options})
 
 
 # --- weights and losses
@@ -152,7 +152,7 @@ def students_of_average_and_labeled(partition):
     return states
 
 
-IID_SETTINGS = [IID(), IID(30), ClassSets("iid", 40)]
+IID_SETTINGS = [IID(), IID(20), ClassSets("iid", 40)]
 
 
 @pytest.mark.parametrize("partition", IID_SETTINGS)
@@ -160,7 +160,9 @@ def test_labeled_is_average_where_all_clients_have_the_same_class_probabilities(
     assert equal(*students_of_average_and_labeled(partition))
 
 
-@pytest.mark.parametrize("partition", IID_SETTINGS)
+@pytest.mark.parametrize(
+    "partition", [IID_SETTINGS[0], *(pytest.param(other, marks=pytest.mark.slow) for other in IID_SETTINGS[1:])]
+)
 def test_by_the_classes_that_clients_happen_to_hold_it_would_not_be(partition, monkeypatch):
     monkeypatch.setattr(FederatedData, "class_probabilities", lambda data, round: None)
     assert not equal(*students_of_average_and_labeled(partition))
@@ -346,7 +348,9 @@ def test_equal_factories_of_a_configuration_share_a_live_network():
 # --- each option reaches what it is for
 
 
+@cache
 def apart(**options):
+    """A fit of clients with a class each, which several tests look at."""
     data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
     return fitted(seeded(**options), data)
 

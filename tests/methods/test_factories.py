@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import SGD, TrunkAndHead, fitted, linear, toy_data
+from toys import SGD, TrunkAndHead, fitted, linear, toy_data
 
 import fedlit.methods
 from fedlit import FedAvg, LocalOnly

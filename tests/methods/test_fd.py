@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, equal, fitted, linear, toy_data
 from plain_loops import PLAIN, RATE, batches, gradients, taking_part, under, uneven
 from test_fedproto import Alone, Wide
 from torch import nn, tensor
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.aggregation import Upload
 from fedlit.methods import FD

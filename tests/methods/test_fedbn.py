@@ -2,8 +2,8 @@
 
 import pytest
 from by_hand import seeded, uneven
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, rows
 from torch import nn
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, rows
 
 from fedlit import FedAvg
 from fedlit.methods import FedBN

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.augment import Flip

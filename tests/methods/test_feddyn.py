@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted, linear
 from plain_loops import PLAIN, RATE, batches, cross_entropy, gradients, taking_part, under, uneven
 from torch import tensor
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, equal, fitted, linear
 
 from fedlit import FedProx
 from fedlit.aggregation import Upload, weighted_mean

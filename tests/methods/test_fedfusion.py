@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import SGD, TrunkAndHead, equal, fitted, rows, toy_data
 from torch import nn, tensor
+from toys import SGD, TrunkAndHead, equal, fitted, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.aggregation import Upload, num_bytes

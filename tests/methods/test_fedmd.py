@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conftest import Diary, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
+from toys import Diary, equal, fitted, linear, rows, toy_data
 
 from fedlit.methods import FedMD, Stage
 

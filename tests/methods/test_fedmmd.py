@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.augment import Flip

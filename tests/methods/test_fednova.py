@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted, linear, toy_data
 from plain_loops import PLAIN
 from torch import tensor
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, fitted, linear, toy_data
 
 from fedlit import FedAvg, FedProx
 from fedlit.aggregation import Upload

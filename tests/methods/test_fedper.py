@@ -3,8 +3,8 @@
 import pytest
 import torch
 from by_hand import LOG3, PLAIN, chain, one_class_each, seeded, uneven
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows
 from torch import nn
+from toys import SGD, SmallCNN, equal, fitted, linear, rows
 
 from fedlit import FedAvg
 from fedlit.methods import FedPer, FedRep

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 from plain_loops import PLAIN, RATE, batches, gradients, samples, taking_part, under, uneven
 from torch import nn, tensor
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 
 from fedlit import LocalOnly, Stage
 from fedlit.aggregation import Upload

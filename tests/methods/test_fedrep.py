@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from by_hand import LOG3, PLAIN, chain, copied, mean_of, one_class_each, seeded, slope, uneven, visit_batches
-from conftest import SGD, Diary, SmallCNN, equal, fitted, linear, toy_data
+from toys import SGD, Diary, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.methods import FedRep
 from fedlit.notices import Notice

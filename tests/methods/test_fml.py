@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, LocalOnly, Stage
 from fedlit.aggregation import num_bytes

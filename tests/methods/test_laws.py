@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, equal, fitted, toy_data
+from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 import fedlit.engine.rounds.round
 import fedlit.engine.visits.training
@@ -230,8 +230,13 @@ def in_a_child(work) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    ("round", "moment"), [(1, "start"), (1, "end"), (2, "end"), (3, "end"), (4, "start"), (4, "end")]
+    ("round", "moment"),
+    [(1, "start"), slow(1, "end"), (2, "end"), slow(3, "end"), (4, "start"), slow(4, "end")],
 )
 def test_a_run_killed_after_any_round_resumes_to_the_same_bits(round, moment, undisturbed, tmp_path):
     options = {"default_root_dir": str(tmp_path)}
@@ -240,7 +245,7 @@ def test_a_run_killed_after_any_round_resumes_to_the_same_bits(round, moment, un
     assert [path.name for path in (tmp_path / "lightning_logs").iterdir()] == ["version_0"]
 
 
-@pytest.mark.parametrize("replacement", range(1, 7))
+@pytest.mark.parametrize("replacement", [1, slow(2), 3, slow(4), 5, slow(6)])
 def test_a_run_killed_while_it_writes_a_checkpoint_resumes_to_the_same_bits(replacement, undisturbed, tmp_path):
     options = {"default_root_dir": str(tmp_path)}
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from by_hand import LOG3, PLAIN, chain, one_class_each, part, seeded, uneven
-from conftest import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows
 from torch import nn
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows
 
 from fedlit import FedAvg
 from fedlit.heads import Headed

@@ -6,9 +6,9 @@ from functools import partial
 import printed
 import pytest
 import torch
-from conftest import equal, fitted
 from test_laws import KillAt, in_a_child
 from torch import nn
+from toys import equal, fitted
 
 from fedlit import FedAvg, Stage
 

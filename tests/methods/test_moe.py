@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from lightning.pytorch import Trainer
 from PIL import Image
 from torch import nn, tensor
+from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FederatedData, Federation, FineTuned
 from fedlit.heads import FixedGate, Gated, with_outputs
@@ -25,7 +25,7 @@ MIXES = ("log_prob", "prob", "logits")
 
 def seeded(network=linear, optimizer=ADAM, **options):
     torch.manual_seed(7)
-    return MixtureOfExperts(network, optimizer, **{"epochs": 6, **options})
+    return MixtureOfExperts(network, optimizer, **{"epochs": 3, **options})
 
 
 # --- numbers and laws of the mixture

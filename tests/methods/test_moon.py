@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from by_hand import part, seeded, uneven
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.heads import with_features, with_projection

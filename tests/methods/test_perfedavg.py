@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SmallCNN, equal, fitted, linear, rows, toy_data
 from torch import nn, tensor
+from toys import SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.methods import PerFedAvg

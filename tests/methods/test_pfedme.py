@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from by_hand import LOG3, classifier, copied, one_class_each, part, seeded, slope, uneven
-from conftest import SmallCNN, TrunkAndHead, equal, fitted, linear, rows
+from toys import SmallCNN, TrunkAndHead, equal, fitted, linear, rows
 
 from fedlit import LocalOnly
 from fedlit.methods import PFedMe

@@ -5,9 +5,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 from plain_loops import PLAIN, RATE, batches, cross_entropy, gradients, samples, taking_part, under, uneven
 from torch.testing import assert_close
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.aggregation import Upload, weighted_mean

@@ -1,7 +1,7 @@
 """All that a federation holds, to compare two of them bit by bit."""
 
 import torch
-from conftest import equal
+from toys import equal
 
 
 def states(federation):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, equal, fitted
+from toys import SGD, SmallCNN, equal, fitted
 
 from fedlit import LocalOnly
 from fedlit.records.checkpoint import BEFORE_4, Damaged, load, load_last, note

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted, linear, toy_data
 from promises.held_states import same, states
 from test_laws import in_a_child
+from toys import SGD, SmallCNN, fitted, linear, toy_data
 
 from fedlit.engine.runs.fit import Fit
 from fedlit.engine.states.client_store import PREFIX
@@ -69,7 +69,7 @@ RUNS = {
     "DLAD": Run(lambda: DLAD(linear, ADAM, client_epochs=1, density_epochs=1, distil_epochs=2), POOL),
 }
 QUICK = 2
-IN_BRIEF = ("FML", "DLAD", "FedDF")
+IN_BRIEF = ("FML", "DLAD")
 FULL = 12  # of each run: 144
 
 

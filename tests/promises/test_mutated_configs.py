@@ -32,6 +32,23 @@ WELL_CHOSEN = [  # a name in the refusal, or nothing: then it works
     (Case((*FIT, "--data.dataset=lying_header.npz"), ("lying_header.npz",)), 2),
     (Case((*FIT,), ("FEDLIT_FIT__CONFIG",), {"FEDLIT_FIT__CONFIG": "fifo"}), 2),
 ]
+AGAIN = [  # of a kind that another shows; tried by the slow tests
+    "--data.val_size=.inf",
+    "--model.optimizer.lr=.nan",
+    "--model.optimizer.momentum=.inf",
+    "--model.mu=1e300",
+    "--trainer.num_threads=100000",
+    "laughs.yaml",
+    "--data.dataset=pickled.npz",
+]
+
+
+def well_chosen() -> list:
+    found = []
+    for case, code in WELL_CHOSEN:
+        marks = [pytest.mark.slow] if case.args[-1] in AGAIN else []
+        found.append(pytest.param(case, code, id=str(case), marks=marks))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +59,7 @@ def folder(tmp_path_factory):
     return place
 
 
-@pytest.mark.parametrize(("case", "code"), WELL_CHOSEN, ids=[str(case) for case, _ in WELL_CHOSEN])
+@pytest.mark.parametrize(("case", "code"), well_chosen())
 def test_what_cannot_be_right_is_refused_in_one_line_and_what_can_works(case, code, folder):
     end = run(case, folder)
     assert end.faults(case) == [], end.err

@@ -10,9 +10,9 @@ from time import monotonic
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted, linear, toy_data
 from forked import exit_codes, forked
 from test_homes import told
+from toys import SGD, SmallCNN, fitted, linear, toy_data
 
 from fedlit.engine.runs import fit
 from fedlit.methods import FML

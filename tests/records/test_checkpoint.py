@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 import torch
-from conftest import SGD, SmallCNN, fitted, full_after
+from toys import SGD, SmallCNN, fitted, full_after
 
 from fedlit import FineTuned
 from fedlit.records.checkpoint import (

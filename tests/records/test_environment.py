@@ -3,7 +3,7 @@ import platform
 from pathlib import Path
 
 import torch
-from conftest import SGD, SmallCNN, fitted
+from toys import SGD, SmallCNN, fitted
 
 import fedlit
 from fedlit import FedAvg

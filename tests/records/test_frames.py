@@ -4,7 +4,7 @@ import math
 import sys
 
 import pytest
-from conftest import SGD, fitted, linear, rows
+from toys import SGD, fitted, linear, rows
 
 import fedlit
 from fedlit import FedAvg

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import SGD, fitted, linear, toy_data
 from matplotlib.figure import Figure
 from PIL import Image
+from toys import SGD, fitted, linear, toy_data
 
 from fedlit.data import FederatedData, JointData
 from fedlit.data.in_words import in_words
@@ -50,7 +50,11 @@ def test_a_mean_is_told_to_be_of_the_clients_of_a_round(tmp_path, drawn):
     assert labels(drawn[1].axes[0])[-1] == "mean of 4 clients, last 0.500"
 
 
-@pytest.mark.parametrize(("models", "size"), [(1, (1, 1)), (3, (3, 1)), (5, (3, 2)), (7, (3, 3))])
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("models", "size"), [(1, (1, 1)), slow(3, (3, 1)), (5, (3, 2)), slow(7, (3, 3))])
 def test_panels_stand_in_rows_of_three(models, size, tmp_path):
     names = [f"model{i}" for i in range(models)]
     draw_curves(write(tmp_path / "m.csv", lambda r: range(3), models=names), tmp_path / "x.png")

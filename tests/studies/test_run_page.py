@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from conftest import SGD, SmallCNN, fitted
 from read_page import PageReader
 from toy_runs import ENVIRONMENT, steady, write_run
+from toys import SGD, SmallCNN, fitted
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.cli import report
