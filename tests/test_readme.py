@@ -52,10 +52,11 @@ def test_the_recipe_for_clients_that_differ_runs_as_printed(command_line, tmp_pa
     assert (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").exists()
 
 
-def test_the_commands_in_the_readme_run_in_their_order(command_line, tmp_path):
+@pytest.mark.parametrize("shorter", [SHORT, pytest.param(["--trainer.num_rounds", "1"], marks=pytest.mark.slow)])
+def test_the_commands_in_the_readme_run_in_their_order(shorter, command_line, tmp_path):
     lines = [line.split("#")[0] for line in blocks("bash")[1].splitlines() if line.startswith("fedlit")]
     for line in lines:
-        short = [] if "--help" in line else SHORT
+        short = [] if "--help" in line else shorter
         with nullcontext() if short else pytest.raises(SystemExit, match="0"):
             command_line([*shlex.split(line)[1:], *short])
     assert len(lines) == 7

@@ -5,6 +5,7 @@
 
 import difflib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -220,9 +221,10 @@ def description(text: str) -> str:
     said = [line.strip("# ") for line in head if not line.startswith("# fedlit ")]
     if said:
         return said[0]
+    title = re.search(r"^title: (.+)$", text, re.MULTILINE)  # a whole study takes long to parse
+    if title:
+        return str(yaml.safe_load(title[1]))
     content = yaml.safe_load(text)
-    if "title" in content:
-        return content["title"]
     method = content.get("model", {}).get("class_path", "a method").rpartition(".")[2]
     dataset = content.get("data", {}).get("init_args", {}).get("dataset", "fashion_sample")
     return f"{method} on {dataset}."
