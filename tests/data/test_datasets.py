@@ -98,8 +98,10 @@ def test_an_own_file_is_looked_up_in_the_current_folder_then_in_root(tmp_path, m
     (tmp_path / "here").mkdir()
     (tmp_path / "root").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(FileNotFoundError, match=r"in the current folder or in `root`, no file .*root/own.npz"):
+    with pytest.raises(FileNotFoundError, match=r"^`data.dataset` own.npz: .* here, nor .* as ../root/own.npz\.$"):
         read_images("own.npz", "../root")
+    with pytest.raises(FileNotFoundError, match=r"^`data.dataset` /no/own.npz: there is no such file\.$"):
+        read_images("/no/own.npz", "../root")
     write(tmp_path / "root" / "own.npz")
     assert read_images("own.npz", "../root").num_classes == 4
     write(tmp_path / "here" / "own.npz", test_labels=np.array([0, 0, 0, 8]))
