@@ -66,7 +66,7 @@ def partition(name: str, **options) -> list[str]:
 COMMANDS = {
     "": r"^give a command: fit, validate, test, predict or adapt",
     "fti": r"^'fti' is no command; give fit, validate, test, predict or adapt",
-    "fit": r"^`--model` must be given",
+    "fit": r"^`model` must be given",
     "fit --config": r"^argument -c/--config: expected one argument",
     "fit --config fedavg_fashoin.yaml": r"^`--config fedavg_fashoin.yaml`: .*did you mean fedavg_fashion.yaml\?$",
     "fit --config .": r"^`--config .`: there is no such file here, nor such a recipe; fedlit's own are ",
@@ -79,12 +79,17 @@ COMMANDS = {
     "fit --config data_key.yaml": r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$",
     "fit --config model_key.yaml": r"^`model.optimiser` is not an option. Did you mean `model.optimizer`\?$",
     "fit --config type.yaml": r"^`data.num_clients`: expected int, got 'three'",
-    "fit --config network.yaml": r"^`model.network`: there is no 'MPL' in fedlit.networks. Did you mean `MLP`\?$",
+    "fit --config network.yaml": r"^`model.network`: there is no 'MPL' in fedlit.networks. .* `fedlit.networks.MLP`\?$",
     "fit --config client_networks.yaml": r"^`model.client_networks` must have one entry per client, 3, got 2",
     "fit --config client_optimizers.yaml": r"^`model.client_optimizers` names client 7, but the clients are 0 to 2",
     "--config run.yaml fit": r"^options come after the command: fedlit fit --config",
     "fit --model FedAvgg": r"^`model`: there is no class 'FedAvgg'. Did you mean `FedAvg`\?$",
-    "fit --model nowhere.Mine": r"^`model`: cannot use nowhere.Mine: No module named 'nowhere'",
+    "fit --model nowhere.Mine": r"^`model`: there is no module 'nowhere'.$",
+    "fit --model own_method.Half": r"^`model`: there is no module 'own_method'. Did you mean `own_methods`\?$",
+    "fit --model own_methods.Halv": r"^`model`: there is no 'Halv' in own_methods. Did you mean `own_methods.Half`\?$",
+    "fit --config beside.yaml": r"^`model.network.hidden` must stand below `init_args`, not beside `class_path`.$",
+    "fit --config alfa.yaml": r"^`data.partition.alfa` is not an option. Did you mean `data.partition.alpha`\?$",
+    "fit --config hiden.yaml": r"^`model.network.hiden` is not an option. Did you mean `model.network.hidden`\?$",
     "fit --model slip.Mine": r"^`model`: cannot use slip.Mine: .*\(slip.py, line 1\)",
     "fit --model torch.nn.Linear": r"^`model`: expected a FederatedModule, got torch.nn.Linear",
     "fit --config untyped.yaml": (
@@ -115,9 +120,9 @@ COMMANDS = {
     ),
 }
 TRAINER = {
-    "--trainer.num_round=3": r"^`--trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
+    "--trainer.num_round=3": r"^`trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
     "--trainer.aggregator=median": r"^`trainer.aggregator`: there is no class 'median'. Did you mean `Median`\?$",
-    "--trainer.aggregator=own_methods.nope": r"^`trainer.aggregator`: .*'own_methods' has no attribute 'nope'.$",
+    "--trainer.aggregator=own_methods.nope": r"^`trainer.aggregator`: there is no 'nope' in own_methods.$",
     "--trainer.aggregator=Krum": r"^`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients",
     "--trainer.aggregator=Krum --trainer.aggregator.num_bad=0": r"^`trainer.aggregator.num_bad` must .* 0.$",
     "--trainer.privacy=ClientLevelDP --trainer.privacy.clip=0": r"^`trainer.privacy.clip` is a norm .* 0.0.$",
@@ -145,7 +150,9 @@ TRAINER = {
     "--trainer.default_root_dir=toy.npz": r"^`trainer.default_root_dir` toy.npz cannot hold a run: Not a directory",
     "--seed_everything=-1": r"^`seed_everything` must be 0 to 4294967295, got -1",
     "--seed_everything=x": r"^`seed_everything`: expected bool, int, got 'x'",
-    "--ckptpath=x": r"^`--ckptpath` is not an option. Did you mean `ckpt_path`\?$",
+    "--ckptpath=x": r"^`--ckptpath` is not an option. Did you mean `--ckpt_path`\?$",
+    "--num_rounds=3": r"^`--num_rounds` is not an option. Did you mean `trainer.num_rounds`\?$",
+    "--trainer.lr_schedule=StepLR": r"^`trainer.lr_schedule.step_size` must be given.$",
     "--ckpt_path=nowhere.ckpt": r"^`--ckpt_path` must be a checkpoint file, `last` or `best`, got nowhere.ckpt",
     "--ckpt_path=run.yaml": r"^`--ckpt_path` run.yaml is not a checkpoint that can be read safely",
     "--ckpt_path=foreign.ckpt": r"^`--ckpt_path` foreign.ckpt is not a checkpoint of fedlit",
@@ -168,7 +175,7 @@ MODEL = {
     "--model.optimizer=SGDD": r"^`model.optimizer`: there is no class 'SGDD'. Did you mean `SGD`\?$",
     "--model.optimizer.lr=-1": r"^`model.optimizer` of client 0: Invalid learning rate: -1.0",
     "--model.optimizer.lr=fast": r"^`model.optimizer.lr`: expected float, Tensor, got 'fast'",
-    "--model.optimizer.momentun=0.9": r"^`model.optimizer.momentun` is not an option. Did you mean `momentum`\?$",
+    "--model.optimizer.momentun=0.9": r"^`model.optimizer.momentun` is not .* mean `model.optimizer.momentum`\?$",
 }
 PROGRAMMES = {
     "--model=MixtureOfExperts --model.epochs=0": r"^`model.epochs` must be at least 1, got 0",
@@ -205,9 +212,9 @@ DATA = {
     "--data.dataset=nowhere": r"^`data.dataset` must be one of .* or a folder of images, got 'nowhere'; there is no",
     "--data.dataset=run.yaml": r"^`data.dataset` must be one of .* or a folder of images, got 'run.yaml'\.$",
     "--data.dataset=nowhere.npz": r"^`data.dataset` nowhere.npz: there is no such file here, .* as data/nowhere.npz\.$",
-    "--data.dataset=shapes.npz": r"^`test_images` of shapes.npz must match the .*, got uint8 \[30, 1, 9, 9\]",
+    "--data.dataset=shapes.npz": r"^`test_images` of shapes.npz must match .* uint8 \[30, 1, 9, 9\]",
     "--data.dataset=key.npz": r"^key.npz must hold the arrays .*; missing: test_labels",
-    "--data.dataset=float.npz": r"^`train_labels` of float.npz must be integers \[60\], .*got float64 \[60\]",
+    "--data.dataset=float.npz": r"^`train_labels` of float.npz must be integers .*got float64 \[60\]",
 }
 PARTITIONS = [
     (("Shards", {"per_client": 30}), r"^`data.partition.per_client`=30 .* 120 shards, .* from 60 samples"),
@@ -265,6 +272,10 @@ def write_files() -> None:
     write_recipe("model_key.yaml", ("    optimizer", "    optimiser"))
     write_recipe("type.yaml", ("num_clients: 3", "num_clients: three"))
     write_recipe("network.yaml", ("networks.MLP", "networks.MPL"))
+    write_recipe("hiden.yaml", ("hidden", "hiden"))
+    write_recipe("beside.yaml", (", init_args: {image_size: 8, num_classes: 3, hidden: [8]}", ", hidden: [8]"))
+    dirichlet = "{class_path: fedlit.partition.Dirichlet, init_args: {alfa: 1}}"
+    write_recipe("alfa.yaml", ("num_clients: 3", f"num_clients: 3, partition: {dirichlet}"))
     write_recipe("local.yaml", ("FedAvg", "LocalOnly"))
     networks = ("    optimizer", f"    client_networks: [{NETWORK}, {NETWORK}]\n    optimizer")
     write_recipe("client_networks.yaml", ("FedAvg", "LocalOnly"), networks)
