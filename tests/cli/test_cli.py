@@ -12,9 +12,10 @@ from conftest import equal
 from toy_recipe import write_npz, write_recipe
 
 import fedlit
-from fedlit import Federation
+from fedlit import Federation, methods
 from fedlit.cli.app import FederatedCLI, main
 from fedlit.cli.command import SUBCOMMANDS
+from fedlit.cli.methods import methods_of
 from fedlit.records import checkpoint
 
 FIT = ["fit", "--config", "run.yaml"]
@@ -330,5 +331,14 @@ def test_names_of_the_package_come_when_they_are_asked_for():
         "assert 'torch' in sys.modules; import torchvision; fedlit.networks.MLP; fedlit.methods.FML"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-    with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'FedAverage'$"):
         fedlit.FedAverage  # noqa: B018
+
+
+def test_every_method_can_be_had_from_the_package_and_of_other_classes_it_is_told_where_they_are():
+    for method in methods_of(methods):
+        assert getattr(fedlit, method.__name__) is method
+    with pytest.raises(AttributeError, match=r"no attribute 'Dirichlet'; it is in fedlit.partition$"):
+        fedlit.Dirichlet  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Tensor'"):  # what a room has taken in is not its own
+        exec("from fedlit import Tensor")
