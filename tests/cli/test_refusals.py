@@ -70,7 +70,10 @@ COMMANDS = {
     "fit --config": r"^argument -c/--config: expected one argument",
     "fit --config fedavg_fashoin.yaml": r"^`--config fedavg_fashoin.yaml`: .*did you mean fedavg_fashion.yaml\?$",
     "fit --config .": r"^`--config .`: there is no such file here, nor such a recipe; fedlit's own are ",
-    "fit --config broken.yaml": r"^`--config broken.yaml` must be YAML, but in line 2: expected",
+    "fit --config broken.yaml": r"^`--config broken.yaml` must be YAML, but in line 2: a comma or the closing `}` is",
+    "fit --config indented.yaml": r"`--config indented.yaml` must be YAML, but in line 3: it is indented too far, or ",
+    "fit --config outdented.yaml": r"but in line 3: its indentation is that of no line above.$",
+    "fit --config tab.yaml": r"`--config tab.yaml` must be YAML, but in line 2: it is indented by a tab; take spaces.$",
     "fit --config=toy.npz": r"^`--config toy.npz` must be YAML, but: not a text file",
     "fit --config list.yaml": r"^`--config list.yaml` must hold options by name, such as `trainer:`, got a list",
     "fit --config twice.yaml": r"^`--config twice.yaml` must be YAML, but in line 3: 'num_rounds' stands twice",
@@ -282,6 +285,9 @@ def write_files() -> None:
     optimizers = "    client_optimizers: {7: {class_path: torch.optim.SGD, init_args: {lr: 0.2}}}\n    optimizer"
     write_recipe("client_optimizers.yaml", ("    optimizer", optimizers))
     Path("broken.yaml").write_text("trainer: {num_rounds: 2\n model: [")
+    Path("indented.yaml").write_text("trainer:\n  num_rounds: 2\n   local_epochs: 3\n")
+    Path("outdented.yaml").write_text("trainer:\n  num_rounds: 2\n local_epochs: 3\n")
+    Path("tab.yaml").write_text("trainer:\n\tnum_rounds: 2\n")
     Path("list.yaml").write_text("- 1\n")
     Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
