@@ -123,7 +123,10 @@ def _read_npz(path: Path, facts: Facts | None) -> Splits:
     if missing:
         raise ValueError(f"{path} must hold the arrays {', '.join(keys)}; missing: {', '.join(missing)}.")
     parts = {}
-    told = {name: Names(f"`{name}_images` of {path}", f"`{name}_labels` of {path}") for name in names}
+    whose = str(path)
+    if facts is None:
+        whose = f"`data.dataset` {path}"
+    told = {name: Names(f"`{name}_images` of {whose}", f"`{name}_labels` of {whose}") for name in names}
     for name in names:
         x = channels_first(arrays[f"{name}_images"], told[name].inputs)
         parts[name] = _npz_part(x, arrays[f"{name}_labels"], told[name])

@@ -116,7 +116,10 @@ def _check_values(part: Stacked, name: str) -> None:
             raise ValueError(f"{name} must have {len(part)} samples, one for each target, got {told(part.x)}.")
     x = part.x
     if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
-        raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} values that are not.")
+        odd = (~x.isfinite()).nonzero()
+        first = odd[0].tolist()
+        others = "the only such value" if len(odd) == 1 else f"the first of {len(odd)} such values"
+        raise ValueError(f"{name} must be finite, got {x[tuple(first)]:g} at {first}, {others}.")
 
 
 def _kind(part: Part) -> str:

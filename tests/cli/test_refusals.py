@@ -215,9 +215,10 @@ DATA = {
     "--data.dataset=nowhere": r"^`data.dataset` must be one of .* or a folder of images, got 'nowhere'; there is no",
     "--data.dataset=run.yaml": r"^`data.dataset` must be one of .* or a folder of images, got 'run.yaml'\.$",
     "--data.dataset=nowhere.npz": r"^`data.dataset` nowhere.npz: there is no such file here, .* as data/nowhere.npz\.$",
-    "--data.dataset=shapes.npz": r"^`test_images` of shapes.npz must match .* uint8 \[30, 1, 9, 9\]",
+    "--data.dataset=shapes.npz": r"^`test_images` of `data.dataset` shapes.npz must match .* uint8 \[30, 1, 9, 9\]",
+    "--data.dataset=nan.npz": r"^`train_images` of `data.dataset` nan.npz .*, got nan at \[1, 2\], the only such",
     "--data.dataset=key.npz": r"^key.npz must hold the arrays .*; missing: test_labels",
-    "--data.dataset=float.npz": r"^`train_labels` of float.npz must be integers .*got float64 \[60\]",
+    "--data.dataset=float.npz": r"^`train_labels` of `data.dataset` float.npz must be integers .*got float64 \[60\]",
 }
 PARTITIONS = [
     (("Shards", {"per_client": 30}), r"^`data.partition.per_client`=30 .* 120 shards, .* from 60 samples"),
@@ -300,6 +301,9 @@ def write_files() -> None:
     write_npz("shapes.npz", test_images=np.zeros((30, 9, 9), dtype=np.uint8))
     write_npz("key.npz", test_labels=None)
     write_npz("float.npz", train_labels=np.zeros(60))
+    with_nan = np.zeros((60, 4), dtype=np.float32)
+    with_nan[1, 2] = np.nan
+    write_npz("nan.npz", train_images=with_nan)
     torch.save({"state_dict": {}}, "foreign.ckpt")
 
 
