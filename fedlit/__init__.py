@@ -43,13 +43,31 @@ _ROOMS = {
 
 def __getattr__(name: str) -> Any:
     """Names and modules are imported when they are first asked for: torch and Lightning take seconds."""
-    if name not in __all__:
-        if name.startswith("_") or find_spec(f"fedlit.{name}") is None:
-            raise AttributeError(f"module 'fedlit' has no attribute {name!r}")
+    if name in __all__:
+        value = getattr(import_module(f"fedlit.{_ROOMS.get(name, 'methods')}"), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module 'fedlit' has no attribute {name!r}")
+    elif find_spec(f"fedlit.{name}") is not None:
         return import_module(f"fedlit.{name}")
-    value = getattr(import_module(f"fedlit.{_ROOMS.get(name, 'methods')}"), name)
+    else:
+        value = _method(name)
     globals()[name] = value
     return value
+
+
+def _method(name: str) -> Any:
+    """Every method can be had from here; of another class it is told where it is."""
+    told = f"module 'fedlit' has no attribute {name!r}"
+    if not name[:1].isupper():  # no class: not worth the import
+        raise AttributeError(told)
+    for room in ("methods", "partition", "networks", "heads", "tasks", "augment", "callbacks", "aggregation", "data"):
+        value = getattr(import_module(f"fedlit.{room}"), name, None)
+        if not getattr(value, "__module__", "").startswith(f"fedlit.{room}"):  # what a room has taken in is not its own
+            continue
+        if room == "methods":
+            return value
+        raise AttributeError(f"{told}; it is in fedlit.{room}")
+    raise AttributeError(told)
 
 
 def __dir__() -> list[str]:

@@ -1,5 +1,6 @@
 """YAML as people mean it: no key stands twice, aliases stay small, and what is wrong is said in one line."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,25 @@ def read_yaml(path: Path, name: str) -> Any:
     return parse_yaml(text, name)
 
 
+PLAIN = {  # what is wrong, in place of what the parser expected
+    r"mapping values are not allowed here": "it is indented too far, or the line above lacks its `:`",
+    r"expected <block end>, but found .*": "its indentation is that of no line above",
+    r"found character '\\t' that cannot start any token": "it is indented by a tab; take spaces",
+    r"could not find expected ':'": "a name above it lacks its `:`",
+    r"expected ',' or '(.)', but got .*": r"a comma or the closing `\1` is missing before it",
+}
+
+
+def _plain(problem: str) -> str:
+    for pattern, words in PLAIN.items():
+        found = re.fullmatch(pattern, problem)
+        if found is not None:
+            return found.expand(words)
+    return problem
+
+
 def _where(error: yaml.YAMLError) -> str:
-    problem = getattr(error, "problem", None) or "not a text file"  # a character that no text has
+    problem = _plain(getattr(error, "problem", None) or "not a text file")  # a character that no text has
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return f": {problem}"

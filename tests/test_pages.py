@@ -115,6 +115,16 @@ def test_the_quick_start_is_the_readmes():
     assert "## Methods" not in text[0]
 
 
+@pytest.mark.parametrize("name", ["quickstart", "changelog", "contributing"])
+def test_a_page_that_is_taken_from_elsewhere_says_where_to_who_reads_the_file_and_to_nobody_else(name):
+    lying = (DOCS / f"{name}.md").read_text()
+    assert re.search(r"^This page is .*\[\w+\.md\]\(\.\./\w+\.md\)\.$", lying, flags=re.MULTILINE)
+    text = [lying]
+    complete(None, name, text)
+    assert "This page is" not in text[0]
+    assert "<!-- take" not in text[0]
+
+
 def test_what_is_not_there_is_not_in_the_table_of_contents():
     text = ["?nowhere\n?data\n"]
     complete(None, "index", text)

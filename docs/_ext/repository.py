@@ -1,7 +1,8 @@
 """What lies outside docs: parts of README and the like are taken in, and files are shown as pages.
 
 A line `<!-- take README.md: quick start -->` becomes what README.md has between `<!-- quick start -->` and `<!-- end of
-quick start -->`; without a name it becomes the whole file. A link to a file or folder outside docs becomes one to a
+quick start -->`; without a name it becomes the whole file. A line after it, before `<!-- taken -->`, is for those
+who read the page as it lies in the repository, and left out. A link to a file or folder outside docs becomes one to a
 page with its text. An entry `?page` of a table of contents is there if that page is.
 """
 
@@ -19,6 +20,7 @@ DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 PAGES = {"README.md": "quickstart.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 LINK = re.compile(r"\]\((?!\w+:|/)([^)#\s]+)(#[^)\s]*)?\)")
+TAKE = re.compile(r"<!-- take ([\w./]+)(?:: ([\w ]+))? -->(?:\n[^\n]*\n<!-- taken -->)?")
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml"}
 SHOWN = ("fedlit/methods/*.py", "configs/*.yaml", "configs/papers/*.yaml")
 
@@ -33,7 +35,7 @@ def complete(app: "Sphinx", name: str, source: list[str]) -> None:
     """A page as Sphinx is to read it."""
     folder = (DOCS / name).parent
     text = relinked(source[0], folder)
-    text = re.sub(r"<!-- take ([\w./]+)(?:: ([\w ]+))? -->", lambda found: taken(found[1], found[2]), text)
+    text = TAKE.sub(lambda found: taken(found[1], found[2]), text)
     source[0] = re.sub(r"^\?(\S+)\n", lambda found: optional(folder, found[1]), text, flags=re.MULTILINE)
 
 

@@ -1,18 +1,19 @@
-"""What the command line says when it refuses: jsonargparse's messages in the user's words, options by full names."""
+"""What the command line says when it refuses: jsonargparse's messages in the user's words, options by full names.
+
+An option of an experiment is told as a recipe has it, `trainer.num_rounds`, whether it was typed or written; what only
+a command takes, and what is quoted or to be typed, has its dashes: `--ckpt_path`.
+"""
 
 import difflib
 import re
 import sys
-from importlib import import_module
 from inspect import isclass, signature
-from types import ModuleType, NoneType
+from types import ModuleType
 from typing import Any, NoReturn
 
-import torch
-import torchmetrics.classification
-
-from fedlit import aggregation, augment, callbacks, methods, networks, partition
+from fedlit import augment, methods, partition
 from fedlit.cli import refusal
+from fedlit.cli.classes import known_classes, nearest_in, nearest_module, needs
 from fedlit.cli.method_class import method_of, unannotated
 from fedlit.cli.recipes import recipe_content, recipe_files, written_options
 from fedlit.cli.values import parsed, typed_values
@@ -20,16 +21,21 @@ from fedlit.data import FederatedData
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
+NO_OPTION = r"^`(\w+)` is not an option\.(?: Did you mean `(\w+)`\?)?$"
 UNBUILT = r"'params' must be given|(so that|since) each .* got a ready (Namespace|NestedArg|str|dict)\b"
 REWRITTEN = {
     r'expected "subcommand" .*': "give a command: fit, validate, test, predict or adapt.",
     r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "
     "give fit, validate, test, predict or adapt.",
+    r"unrecognized arguments: --(\w+\.\S+?)(?:[= ].*)?": r"`\1` is not an option.",
     r"unrecognized arguments: (\S+?)(?:[= ].*)?": r"`\1` is not an option.",
     r"Option '.*' is not accepted before subcommand '(\w+)'": r"options come after the command: fedlit \1 --config ...",
     r"(?:Subcommand '\w+' does not accept o|O)ption '([\w.]+?)(?:\.init_args.*)?' ?.*": r"`\1` is not an option.",
     KEY + r"Multiple subclasses with name (\w+)\. .* ambiguity: (.*?)\.?": r"`\1`: several classes are named \2; "
     r"give one in full: \3.",
+    KEY + r"Problem with given class_path '\S+': No module named '([\w.]+)'.*": r"`\1`: there is no module '\2'.",
+    KEY + r"Problem with given class_path '\S+': module '([\w.]+)' has no attribute '(\w+)'.*": r"`\1`: there is no "
+    r"'\3' in \2.",
     KEY + r"Problem with given class_path '(\S+)': (.+?) - Expected .*": r"`\1`: cannot use \2: \3.",
     KEY + r"Errors: - ([^-]*\(\S+\.py, line \d+\)) .*Given value: (.*)": r"`\1`: cannot use \3: \2.",
     KEY + r"No module named '([\w.]+)'.*": r"`\1`: there is no module '\2'.",
@@ -79,7 +85,7 @@ def plain(message: str) -> str:
 def _required(name: str) -> str:
     top = re.fullmatch(r"(?:fit|validate|test|predict|adapt)\.(\w+)", name)
     if top is not None:
-        return f"`--{top[1]}`"
+        return f"`{top[1]}`"
     full = _full_name(name, [])  # not by the arguments: a recipe may have the same name elsewhere
     if full == name:
         return repr(name)
@@ -101,35 +107,56 @@ def _expected(message: str) -> str:
     return f"`{key[1]}`: expected {expected}, got {value[1]!r}."
 
 
-def suggestion(message: str, known: set[str]) -> str:
-    """The name that a refused one is nearest to.
+def suggestion(message: str, options: set[str]) -> str:
+    """The option, class or module that a refused one is nearest to.
 
     Example:
         >>> suggestion("`trainer.num_round` is not an option.", {"trainer.num_rounds", "trainer.devices"})
         ' Did you mean `trainer.num_rounds`?'
+        >>> suggestion("`--num_rounds` is not an option.", {"trainer.num_rounds", "trainer.devices"})
+        ' Did you mean `trainer.num_rounds`?'
+        >>> suggestion("`--ckptpath` is not an option.", {"ckpt_path", "config"})
+        ' Did you mean `--ckpt_path`?'
+        >>> suggestion("`model.network`: there is no 'LeNet6' in fedlit.networks.", set())
+        ' Did you mean `fedlit.networks.LeNet5`?'
     """
-    refused = re.search(r"^`-*([\w.]+)` is not an option|there is no (?:class )?'([\w.]+)'", message)
-    if refused is None:
-        return ""
-    option, kind = refused.groups()
-    word = option or kind
-    cutoff = 0.65
-    if option:
-        cutoff = 0.75
-    for name in (word, word.rpartition(".")[2]):
-        near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
-        if near and name not in known:
-            return f" Did you mean `{near[0]}`?"
-    return ""
+    near: str | None = None
+    option = re.search(r"^`(-*)([\w.]+)` is not an option", message)
+    kind = re.search(r"there is no class '([\w.]+)'", message)
+    inner = re.search(r"there is no '(\w+)' in ([\w.]+)\.$", message)
+    module = re.search(r"there is no module '(\w+)'", message)
+    if option is not None:
+        near = _nearest_option(option[2], options)
+        if near is not None and "." not in near:
+            near = option[1] + near
+    elif kind is not None:
+        near = _first(difflib.get_close_matches(kind[1], known_classes(), n=1, cutoff=0.65))
+    elif inner is not None:
+        near = nearest_in(inner[2], inner[1])
+    elif module is not None:
+        near = nearest_module(module[1])
+    return f" Did you mean `{near}`?" if near else ""
 
 
-def known_classes() -> set[str]:
-    """Names that a user may give for a method, a network, a partition ..."""
-    own = (methods, networks, partition, augment, callbacks, aggregation)
-    names: set[str] = set()
-    for module in (*own, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification):
-        names |= {name for name, kind in vars(module).items() if isclass(kind) and kind is not NoneType}
-    return {name for name in names if not name.startswith("_")}
+def _nearest_option(name: str, options: set[str]) -> str | None:
+    """Of all options, or of those of one class, which are few: there, a slip may be farther off."""
+    if name in options:
+        return None
+    cutoff = 0.75
+    if "." not in name:
+        elsewhere = sorted(option for option in options if option.rpartition(".")[2] == name)
+        if elsewhere:
+            return elsewhere[0]
+        cutoff = 0.65
+    for word in (name, name.rpartition(".")[2]):
+        near = difflib.get_close_matches(word, options, n=1, cutoff=cutoff)
+        if near and word not in options:
+            return near[0]
+    return None
+
+
+def _first(found: list[str]) -> str | None:
+    return found[0] if found else None
 
 
 def in_full(message: str, args: list[str]) -> str:
@@ -146,13 +173,28 @@ def in_full(message: str, args: list[str]) -> str:
         '`data.alpha` is not an option. Did you mean `data.partition.alpha`?'
         >>> in_full("`alpha` is not an option.", ["fit", "--config", "fedavg_fashion.yaml", "--data.alpha=1"])
         '`data.alpha` is not an option. Did you mean `data.partition.alpha`?'
+        >>> in_full("`hiden` is not an option. Did you mean `hidden`?", ["fit", "--model.network.hiden=3"])
+        '`model.network.hiden` is not an option. Did you mean `model.network.hidden`?'
     """
     if re.search(UNBUILT, message):
         message = unannotated(args) or message
-    message = re.sub(r"^`--([\w.]+\.help)` is not an option\.", lambda option: _no_help(option[1], args), message)
-    message = re.sub(r"^`(\w+)` is not an option\.$", lambda name: _no_option(name[1], args), message)
+    if "class_path" in message:
+        message = _beside_class_path(args) or message
+    message = re.sub(r"^`([\w.]+\.help)` is not an option\.", lambda option: _no_help(option[1], args), message)
+    message = re.sub(NO_OPTION, lambda found: _no_option(found[1], found[2], args), message)
     message = re.sub(r"^'(\w+)' must be given\.$", lambda name: _must_be_given(name[1], args), message)
     return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
+
+
+def _beside_class_path(args: list[str]) -> str | None:
+    """That an option of a class stands beside its `class_path`, where it is one; None if none does."""
+    typed = [(option, parsed(value)) for option, value in typed_values(args)]
+    for path, value in (*typed, *_written(args)):
+        if isinstance(value, dict) and "class_path" in value:
+            beside = sorted(str(key) for key in value.keys() - {"class_path", "init_args", "dict_kwargs"})
+            if beside:
+                return f"`{path}.{beside[0]}` must stand below `init_args`, not beside `class_path`."
+    return None
 
 
 def _no_help(option: str, args: list[str]) -> str:
@@ -164,8 +206,8 @@ def _no_help(option: str, args: list[str]) -> str:
     return f"`--{typed}` is not an option.{hint}"
 
 
-def _no_option(name: str, args: list[str]) -> str:
-    """That an option of this name does not exist where it was given; there may be one elsewhere that does."""
+def _no_option(name: str, near: str | None, args: list[str]) -> str:
+    """That an option of this name does not exist where it was given; one that is near may, or one elsewhere."""
     given = {path for paths in _given(args) for path in paths if path.rpartition(".")[2] == name}
     real = {f"data.{name}"} if name in signature(FederatedData).parameters else set()
     if name in _method_options():
@@ -174,9 +216,12 @@ def _no_option(name: str, args: list[str]) -> str:
         real.add(f"data.partition.{name}")
     strange = sorted(given - real)
     if not strange:
-        return f"`{name}` is not an option."
+        strange = [_full_name(name, args)]
     hint = ""
-    if strange == [f"data.{name}"] and name in _arguments(partition):
+    if near is not None:
+        place = strange[0].rpartition(".")[0]  # where the class is, whose option was meant
+        hint = f" Did you mean `{place}.{near}`?"
+    elif strange == [f"data.{name}"] and name in _arguments(partition):
         hint = f" Did you mean `data.partition.{name}`?"
     return f"`{'` or `'.join(strange)}` is not an option.{hint}"
 
@@ -185,23 +230,11 @@ def _must_be_given(name: str, args: list[str]) -> str:
     """That a class cannot do without an argument, by the option that names the class."""
     options = set()
     for option, value in (*typed_values(args), *_written(args)):
-        if name in _needs(value):
+        if name in needs(value):
             options.add(f"{option.removesuffix('.class_path')}.{name}")
     if not options:
         return f"{name!r} must be given."
     return f"`{'` or `'.join(sorted(options))}` must be given."
-
-
-def _needs(value: Any) -> set[str]:
-    """Arguments that a class must be given; none if no class is named."""
-    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z_][\w.]*", value) is None:
-        return set()
-    module, _, name = value.rpartition(".")
-    try:
-        arguments = signature(getattr(import_module(module or "torch.optim"), name)).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return set()
-    return {argument.name for argument in arguments.values() if argument.default is argument.empty}
 
 
 def _given(args: list[str]) -> tuple[set[str], set[str]]:

@@ -10,9 +10,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from fedlit.cli.help import ShortHelp
-from fedlit.cli.messages import known_classes, plain, refuse, suggestion
+from fedlit.cli.messages import plain, refuse, suggestion
 from fedlit.cli.refusal import DEBUG
-from fedlit.data import FederatedData
 from fedlit.federation import Federation
 
 
@@ -44,8 +43,7 @@ class Parser(LightningArgumentParser):
         for action in self._actions:
             if isinstance(action.choices, dict):
                 parsers += action.choices.values()
-        options = {action.dest for parser in parsers for action in parser._actions}
-        return options | set(signature(FederatedData).parameters) | known_classes()
+        return {action.dest for parser in parsers for action in parser._actions}
 
 
 def check_nulls(config: Any, path: str, kind: Callable | None = None) -> None:

@@ -16,6 +16,7 @@ from fedlit.cli.refusal import OneLineParser, refuse
 from fedlit.cli.tables import aligned
 from fedlit.data import FederatedData
 from fedlit.data.in_words import in_words
+from fedlit.data.labels import tell_labels
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 from fedlit.records.pictures import draw_who_holds_what
@@ -72,6 +73,7 @@ def main(args: list[str]) -> None:
         data = DataCLI().datamodule
         data.prepare_data()
         data.setup()
+        tell_labels(data)
     print(told(data))
     if picture is not None:
         draw_who_holds_what(data, picture, in_words(data))

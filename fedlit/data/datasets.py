@@ -48,16 +48,18 @@ def fetch(dataset: str, root: str) -> Path:
     """The file of a data set, downloaded (or converted) if it is missing; takes what `read_images` takes."""
     folder = Path(root).expanduser()
     if dataset.endswith(".npz"):
-        own = Path(dataset).expanduser()
-        if own.is_file():
-            return own
-        return folder / own
+        for path in places(dataset, root):
+            if path.is_file():
+                return path
+        raise FileNotFoundError(f"`data.dataset` {dataset}: {nothing_there('file', dataset, root)}.")
     if dataset not in DATASETS:
         hint = "."
+        if not any(path.exists() for path in places(dataset, root)):
+            hint = f"; {nothing_there('file or folder', dataset, root)}."
         for close in difflib.get_close_matches(dataset.lower(), DATASETS, n=1):
             hint = f"; did you mean {close!r}?"
-        allowed = f"one of {', '.join(DATASETS)} or a path to an .npz"
-        raise ValueError(f"`dataset` must be {allowed}, got {dataset!r}{hint}")
+        allowed = f"one of {', '.join(DATASETS)} or the path of an .npz, a table or a folder of images"
+        raise ValueError(f"`data.dataset` must be {allowed}, got {dataset!r}{hint}")
     if dataset == "fashion_sample":
         return _SAMPLE
     path = folder / f"{dataset}.npz"
@@ -66,6 +68,28 @@ def fetch(dataset: str, root: str) -> Path:
     arrays = read_cinic10(path) if dataset == "cinic10" else download(dataset, path)
     save_npz(path, arrays)
     return path
+
+
+def places(dataset: str, root: str) -> tuple[Path, Path]:
+    """Where a user's own file or folder may be: from the current folder, else from `root`."""
+    own = Path(dataset).expanduser()
+    return own, Path(root).expanduser() / own
+
+
+def nothing_there(kind: str, dataset: str, root: str) -> str:
+    """That there is no such thing, and where it was looked for.
+
+    Example:
+        >>> nothing_there("file", "own.npz", "data")
+        'there is no such file here, nor in `data.root`, as data/own.npz'
+        >>> nothing_there("file", "/own.npz", "data")
+        'there is no such file'
+    """
+    here, there = places(dataset, root)
+    told = f"there is no such {kind}"
+    if here == there:  # a path from the root of all
+        return told
+    return f"{told} here, nor in `data.root`, as {there}"
 
 
 def _npz_part(x: Tensor, y: np.ndarray, names: Names) -> Stacked:
@@ -84,8 +108,6 @@ def _kind(x: Tensor | np.ndarray) -> str:
 
 
 def _read_npz(path: Path, facts: Facts | None) -> Splits:
-    if not path.is_file():
-        raise FileNotFoundError(f"`dataset` must name an .npz file in the current folder or in `root`, no file {path}.")
     try:
         if not zipfile.is_zipfile(path):
             raise ValueError("not a zip archive")
@@ -101,7 +123,10 @@ def _read_npz(path: Path, facts: Facts | None) -> Splits:
     if missing:
         raise ValueError(f"{path} must hold the arrays {', '.join(keys)}; missing: {', '.join(missing)}.")
     parts = {}
-    told = {name: Names(f"`{name}_images` of {path}", f"`{name}_labels` of {path}") for name in names}
+    whose = str(path)
+    if facts is None:
+        whose = f"`data.dataset` {path}"
+    told = {name: Names(f"`{name}_images` of {whose}", f"`{name}_labels` of {whose}") for name in names}
     for name in names:
         x = channels_first(arrays[f"{name}_images"], told[name].inputs)
         parts[name] = _npz_part(x, arrays[f"{name}_labels"], told[name])

@@ -80,7 +80,9 @@ class JointData(FederatedData):
         every = [part.splits for part in self.parts]
         train = Stacked(joined([splits.train.x for splits in every]), joined([splits.train.y for splits in every]))
         test = Stacked(joined([splits.test.x for splits in every]), joined([splits.test.y for splits in every]))
-        return replace(every[0], train=train, test=test, num_classes=max(splits.num_classes for splits in every))
+        num_classes = max(splits.num_classes for splits in every)
+        lowest_class = max(splits.lowest_class for splits in every)  # of one that does not begin at 0, if there is one
+        return replace(every[0], train=train, test=test, num_classes=num_classes, lowest_class=lowest_class)
 
     @property
     def client_names(self) -> None:

@@ -4,6 +4,7 @@ Neither host has a partition, or an index of what others hold. The server knows 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ def keep_for(data: FederatedData, client: int) -> None:
     data.setup()
     if data.splits.measured and data.mean is None and data.inputs.normalisation is not None:
         raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
+    data._splits = replace(data.splits, lowest_class=0)  # a client need not have samples of every class
     vars(data)["num_clients"] = num_clients  # an option is fixed by now for whoever is not told here
     data._assignment = lifted(data.assignment, client, num_clients)
     data._resplit = (0, data._assignment)

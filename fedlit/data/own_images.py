@@ -58,7 +58,7 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     elif path.is_file():
         own = OwnImages(path.stem, _read_npz(path))
     else:
-        raise ValueError(f"`--images` must be an .npz or a folder of images, got {images}, which is neither.")
+        raise ValueError(f"`--images` must be an .npz or a folder of images, got {images}, and there is no such file.")
     if own.x.dtype != like.dtype or own.x.shape[1:] != like.shape[1:]:
         raise ValueError(
             f"`--images` {images} holds {told(own.x, of_many=True)}, but the data are {told(like, of_many=True)}."

@@ -180,6 +180,7 @@ class Splits:
         std: Likewise.
         valid: CINIC-10's third part.
         measured: Whether mean and std are not published ones, but of these images.
+        lowest_class: That any sample has, where nobody says how many classes there are; else 0.
     """
 
     train: Part
@@ -189,6 +190,7 @@ class Splits:
     std: tuple[float, ...] = ()
     valid: Part | None = None
     measured: bool = False
+    lowest_class: int = 0
 
     def part(self, name: Literal["train", "test"]) -> Part:
         return self.train if name == "train" else self.test

@@ -68,16 +68,13 @@ def read_sets(sets: Mapping[str, Any], how: Reading, wanted: Wanted) -> Splits:
 
 def fetch(dataset: str, root: str) -> Path:
     """The file or the folder of a data set, downloaded if it is a well-known one that is missing."""
-    own = Path(dataset).expanduser()
-    for path in (own, Path(root).expanduser() / own):
+    for path in datasets.places(dataset, root):
         if _is_table(path) and path.is_file():
             return path
         if dataset not in datasets.DATASETS and path.is_dir():
             return path
-    if _is_table(own):
-        raise FileNotFoundError(
-            f"`data.dataset` must be a table in the current folder or in `root`, no file {dataset}."
-        )
+    if _is_table(Path(dataset)):
+        raise FileNotFoundError(f"`data.dataset` {dataset}: {datasets.nothing_there('file', dataset, root)}.")
     return datasets.fetch(dataset, root)
 
 

@@ -48,10 +48,13 @@ def splits_of(
         checked[part] = _with_classes(parts[part], names[part].targets, facts)
         _check_inputs(checked[part], parts["train"], names[part].inputs, facts)
     measured = facts is None
+    lowest_class = 0
     if facts is None:
+        if not num_classes:
+            lowest_class = _lowest_class(checked)
         facts = Facts(_num_classes(checked, names, num_classes), *_measured(checked["train"]))
     valid = checked.get("valid")
-    return Splits(checked["train"], checked["test"], *facts, valid=valid, measured=measured)
+    return Splits(checked["train"], checked["test"], *facts, valid, measured, lowest_class)
 
 
 def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]:
@@ -113,7 +116,10 @@ def _check_values(part: Stacked, name: str) -> None:
             raise ValueError(f"{name} must have {len(part)} samples, one for each target, got {told(part.x)}.")
     x = part.x
     if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
-        raise ValueError(f"{name} must be finite, got {int((~x.isfinite()).sum())} values that are not.")
+        odd = (~x.isfinite()).nonzero()
+        first = odd[0].tolist()
+        others = "the only such value" if len(odd) == 1 else f"the first of {len(odd)} such values"
+        raise ValueError(f"{name} must be finite, got {x[tuple(first)]:g} at {first}, {others}.")
 
 
 def _kind(part: Part) -> str:
@@ -134,6 +140,12 @@ def _num_classes(parts: Mapping[str, Part], names: Mapping[str, Names], known: i
         if labels is not None:
             highest = max(highest, int(labels.max()))
     return highest + 1
+
+
+def _lowest_class(parts: Mapping[str, Part]) -> int:
+    """Of all parts together; 0 where targets are no classes."""
+    labels = [part.labels for part in parts.values() if part.labels is not None]
+    return min((int(some.min()) for some in labels), default=0)
 
 
 def _measured(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]]:

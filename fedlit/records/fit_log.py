@@ -136,14 +136,23 @@ class FitLog:
         self.progress.close()
         self.recorder.abandon()
 
-    def close(self, round: int, chosen: Mapping[str, Any], last: Means, best: Means, stopped_by: int | None) -> None:
+    def close(
+        self,
+        round: int,
+        chosen: Mapping[str, Any],
+        last: Means,
+        best: Means,
+        rated: Means,
+        stopped_by: int | None,
+    ) -> None:
         """The curves and a table; where to look, and how to go on if the run was stopped.
 
         Args:
             round: How far the run has come.
             chosen: The options, as plain values, for TensorBoard's hparams.
             last: The last mean of every metric.
-            best: The best one, and its round.
+            best: The best one, and its round; the highest where nobody knows.
+            rated: Of those of which it is known what is better.
             stopped_by: The signal that ended the run early, if one did.
         """
         folder = self.folder
@@ -156,7 +165,7 @@ class FitLog:
         self.progress.close()
         self.recorder.close()
         if last:
-            self.progress.print("\n" + table(last, best))
+            self.progress.print("\n" + table(last, rated))
         if folder is not None:
             seen = folder / "curves.png" if self.draws else folder
             self.progress.print(f"\nLook at {seen}, or run: tensorboard --logdir {folder.parent}")

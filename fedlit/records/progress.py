@@ -67,7 +67,7 @@ class Progress:
 
 
 def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    """Every metric but losses: mean and range over clients; with `best`, also the best mean and its round.
+    """What is measured but the loss, and all that is logged: mean and range over clients, and the best mean, if any.
 
     Example:
         >>> print(table({"acc/personal_on_own": {"mean": 0.5, "min": 0.25, "max": 0.75}}))
@@ -80,7 +80,7 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
     rows = [header]
     for key, parts in last.items():
         metric, _, what = key.rpartition("/")  # a method may log a name with a slash
-        if "loss" in metric:
+        if _goes_without_saying(metric, what):
             continue
         row = [metric, *what.split("_on_"), f"{parts['mean']:.4f}"]
         if what == "global_on_pooled":  # one number has no range
@@ -89,14 +89,14 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
             row += [f"{parts['min']:.4f}", f"{parts['max']:.4f}"]
         if best and key in best:
             row += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
-        elif best:  # it was never finite
+        elif best:  # it was never finite, or has none
             row += ["", ""]
         rows.append(row)
     return _aligned(rows)
 
 
 def epochs_table(before: Means, after: Means, best: Mapping[str, Mapping[str, float]]) -> str:
-    """Every metric but losses: its mean before the first epoch, after the last, and in the best.
+    """What is measured but the loss, and all that is logged: before the first epoch, after the last, and in the best.
 
     Example:
         >>> best = {"acc/personal_on_unseen": {"value": 0.75, "round": 3}}
@@ -107,12 +107,17 @@ def epochs_table(before: Means, after: Means, best: Mapping[str, Mapping[str, fl
     rows = [["metric", "model", "on", "before", "after", "best", "at epoch"]]
     for key, value in after.items():
         metric, _, what = key.rpartition("/")
-        if "loss" not in metric:
+        if not _goes_without_saying(metric, what):
             row = [metric, *what.split("_on_"), f"{before[key]:.4f}", f"{value:.4f}"]
-            if key in best:  # else it was never finite
+            if key in best:  # else it was never finite, or has none
                 row += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
             rows.append([*row, *[""] * (len(rows[0]) - len(row))])
     return _aligned(rows)
+
+
+def _goes_without_saying(metric: str, what: str) -> bool:
+    """Whether it is the loss that every model has in every evaluation; a loss that a method logs is worth a line."""
+    return metric == "loss" and not what.endswith(("_on_train", "_on_server"))
 
 
 def _aligned(rows: list[list[str]]) -> str:

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from fedlit.records.charts import add_scalars, bytes_sent, is_crowded, layout, scalars
 from fedlit.records.rewinding import EPOCHS, rewind
-from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row, values_by_key
+from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row, lines, values_by_key
 
 
 class Recorder:
@@ -44,7 +44,7 @@ class Recorder:
         """Append a round's metrics and show them in every logger."""
         if self.folder is not None:
             self._check_is_there()
-            self._metrics.writelines(map(str, rows))
+            self._metrics.writelines(lines(rows))
             self._metrics.flush()
         for logger in self.loggers:
             values = scalars(rows) | self._bytes
@@ -62,9 +62,9 @@ class Recorder:
         rows = sorted(rows, key=lambda row: row.epoch)
         if self.folder is not None:
             path = self.folder / EPOCHS
-            lines = [] if path.exists() else [",".join(EpochRow._fields) + "\n"]
+            header = [] if path.exists() else [",".join(EpochRow._fields) + "\n"]
             with path.open("a") as file:
-                file.writelines([*lines, *map(str, rows)])
+                file.writelines([*header, *lines(rows)])
         for epoch, some in groupby(rows, key=lambda row: row.epoch):
             told = scalars([row.at_epoch() for row in some])
             values = {f"epochs of {rows[0].stage}/{tag}": value for tag, value in told.items()}
@@ -76,7 +76,7 @@ class Recorder:
         if self.loggers:
             self._bytes = bytes_sent(rows)
         if self.folder is not None:
-            self._ledger.writelines(map(str, rows))
+            self._ledger.writelines(lines(rows))
             self._ledger.flush()
 
     def event(self, what: str, **details: Any) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedlit.records.progress import table
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import Row, summary
+from fedlit.records.rows import Row, lines, summary
 
 
 def tell_which(round: int, folder: Path | None) -> None:
@@ -48,7 +48,7 @@ def report(
         print(f"without client {k}: {failure.reason}")
     if folder is not None:
         header = ",".join(Row._fields) + "\n"
-        (folder / name).write_text(header + "".join(map(str, rows)))
+        (folder / name).write_text(header + "".join(lines(rows)))
 
 
 def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Mapping[str, Sequence[object]]) -> Path:

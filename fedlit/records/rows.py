@@ -33,8 +33,13 @@ def cell(value: int | str) -> str:
 
 
 def line(cells: Sequence[int | str], value: float) -> str:
-    """A line of a record that ends in a number."""
-    return f"{','.join(map(cell, cells))},{value:.9g}\n"
+    """A line of a record that ends in a number, without its end."""
+    return f"{','.join(map(cell, cells))},{value:.9g}"
+
+
+def lines(rows: Iterable[tuple]) -> list[str]:
+    """Rows as they stand in a file."""
+    return [f"{row}\n" for row in rows]
 
 
 @lru_cache
@@ -93,7 +98,7 @@ class LedgerRow(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        return ",".join(map(cell, self)) + "\n"
+        return ",".join(map(cell, self))
 
 
 def values_by_key(rows: Iterable[Row]) -> dict[str, list[float]]:

@@ -13,9 +13,10 @@ from toy_recipe import write_npz, write_recipe
 from toys import equal
 
 import fedlit
-from fedlit import Federation
+from fedlit import Federation, methods
 from fedlit.cli.app import FederatedCLI, main
 from fedlit.cli.command import SUBCOMMANDS
+from fedlit.cli.methods import methods_of
 from fedlit.records import checkpoint
 
 FIT = ["fit", "--config", "run.yaml"]
@@ -360,7 +361,7 @@ def test_torch_is_imported_when_a_name_of_the_package_is_asked_for_and_not_befor
 
 
 def test_a_name_that_the_package_has_not_is_refused():
-    with pytest.raises(AttributeError, match="no attribute 'FedAverage'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'FedAverage'$"):
         fedlit.FedAverage  # noqa: B018
 
 
@@ -371,3 +372,12 @@ def test_names_of_the_package_come_when_they_are_asked_for():
         "assert 'torch' in sys.modules; import torchvision; fedlit.networks.MLP; fedlit.methods.FML"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_every_method_can_be_had_from_the_package_and_of_other_classes_it_is_told_where_they_are():
+    for method in methods_of(methods):
+        assert getattr(fedlit, method.__name__) is method
+    with pytest.raises(AttributeError, match=r"no attribute 'Dirichlet'; it is in fedlit.partition$"):
+        fedlit.Dirichlet  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Tensor'"):  # what a room has taken in is not its own
+        exec("from fedlit import Tensor")

@@ -66,11 +66,14 @@ def partition(name: str, **options) -> list[str]:
 COMMANDS = {
     "": r"^give a command: fit, validate, test, predict or adapt",
     "fti": r"^'fti' is no command; give fit, validate, test, predict or adapt",
-    "fit": r"^`--model` must be given",
+    "fit": r"^`model` must be given",
     "fit --config": r"^argument -c/--config: expected one argument",
     "fit --config fedavg_fashoin.yaml": r"^`--config fedavg_fashoin.yaml`: .*did you mean fedavg_fashion.yaml\?$",
     "fit --config .": r"^`--config .`: there is no such file here, nor such a recipe; `fedlit recipes` lists",
-    "fit --config broken.yaml": r"^`--config broken.yaml` must be YAML, but in line 2: expected",
+    "fit --config broken.yaml": r"^`--config broken.yaml` must be YAML, but in line 2: a comma or the closing `}` is",
+    "fit --config indented.yaml": r"`--config indented.yaml` must be YAML, but in line 3: it is indented too far, or ",
+    "fit --config outdented.yaml": r"but in line 3: its indentation is that of no line above.$",
+    "fit --config tab.yaml": r"`--config tab.yaml` must be YAML, but in line 2: it is indented by a tab; take spaces.$",
     "fit --config=toy.npz": r"^`--config toy.npz` must be YAML, but: not a text file",
     "fit --config list.yaml": r"^`--config list.yaml` must hold options by name, such as `trainer:`, got a list",
     "fit --config twice.yaml": r"^`--config twice.yaml` must be YAML, but in line 3: 'num_rounds' stands twice",
@@ -79,12 +82,17 @@ COMMANDS = {
     "fit --config data_key.yaml": r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$",
     "fit --config model_key.yaml": r"^`model.optimiser` is not an option. Did you mean `model.optimizer`\?$",
     "fit --config type.yaml": r"^`data.num_clients`: expected int, got 'three'",
-    "fit --config network.yaml": r"^`model.network`: there is no 'MPL' in fedlit.networks. Did you mean `MLP`\?$",
+    "fit --config network.yaml": r"^`model.network`: there is no 'MPL' in fedlit.networks. .* `fedlit.networks.MLP`\?$",
     "fit --config client_networks.yaml": r"^`model.client_networks` must have one entry per client, 3, got 2",
     "fit --config client_optimizers.yaml": r"^`model.client_optimizers` names client 7, but the clients are 0 to 2",
     "--config run.yaml fit": r"^options come after the command: fedlit fit --config",
     "fit --model FedAvgg": r"^`model`: there is no class 'FedAvgg'. Did you mean `FedAvg`\?$",
-    "fit --model nowhere.Mine": r"^`model`: cannot use nowhere.Mine: No module named 'nowhere'",
+    "fit --model nowhere.Mine": r"^`model`: there is no module 'nowhere'.$",
+    "fit --model own_method.Half": r"^`model`: there is no module 'own_method'. Did you mean `own_methods`\?$",
+    "fit --model own_methods.Halv": r"^`model`: there is no 'Halv' in own_methods. Did you mean `own_methods.Half`\?$",
+    "fit --config beside.yaml": r"^`model.network.hidden` must stand below `init_args`, not beside `class_path`.$",
+    "fit --config alfa.yaml": r"^`data.partition.alfa` is not an option. Did you mean `data.partition.alpha`\?$",
+    "fit --config hiden.yaml": r"^`model.network.hiden` is not an option. Did you mean `model.network.hidden`\?$",
     "fit --model slip.Mine": r"^`model`: cannot use slip.Mine: .*\(slip.py, line 1\)",
     "fit --model torch.nn.Linear": r"^`model`: expected a FederatedModule, got torch.nn.Linear",
     "fit --config untyped.yaml": (
@@ -115,9 +123,9 @@ COMMANDS = {
     ),
 }
 TRAINER = {
-    "--trainer.num_round=3": r"^`--trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
+    "--trainer.num_round=3": r"^`trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
     "--trainer.aggregator=median": r"^`trainer.aggregator`: there is no class 'median'. Did you mean `Median`\?$",
-    "--trainer.aggregator=own_methods.nope": r"^`trainer.aggregator`: .*'own_methods' has no attribute 'nope'.$",
+    "--trainer.aggregator=own_methods.nope": r"^`trainer.aggregator`: there is no 'nope' in own_methods.$",
     "--trainer.aggregator=Krum": r"^`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients",
     "--trainer.aggregator=Krum --trainer.aggregator.num_bad=0": r"^`trainer.aggregator.num_bad` must .* 0.$",
     "--trainer.privacy=ClientLevelDP --trainer.privacy.clip=0": r"^`trainer.privacy.clip` is a norm .* 0.0.$",
@@ -145,7 +153,9 @@ TRAINER = {
     "--trainer.default_root_dir=toy.npz": r"^`trainer.default_root_dir` toy.npz cannot hold a run: Not a directory",
     "--seed_everything=-1": r"^`seed_everything` must be 0 to 4294967295, got -1",
     "--seed_everything=x": r"^`seed_everything`: expected bool, int, got 'x'",
-    "--ckptpath=x": r"^`--ckptpath` is not an option. Did you mean `ckpt_path`\?$",
+    "--ckptpath=x": r"^`--ckptpath` is not an option. Did you mean `--ckpt_path`\?$",
+    "--num_rounds=3": r"^`--num_rounds` is not an option. Did you mean `trainer.num_rounds`\?$",
+    "--trainer.lr_schedule=StepLR": r"^`trainer.lr_schedule.step_size` must be given.$",
     "--ckpt_path=nowhere.ckpt": r"^`--ckpt_path` must be a checkpoint file, `last` or `best`, got nowhere.ckpt",
     "--ckpt_path=run.yaml": r"^`--ckpt_path` run.yaml is not a checkpoint that can be read safely",
     "--ckpt_path=foreign.ckpt": r"^`--ckpt_path` foreign.ckpt is not a checkpoint of fedlit",
@@ -168,7 +178,7 @@ MODEL = {
     "--model.optimizer=SGDD": r"^`model.optimizer`: there is no class 'SGDD'. Did you mean `SGD`\?$",
     "--model.optimizer.lr=-1": r"^`model.optimizer` of client 0: Invalid learning rate: -1.0",
     "--model.optimizer.lr=fast": r"^`model.optimizer.lr`: expected float, Tensor, got 'fast'",
-    "--model.optimizer.momentun=0.9": r"^`model.optimizer.momentun` is not an option. Did you mean `momentum`\?$",
+    "--model.optimizer.momentun=0.9": r"^`model.optimizer.momentun` is not .* mean `model.optimizer.momentum`\?$",
 }
 PROGRAMMES = {
     "--model=MixtureOfExperts --model.epochs=0": r"^`model.epochs` must be at least 1, got 0",
@@ -183,7 +193,7 @@ PROGRAMMES = {
 DATA = {
     "--data.alpha=3": r"^`data.alpha` is not an option. Did you mean `data.partition.alpha`\?$",
     "--data.alpha=3 --model.alpha=0.5": r"^`data.alpha` is not an option. Did you mean `data.partition.alpha`\?$",
-    "--data.dataset=nowhere.csv": r"^`data.dataset` must be a table in the current folder or in .* no file nowhere.csv",
+    "--data.dataset=nowhere.csv": r"^`data.dataset` nowhere.csv: there .* as data/nowhere.csv\.$",
     "--data.test_size=1.5": r"^`data.test_size` is a fraction in \(0, 1\), got 1.5",
     "--data.num_workers=-1": r"^`data.num_workers` must be at least 0, got -1",
     "--data.in_memory=perhaps": r"^`data.in_memory`: expected bool, one of \['auto'\], got 'perhaps'",
@@ -202,10 +212,13 @@ DATA = {
     "--data.opt_out=1": r"^No client may train in stage 'federate': all have opted out \(see `data.opt_out`\)",
     "--data.unseen_clients=3": r"^`data.unseen_clients` must leave a client to train: 0 to 2, got 3",
     "--data.dataset=fashion_mnits": r"^`data.dataset` must be one of .*did you mean 'fashion_mnist'\?$",
-    "--data.dataset=nowhere.npz": r"^`data.dataset` must name an .npz file .*no file data/nowhere.npz",
-    "--data.dataset=shapes.npz": r"^`test_images` of shapes.npz must match the .*, got uint8 \[30, 1, 9, 9\]",
+    "--data.dataset=nowhere": r"^`data.dataset` must be one of .* or a folder of images, got 'nowhere'; there is no",
+    "--data.dataset=run.yaml": r"^`data.dataset` must be one of .* or a folder of images, got 'run.yaml'\.$",
+    "--data.dataset=nowhere.npz": r"^`data.dataset` nowhere.npz: there is no such file here, .* as data/nowhere.npz\.$",
+    "--data.dataset=shapes.npz": r"^`test_images` of `data.dataset` shapes.npz must match .* uint8 \[30, 1, 9, 9\]",
+    "--data.dataset=nan.npz": r"^`train_images` of `data.dataset` nan.npz .*, got nan at \[1, 2\], the only such",
     "--data.dataset=key.npz": r"^key.npz must hold the arrays .*; missing: test_labels",
-    "--data.dataset=float.npz": r"^`train_labels` of float.npz must be integers \[60\], .*got float64 \[60\]",
+    "--data.dataset=float.npz": r"^`train_labels` of `data.dataset` float.npz must be integers .*got float64 \[60\]",
 }
 PARTITIONS = [
     (("Shards", {"per_client": 30}), r"^`data.partition.per_client`=30 .* 120 shards, .* from 60 samples"),
@@ -340,12 +353,19 @@ def write_files() -> None:
     write_recipe("model_key.yaml", ("    optimizer", "    optimiser"))
     write_recipe("type.yaml", ("num_clients: 3", "num_clients: three"))
     write_recipe("network.yaml", ("networks.MLP", "networks.MPL"))
+    write_recipe("hiden.yaml", ("hidden", "hiden"))
+    write_recipe("beside.yaml", (", init_args: {image_size: 8, num_classes: 3, hidden: [8]}", ", hidden: [8]"))
+    dirichlet = "{class_path: fedlit.partition.Dirichlet, init_args: {alfa: 1}}"
+    write_recipe("alfa.yaml", ("num_clients: 3", f"num_clients: 3, partition: {dirichlet}"))
     write_recipe("local.yaml", ("FedAvg", "LocalOnly"))
     networks = ("    optimizer", f"    client_networks: [{NETWORK}, {NETWORK}]\n    optimizer")
     write_recipe("client_networks.yaml", ("FedAvg", "LocalOnly"), networks)
     optimizers = "    client_optimizers: {7: {class_path: torch.optim.SGD, init_args: {lr: 0.2}}}\n    optimizer"
     write_recipe("client_optimizers.yaml", ("    optimizer", optimizers))
     Path("broken.yaml").write_text("trainer: {num_rounds: 2\n model: [")
+    Path("indented.yaml").write_text("trainer:\n  num_rounds: 2\n   local_epochs: 3\n")
+    Path("outdented.yaml").write_text("trainer:\n  num_rounds: 2\n local_epochs: 3\n")
+    Path("tab.yaml").write_text("trainer:\n\tnum_rounds: 2\n")
     Path("list.yaml").write_text("- 1\n")
     Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
@@ -358,6 +378,9 @@ def write_files() -> None:
     write_npz("shapes.npz", test_images=np.zeros((30, 9, 9), dtype=np.uint8))
     write_npz("key.npz", test_labels=None)
     write_npz("float.npz", train_labels=np.zeros(60))
+    with_nan = np.zeros((60, 4), dtype=np.float32)
+    with_nan[1, 2] = np.nan
+    write_npz("nan.npz", train_images=with_nan)
     torch.save({"state_dict": {}}, "foreign.ckpt")
 
 

@@ -95,7 +95,8 @@ def write_bad_ones() -> None:
 @pytest.mark.parametrize(
     ("images", "told"),
     [
-        ("nowhere", r"must be an .npz or a folder of images, got nowhere, which is neither"),
+        ("nowhere", r"must be an .npz or a folder of images, got nowhere, and there is no such file\.$"),
+        ("new.npz", r"must be an .npz or a folder of images, got new.npz, and there is no such file\.$"),
         ("size.npz", r"size.npz holds uint8 \[N, 1, 9, 9\], but the data are uint8 \[N, 1, 8, 8\]"),
         ("colour.npz", r"colour.npz holds uint8 \[N, 3, 8, 8\], but the data are uint8 \[N, 1, 8, 8\]"),
         ("float.npz", r"float.npz holds float32 \[N, 1, 8, 8\], but the data are uint8"),

@@ -331,7 +331,7 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, monkeypatch):
     Path("empty.csv").write_text("")
     Path("table.parquet").write_bytes(b"PAR1")
     assert "`data.dataset` empty.csv cannot be read as a table: No columns" in refusal("empty.csv")
-    assert "no file gone.csv" in refusal("gone.csv")
+    assert "`data.dataset` gone.csv: there is no such file" in refusal("gone.csv")
 
     def without_engine(*_: object) -> None:
         raise ImportError("Unable to find a usable engine;\ntried using: 'pyarrow', 'fastparquet'.")

@@ -11,7 +11,7 @@ from fedlit.data.in_words import in_words
 from fedlit.methods import FML
 from fedlit.partition import IID, Dirichlet, Shards
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_partition
-from fedlit.records.rows import Row
+from fedlit.records.rows import Row, lines
 
 HEADER = "round,stage,client,model,data,metric,value\n"
 
@@ -33,7 +33,7 @@ def drawn(monkeypatch):
 def write(path, clients, rounds=(1, 2), models=("global",)):
     """A metrics.csv; `clients` of each round."""
     rows = [Row(r, "s", k, m, "own", "acc", 0.5) for r in rounds for m in models for k in clients(r)]
-    path.write_text(HEADER + "".join(map(str, rows)))
+    path.write_text(HEADER + "".join(lines(rows)))
     return path
 
 
@@ -65,7 +65,7 @@ def test_panels_stand_in_rows_of_three(models, size, tmp_path):
 def test_what_was_measured_once_is_compared_below_where_there_is_no_room_beside(tmp_path, drawn):
     path = write(tmp_path / "m.csv", lambda r: range(3), models=["a", "b", "c", "d"])
     once = [Row(2, "s", k, "local", "own", "acc", 0.4) for k in range(3)]
-    path.write_text(path.read_text() + "".join(map(str, once)))
+    path.write_text(path.read_text() + "".join(lines(once)))
     draw_curves(path, tmp_path / "x.png")
     *curves, last = drawn[0].axes
     assert len(curves) == 4

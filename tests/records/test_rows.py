@@ -12,8 +12,8 @@ def own(client: int, value: float) -> Row:
 
 
 def test_a_row_is_a_line_of_metrics_and_a_ledger_row_one_of_the_ledger():
-    assert str(own(2, 1 / 3)) == "1,federate,2,global,own,acc,0.333333333\n"
-    assert str(LedgerRow(1, 2, "up", "shared", 400)) == "1,2,up,shared,400\n"
+    assert str(own(2, 1 / 3)) == "1,federate,2,global,own,acc,0.333333333"
+    assert str(LedgerRow(1, 2, "up", "shared", 400)) == "1,2,up,shared,400"
 
 
 def test_a_summary_has_every_metric_of_its_own():
@@ -47,7 +47,7 @@ def test_a_report_says_which_round_of_which_run_and_leaves_its_rows_there(tmp_pa
     printed = capsys.readouterr()
     assert printed.err == f"Evaluating round 4 of {tmp_path}.\n"
     assert printed.out.splitlines()[1].split() == ["acc", "global", "own", "0.5000", "0.5000", "0.5000"]
-    assert (tmp_path / "test.csv").read_text() == f"{','.join(Row._fields)}\n{own(0, 0.5)}"
+    assert (tmp_path / "test.csv").read_text() == f"{','.join(Row._fields)}\n{own(0, 0.5)}\n"
 
 
 def test_without_a_round_or_a_folder_a_report_says_less_and_writes_nothing(tmp_path, capsys):

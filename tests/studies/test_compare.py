@@ -59,7 +59,7 @@ def write_study(**changes) -> None:
         (["swift.yaml", "--seed_everything", "3"], "`--seed_everything` is the study's to say"),
         (["swift.yaml", "--data.partition_seed=3"], "`--data.partition_seed` is the study's to say"),
         (["swift.yaml", "--trainer.num_rounds"], "`--trainer.num_rounds` needs a value."),
-        (["swift.yaml", "--trainer.num_round", "3"], "swift: `--trainer.num_round` is not an option"),
+        (["swift.yaml", "--trainer.num_round", "3"], "swift: `trainer.num_round` is not an option"),
         (["swift.yaml", "--trainer.num_rounds", "many"], "swift: `trainer.num_rounds`: expected int, got 'many'."),
         (["swift.yaml", "--trainer.num_rounds", "0"], "swift: `trainer.num_rounds` must be at least 1, got 0."),
         (["study.yaml", "swift.yaml"], "give one study, or recipes to compare; not both."),

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
+from fedlit.data.labels import tell_labels
 from fedlit.engine.door.network_checks import check_clients
 from fedlit.engine.door.task_checks import check_measures, first_line
 from fedlit.engine.door.travels import check_travels
@@ -60,9 +61,10 @@ def check_experiment(
         check_privacy(model, stages, data, options)
         check_server_optimizer(model, stages, options, options.aggregator or trial_rule(model, options))
         check_upload_encoder(model, stages, options)
+    check_clients(model, data, fabric, measures)
     if measures.are_of_classes:
         _check_metrics(options.metrics, data.splits.num_classes)
-    check_clients(model, data, fabric, measures)
+        tell_labels(data)
     return stages
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
+from fedlit.data.labels import told_labels
 from fedlit.engine.door.task_checks import check_own_task, check_targets, first_line, told_tree
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.module.precision import autocast, convert_input
@@ -137,11 +138,16 @@ def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, 
     except ValueError as error:
         raise ValueError(f"`model`: the {whose}{str(error).removeprefix('a network')}") from error
     shape = list(z.shape)
-    if shape != [number, client.num_classes]:
-        remedy = "change its last layer"
-        if any("num_classes" in signature(type(part)).parameters for part in network.modules()):
-            remedy = "set its `num_classes`"
-        raise ValueError(
-            f"`model`: the {whose} must give {client.num_classes} outputs, one per class of the data, "
-            f"got shape {shape[1:]}; {remedy}."
-        )
+    if shape == [number, client.num_classes]:
+        return
+    remedy = "change its last layer"
+    if any("num_classes" in signature(type(part)).parameters for part in network.modules()):
+        remedy = "set its `num_classes`"
+    wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
+    labels = told_labels(client.data)
+    if labels is None:
+        raise ValueError(f"`model`: {wanted}; {remedy}.")
+    raise ValueError(
+        f"{labels}, but must be 0 to C - 1 for C classes: subtract {client.data.splits.lowest_class}. "
+        f"If they are right, and no sample is of class 0, {wanted}; {remedy}."
+    )

@@ -118,7 +118,7 @@ def table_of_epochs(rows: list[Row], measures: Measures) -> str:
         for key, parts in board.last.items():
             before.setdefault(key, parts["mean"])
     after = {key: parts["mean"] for key, parts in board.last.items()}
-    told = epochs_table(before, after, board.best)
+    told = epochs_table(before, after, board.rated)
     needed = summary(row for row in rows if row.metric == CONVERGENCE)
     if needed:
         words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]

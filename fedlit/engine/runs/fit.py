@@ -187,7 +187,8 @@ class Fit:
             self._save(improved=False)
         self._note_confusion()
         scores = state.scores
-        self.log.close(state.round, chosen_values(state), scores.last, scores.best, self.stop.signal)
+        chosen = chosen_values(state)
+        self.log.close(state.round, chosen, scores.last, scores.best, scores.rated, self.stop.signal)
         monitor = self.options.monitor
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")

@@ -2,7 +2,7 @@
 
 from math import isfinite
 
-from fedlit.engine.scoring.measures import Measures
+from fedlit.engine.scoring.measures import LOSS, Measures
 from fedlit.records.rows import Row, summary
 
 # Unless the user says: the model that clients use themselves, on their own samples.
@@ -45,6 +45,17 @@ class Scoreboard:
             return True
         best = self.best[key]["value"]
         return value > best if self.rises(key) else value < best
+
+    @property
+    def rated(self) -> dict[str, dict[str, float]]:
+        """The best of metrics and losses; of what else a method logs, such as a count, nobody knows what is better."""
+        measured = self.measures.names
+        found = {}
+        for key, entry in self.best.items():
+            metric = key.rpartition("/")[0]
+            if metric in measured or LOSS in metric or key == self.monitor:
+                found[key] = entry
+        return found
 
     def rises(self, key: str) -> bool:
         """Whether a higher mean is a better one."""

@@ -1,0 +1,93 @@
+"""Classes count from 0: labels that begin at 1 are told, and refused where a network has no output for them."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from toys import SGD, fitted
+
+from fedlit import FedAvg, FederatedData
+from fedlit.cli.partition import main as partition
+from fedlit.data import JointData
+from fedlit.data.own_data import keep_for
+from fedlit.notices import Notice
+from fedlit.tasks import Regression
+
+ONE_TO_FIVE = r"^labels of `data.train_dataset` are 1 to 5"
+
+
+def labelled(train: torch.Tensor, test: torch.Tensor, **options) -> FederatedData:
+    sets = [TensorDataset(torch.randn(len(y), 4), y) for y in (train, test)]
+    return FederatedData(train_dataset=sets[0], test_dataset=sets[1], num_clients=2, **options)
+
+
+def from_one(**options) -> FederatedData:
+    return labelled(torch.arange(40) % 5 + 1, torch.arange(10) % 5 + 1, **options)
+
+
+def fit(data: FederatedData, outputs: int) -> None:
+    fitted(FedAvg(lambda: nn.Linear(4, outputs), SGD), data, num_rounds=1)
+
+
+def test_labels_that_count_from_1_are_refused_and_what_to_subtract_is_said():
+    with pytest.raises(ValueError, match=ONE_TO_FIVE + r", but must be 0 to C - 1 for C classes: subtract 1\. If "):
+        fit(from_one(), outputs=5)
+
+
+def test_who_gives_class_0_an_output_is_told_that_no_sample_has_it():
+    with pytest.warns(Notice, match=ONE_TO_FIVE + r", so that no sample is of class 0; if .* from 1, subtract 1\.$"):
+        fit(from_one(), outputs=6)
+    with pytest.warns(Notice, match=ONE_TO_FIVE):  # labels of the pool are hidden, not absent
+        fit(from_one(public=0.5), outputs=6)
+
+
+@pytest.mark.parametrize(
+    ("train", "test"),
+    [(torch.arange(40) % 5, torch.arange(10) % 5), (torch.arange(40) % 4 + 1, torch.arange(10) % 5)],
+)
+def test_labels_that_begin_at_0_anywhere_in_the_data_are_taken_in_silence(train, test):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        fit(labelled(train, test), outputs=5)
+
+
+def test_an_output_too_few_is_still_told_as_that_where_labels_begin_at_0():
+    with pytest.raises(ValueError, match=r"^`model`: the network of client 0 must give 5 outputs, .*got shape \[4\]"):
+        fit(labelled(torch.arange(40) % 5, torch.arange(10) % 5), outputs=4)
+
+
+def test_whole_numbers_that_are_values_may_begin_anywhere():
+    data = labelled(torch.arange(40) + 20, torch.arange(10) + 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        fitted(FedAvg(lambda: nn.Linear(4, 1), SGD, task=Regression()), data, num_rounds=1)
+
+
+def test_one_of_several_data_sets_that_counts_from_1_is_told():
+    data = JointData([labelled(torch.arange(40) % 6, torch.arange(12) % 6), from_one()])
+    with pytest.warns(Notice, match=r"^labels of one of `data.parts` are 1 to 5"):
+        fit(data, outputs=6)
+
+
+def test_a_client_on_a_host_of_its_own_need_not_have_class_0():
+    data = from_one()
+    keep_for(data, client=1)
+    assert data.splits.lowest_class == 0
+    whole = from_one()
+    whole.setup()
+    assert whole.splits.lowest_class == 1
+
+
+@pytest.mark.usefixtures("_own_folder")
+def test_the_table_of_who_holds_what_says_it_too(capsys):
+    images = np.zeros((20, 8, 8), np.uint8)
+    labels = np.arange(20) % 2 + 3
+    np.savez("own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    partition(["--data.dataset=own.npz", "--data.num_clients=2"])
+    told = (
+        "labels of `data.dataset` own.npz are 3 to 4, so that no sample is of class 0; if they count from 3, subtract 3"
+    )
+    assert capsys.readouterr().err == f"fedlit: note: {told}.\n"

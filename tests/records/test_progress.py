@@ -1,0 +1,38 @@
+"""The table at the end of a run shows what a user logs, and a best only of what has one."""
+
+from toys import SGD, fitted, linear, toy_data
+
+from fedlit import FedAvg
+from fedlit.records.progress import table
+
+
+class Logs(FedAvg):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("kd_loss", loss.detach() / 2)
+        self.log("steps", 1.0, reduce_fx="sum")
+        return loss
+
+
+def parts(mean: float) -> dict[str, float]:
+    return {"mean": mean, "min": mean, "max": mean}
+
+
+def test_a_loss_that_a_method_logs_is_shown_and_that_of_every_evaluation_is_not():
+    last = {"loss/global_on_own": parts(1.0)}
+    last |= {"kd_loss/trained_on_train": parts(2.0), "loss/trained_on_train": parts(3.0)}
+    shown = table(last).splitlines()[1:]
+    assert [line.split()[:4] for line in shown] == [
+        ["kd_loss", "trained", "train", "2.0000"],
+        ["loss", "trained", "train", "3.0000"],
+    ]
+
+
+def test_a_count_has_no_best_and_losses_and_metrics_have_one():
+    federation = fitted(Logs(linear, SGD), toy_data(), num_rounds=2)
+    board = federation.state.scores
+    logged = {key.rpartition("/")[0]: key for key in board.best}
+    assert {"acc", "loss", "kd_loss", "steps"} <= logged.keys()
+    assert {"acc", "loss", "train_loss", "kd_loss"} == {key.rpartition("/")[0] for key in board.rated}
+    lines = {line.split()[0]: line.split() for line in table(board.last, board.rated).splitlines()}
+    assert len(lines["kd_loss"]) == len(lines["steps"]) + 2
