@@ -17,7 +17,7 @@ from fedlit.cli.app import main
 
 README = (ROOT / "README.md").read_text()
 blocks = partial(printed.blocks, "README.md")
-ONE_ROUND = ["--trainer.num_rounds", "1"]
+ONE_ROUND = ["--trainer.num_rounds", "1", "--trainer.limit_train_batches", "2"]
 ONE_ROUND += ["--trainer.logger", "false", "--trainer.report", "false"]  # pictures take longer than the round
 SHORT = [*ONE_ROUND, "--trainer.fraction_fit", "0.2"]
 
