@@ -63,6 +63,9 @@ def settings(results: RecordedResults) -> list[str]:
 
 
 def _setting(results: RecordedResults, setting: str) -> str:
+    ended = results.runs[results.runs["status"].isin(["done", "failed"])]
+    if not any(column.startswith(f"{setting}, ") for column in ended["column"]):
+        return f"{NOT_RUN.capitalize()}."
     rows = []
     for method in results.study.rows:
         cells = {name: results.study.cell(method, f"{setting}, {name}") for name in MEASURES}
