@@ -1,13 +1,19 @@
-"""Whether no code of a user's runs beside the steps of a visit: then nobody need be guarded from it."""
+"""Whether no code of a user's runs beside the steps of a visit: then nobody need be guarded from it.
+
+And whether none runs between two visits either: then what was found before the first holds for the others.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 
+from lightning.pytorch.profilers import PassThroughProfiler, Profiler
 from torchmetrics import Metric
 
+from fedlit.aggregation import Rule
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.encoders import Encoder
+from fedlit.fast.permission import DATA, OF_A_METHOD
 from fedlit.fast.transparency import names_beside
 from fedlit.methods.base import FederatedModule
 from fedlit.partition import Partition
@@ -26,6 +32,18 @@ def is_all_ours(
         and is_plain_source(data)
         and all(_is_of(metric, "torchmetrics") for metric in metrics)
         and (encoder is None or _is_of(encoder, "fedlit"))
+    )
+
+
+def is_undisturbed(module: FederatedModule, rule: Rule | None, profiler: Profiler) -> bool:
+    """Whether no code of a user's runs between two visits, where none runs beside them (`is_all_ours`).
+
+    What combines uploads is given each before the next client is visited.
+    """
+    return (
+        names_beside(module, FederatedModule) & OF_A_METHOD <= DATA
+        and rule is None
+        and type(profiler) is PassThroughProfiler
     )
 
 

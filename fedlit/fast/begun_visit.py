@@ -1,4 +1,4 @@
-"""How a plain visit begins: its optimiser and its batches, as an ordinary visit would build them."""
+"""How plain visits begin: with which perceptron, optimiser and batches, as an ordinary visit would build them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,23 +39,62 @@ class BegunVisit:
         return self.optimizer.param_groups[0]["lr"]
 
 
-def begun_visit(module: FederatedModule, client: Client, plan: Plan, found: Perceptron) -> BegunVisit | None:
-    """A client's, or None if its optimiser may do more than to train the perceptron."""
-    client = replace(client, samples=plan.stage.samples)
-    module.client = client
-    module.stage = plan.stage
-    factory = factory_for(module, client)
-    if not is_plain_factory(factory):
-        return None
-    with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, client.id)):
-        optimizer = module.configure_optimizers()
+class Beginnings:
+    """Of the visits of a round.
+
+    Args:
+        fabric: Precision.
+        module: The live one.
+        is_undisturbed: No code of a user's runs beside a visit or between two (`all_ours`). Then a network is looked
+            at, and an optimiser of a kind built, once for all of them, and nothing draws but the order of batches.
+    """
+
+    def __init__(self, fabric: Fabric, module: FederatedModule, is_undisturbed: bool) -> None:
+        self.fabric = fabric
+        self.module = module
+        self.is_undisturbed = is_undisturbed
+        self._found: Perceptron | None = None
+        self._optimizers: dict[Callable, Optimizer] = {}  # by what built them
+
+    def forget(self) -> None:
+        """An ordinary visit comes between, in which anything may happen."""
+        self._found = None
+        self._optimizers.clear()
+
+    def perceptron(self, plan: Plan) -> Perceptron | None:
+        """The network, if visits may be steps of it and nothing else; a new object whenever it was looked at anew."""
+        if self._found is None or not self.is_undisturbed:
+            self._found = for_visit(self.fabric, self.module, plan)
+        return self._found
+
+    def visit(self, client: Client, plan: Plan, found: Perceptron) -> BegunVisit | None:
+        """A client's, or None if its optimiser may do more than to train the perceptron."""
+        client = replace(client, samples=plan.stage.samples)
+        self.module.client = client
+        self.module.stage = plan.stage
+        factory = factory_for(self.module, client)
+        if not is_plain_factory(factory):
+            return None
+        if self.is_undisturbed:
+            return self._begun(client, plan, found, factory)
+        with isolated(derive(plan.seed, "visit", plan.stage.name, client.round, client.id)):
+            return self._begun(client, plan, found, factory)
+
+    def _begun(self, client: Client, plan: Plan, found: Perceptron, factory: Callable) -> BegunVisit | None:
+        optimizer = self._optimizers.get(factory) or self._new_optimizer(plan)
         if not trains_all(optimizer, found):
             return None
+        if self.is_undisturbed:
+            self._optimizers[factory] = optimizer
         order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
-        batches = client.train_batches(order)
-    for group in optimizer.param_groups:
-        group["lr"] = group["lr"] * plan.lr_factor
-    return BegunVisit(client, batches, optimizer, factory)
+        return BegunVisit(client, client.train_batches(order), optimizer, factory)
+
+    def _new_optimizer(self, plan: Plan) -> Optimizer:
+        """Of the client who is being visited, with the rate of this round."""
+        optimizer = self.module.configure_optimizers()
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * plan.lr_factor
+        return optimizer
 
 
 def factory_for(module: FederatedModule, client: Client) -> Any:
@@ -63,11 +102,8 @@ def factory_for(module: FederatedModule, client: Client) -> Any:
     return for_client(module.optimizer, module.client_optimizers, client)
 
 
-def perceptron_names(fabric: Fabric, module: FederatedModule, plan: Plan, server: State) -> list[str] | None:
-    """Names of the weight and the bias of each layer, where a method averages one perceptron and adds nothing of its
-    own to a visit; None for any other.
-    """
-    found = for_visit(fabric, module, plan)
+def perceptron_names(module: FederatedModule, found: Perceptron | None, server: State) -> list[str] | None:
+    """Names of the weight and the bias of each layer, where a method averages one perceptron and nothing else."""
     if found is None:
         return None
     names = names_of(module, found)

@@ -12,18 +12,16 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.fast.begun_visit import begun_visit, names_of
+from fedlit.fast.begun_visit import Beginnings, names_of
 from fedlit.fast.perceptron import ClosedForm, Layers
-from fedlit.fast.permission import are_plain_batches, for_visit
+from fedlit.fast.permission import are_plain_batches
 from fedlit.fast.recognition import Perceptron
-from fedlit.methods.base import FederatedModule
 
 
 class Logs(Protocol):
@@ -38,8 +36,7 @@ class PlainVisits:
     """Visits of a round, each in closed form.
 
     Args:
-        fabric: Precision.
-        module: The live one.
+        beginnings: Of the visits.
         plan_for: How a client trains.
         client_of: The client of an id, in this round.
         server: What all begin with.
@@ -49,21 +46,21 @@ class PlainVisits:
 
     def __init__(
         self,
-        fabric: Fabric,
-        module: FederatedModule,
+        beginnings: Beginnings,
         plan_for: Callable[[int], Plan],
         client_of: Callable[[int], Client],
         server: State,
         names: list[str],
         new_logs: Callable[[], Logs],
     ) -> None:
-        self.fabric = fabric
-        self.module = module
+        self.beginnings = beginnings
+        self.module = beginnings.module
         self.plan_for = plan_for
         self.client_of = client_of
         self.server = server
         self.names = names
         self.new_logs = new_logs
+        self._known: Perceptron | None = None
 
     def outcome(self, k: int, memory: Memory) -> Outcome | None:
         """What a client's visit brings, who keeps the state that it has; None if it must be an ordinary one."""
@@ -71,11 +68,11 @@ class PlainVisits:
             return None
         client = self.client_of(k)
         plan = self.plan_for(k)
-        found = for_visit(self.fabric, self.module, plan)
+        found = self.beginnings.perceptron(plan)
         if found is None or not client.sees_the_same_inputs or not self._is_known(found):
             return None
         # From here on no code of a user's runs: `is_all_ours` was asked before.
-        begun = begun_visit(self.module, client, plan, found)
+        begun = self.beginnings.visit(client, plan, found)
         if begun is None or not are_plain_batches(found, begun.batches):
             return None
         state = self._copied(found)
@@ -94,9 +91,14 @@ class PlainVisits:
 
     def _is_known(self, found: Perceptron) -> bool:
         """Whether it is still the one that the server has, whoever was asked for something since."""
+        if found is self._known:
+            return True
         if names_of(self.module, found) != self.names:
             return False
-        return all(live.shape == self.server[name].shape for name, live in self._live(found).items())
+        if not all(live.shape == self.server[name].shape for name, live in self._live(found).items()):
+            return False
+        self._known = found
+        return True
 
     def _live(self, found: Perceptron) -> State:
         return dict(zip(self.names, found.parameters, strict=True))

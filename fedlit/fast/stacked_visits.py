@@ -7,19 +7,17 @@ fails, is left to a visit of its own.
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from lightning.fabric import Fabric
 from torch import nn
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.engine.plan import Interrupted, Memory, Outcome, Plan
-from fedlit.fast.begun_visit import begun_visit, factory_for
+from fedlit.fast.begun_visit import Beginnings, factory_for
 from fedlit.fast.perceptron import Layers
-from fedlit.fast.permission import for_visit, is_plain_data, is_same
+from fedlit.fast.permission import is_plain_data, is_same
 from fedlit.fast.recognition import Perceptron
 from fedlit.fast.stack import ROOM, Kind, Member, Stack
-from fedlit.methods.base import FederatedModule
 
 AT_ONCE = 16  # clients in a stack: more gain little
 # Clients of a kind in a round, and their share of it, for stacks of one to be rare.
@@ -31,8 +29,7 @@ class Cohort:
     """Visits of a round, worked ahead in stacks.
 
     Args:
-        fabric: Precision.
-        module: The live one.
+        beginnings: Of the visits.
         clients: Of the round, on all processes.
         mine: Those that this process visits.
         plan_for: How a client trains.
@@ -44,8 +41,7 @@ class Cohort:
 
     def __init__(
         self,
-        fabric: Fabric,
-        module: FederatedModule,
+        beginnings: Beginnings,
         clients: list[int],
         mine: list[int],
         plan_for: Callable[[int], Plan],
@@ -54,8 +50,8 @@ class Cohort:
         server: State,
         names: list[str],
     ) -> None:
-        self.fabric = fabric
-        self.module = module
+        self.beginnings = beginnings
+        self.module = beginnings.module
         self.plan_for = plan_for
         self.client_of = client_of
         self.enter = enter
@@ -72,7 +68,7 @@ class Cohort:
         if memory.optimizer:  # what an optimiser of another kind left behind is the visit's to pass on
             return None
         # Somebody may have hung a hook somewhere since the last client.
-        found = for_visit(self.fabric, self.module, self.plan_for(k))
+        found = self.beginnings.perceptron(self.plan_for(k))
         if found is None:
             return None
         if k not in self.ahead and k in self.mine:
@@ -111,7 +107,7 @@ class Cohort:
                 members[kind].append(member)
                 room -= kind.num_bytes(*self.sizes) + deeper
         # What builds an optimiser or batches may have touched the network.
-        if is_same(found, for_visit(self.fabric, self.module, self.plan_for(k))):
+        if is_same(found, self.beginnings.perceptron(self.plan_for(k))):
             for kind, alike in members.items():
                 self._train(kind, alike)
 
@@ -158,7 +154,7 @@ class Cohort:
     def _member(self, k: int, kind: Kind, found: Perceptron) -> Member | None:
         """The client, if its steps are plain; one that fails already here is left to its own visit, which will tell."""
         try:
-            begun = begun_visit(self.module, self.client_of(k), self.plan_for(k), found)
+            begun = self.beginnings.visit(self.client_of(k), self.plan_for(k), found)
             if begun is None:
                 return None
             if not is_plain_data(found, begun.batches, kind.samples, kind.batch_size):

@@ -5,10 +5,12 @@ from itertools import chain
 
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.profilers import PassThroughProfiler
 from torch import nn
 from toys import fitted, toy_data
 
 from fedlit import FedAvg
+from fedlit.aggregation import weighted_mean
 from fedlit.augment import Flip
 from fedlit.methods import FedProx
 from fedlit.networks import MLP
@@ -129,19 +131,34 @@ def note(module, *_):
 
 
 class Watched:
-    """A method and data that hang a hook on a layer when they are asked for something in the middle of a round."""
+    """A method, data and options that hang a hook on a layer when they are asked for something amid a round."""
 
     def __init__(self, moment):
         self.data = toy_data(size=60, num_clients=5)
         self.batches = self.data.train_batches
         self.method = FedAvg(SMALL, SGD)
+        self.options = {"num_rounds": 1, "local_epochs": 1}
+        self.handle = None
         if moment == "optimiser":
             self.method = FedAvg(SMALL, self.optimizer)
+        elif moment == "another client's optimiser":
+            self.method = FedAvg(SMALL, SGD, client_optimizers={1: self.optimizer_for_all})
         elif moment == "batches":
             self.data.train_batches = self.watched_batches
+        elif moment == "rule":
+            self.options["aggregator"] = self.rule
+        elif moment == "profiler":
+            self.options["profiler"] = Profiling(self.hang)
         else:
             self.method = Watching(SMALL, SGD)
             self.method.hang = self.hang
+
+    def run(self, **options):
+        try:
+            run(lambda: self.method, lambda: self.data, **self.options, **options)
+        finally:
+            if self.handle is not None:
+                self.handle.remove()
 
     def hang(self):
         if not self.method.network.head._forward_hooks:
@@ -151,9 +168,44 @@ class Watched:
         self.hang()
         return SGD(parameters)
 
+    def optimizer_for_all(self, parameters):
+        """What hangs on all modules stays there after the visit."""
+        if self.is_training() and self.handle is None:
+            self.handle = nn.modules.module.register_module_forward_hook(self.note_head)
+        return SGD(parameters)
+
+    def note_head(self, module, *_):
+        if module is self.method.network.head:
+            note(module)
+
+    def rule(self, uploads, current):
+        uploads = iter(uploads)
+        first = next(uploads)
+        if self.is_training():
+            self.hang()
+        return weighted_mean(chain([first], uploads))
+
+    def is_training(self):
+        """Else something is tried out before the first round."""
+        return self.method.client is not None and self.method.client.round == 1
+
     def watched_batches(self, *args, **options):
         self.hang()
         return self.batches(*args, **options)
+
+
+class Profiling(PassThroughProfiler):
+    """Hangs the hook before the second visit."""
+
+    def __init__(self, hang):
+        super().__init__()
+        self.hang = hang
+        self.visits = 0
+
+    def start(self, action_name):
+        self.visits += action_name == "visit"
+        if self.visits == 2:
+            self.hang()
 
 
 class Watching(FedAvg):
@@ -164,4 +216,11 @@ class Watching(FedAvg):
 
 
 # Steps that a hook sees: two batches of each of five clients, or of each but the first.
-WATCHED = {"optimiser": 10, "batches": 10, "aggregation": 8}
+WATCHED = {
+    "optimiser": 10,
+    "another client's optimiser": 8,
+    "batches": 10,
+    "aggregation": 8,
+    "rule": 8,
+    "profiler": 8,
+}

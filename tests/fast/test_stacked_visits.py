@@ -30,7 +30,8 @@ from fedlit import FedAvg
 from fedlit.callbacks import FederationCallback
 from fedlit.data import FederatedData
 from fedlit.engine.plan import Memory, Plan
-from fedlit.fast.begun_visit import perceptron_names
+from fedlit.fast.begun_visit import Beginnings, perceptron_names
+from fedlit.fast.permission import for_visit
 from fedlit.fast.stack import Stack
 from fedlit.fast.stacked_visits import Cohort
 from fedlit.methods.stage import Stage
@@ -105,9 +106,11 @@ def test_the_same_clients_are_stacked_on_one_process_and_on_many(monkeypatch):
         for name, value in (("global_rank", rank), ("world_size", processes)):
             monkeypatch.setattr(Fabric, name, value)
         plans = lambda k: Plan(stage, 0)  # noqa: E731
-        names = perceptron_names(fabric, method, plans(0), server := method.state_dict())
+        server = method.state_dict()
+        beginnings = Beginnings(fabric, method, is_undisturbed=False)
+        names = perceptron_names(method, beginnings.perceptron(plans(0)), server)
         mine = list(range(12))[rank::processes]
-        return Cohort(fabric, method, list(range(12)), mine, plans, data.client, None, server, names).mine
+        return Cohort(beginnings, list(range(12)), mine, plans, data.client, None, server, names).mine
 
     one = stacked(0, 1)
     assert one
@@ -126,13 +129,14 @@ def test_what_another_optimiser_left_with_a_client_is_passed_on_by_a_visit(stack
     fabric = Fabric(accelerator="cpu")
     stage = method.configure_stages()[0]
     server = method.state_dict()
-    names = perceptron_names(fabric, method, Plan(stage, 0), server)
+    beginnings = Beginnings(fabric, method, is_undisturbed=False)
+    names = perceptron_names(method, beginnings.perceptron(Plan(stage, 0)), server)
 
     def entered(k):
         method.client = data.client(k)
 
     cohort = Cohort(
-        fabric, method, list(range(5)), list(range(5)), lambda k: Plan(stage, 0), data.client, entered, server, names
+        beginnings, list(range(5)), list(range(5)), lambda k: Plan(stage, 0), data.client, entered, server, names
     )
     assert cohort.outcome(0, Memory(optimizer={"federate": {names[0]: {"momentum_buffer": None}}})) is None
     assert cohort.outcome(1, Memory()).upload.client == 1
@@ -292,8 +296,28 @@ def test_a_hook_that_is_hung_up_beside_a_visit_is_seen_at_once(moment, stacks):
     """From whatever a user's code is asked for in the middle of a round."""
     SEEN.clear()
     watched = Watched(moment)
-    run(lambda: watched.method, lambda: watched.data, num_rounds=1, local_epochs=1)
+    watched.run()
     assert len(SEEN) == WATCHED[moment]
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_where_nobody_else_s_code_runs_a_network_is_looked_at_once_a_round(fast, monkeypatch):
+    looks = []
+    monkeypatch.setattr("fedlit.fast.begun_visit.for_visit", lambda *args: looks.append(args) or for_visit(*args))
+    run(num_rounds=2, fast=fast)
+    assert len(looks) == 2
+    run(lambda: Others(SMALL, SGD), num_rounds=1, fast=fast)
+    assert len(looks) >= 2 + 5
+
+
+def test_an_optimiser_is_built_once_a_round_for_all_that_share_it(stacks, monkeypatch):
+    built = []
+    beginning = Beginnings._new_optimizer
+    monkeypatch.setattr(Beginnings, "_new_optimizer", lambda *args: built.append(1) or beginning(*args))
+    slower = {2: partial(torch.optim.SGD, lr=0.3)}
+    run(lambda: FedAvg(SMALL, SGD, client_optimizers=slower), num_rounds=1)
+    assert len(built) == 2
+    assert stacks == [[0, 1, 2, 3, 4]]
 
 
 class HomeFirst(FedAvg):

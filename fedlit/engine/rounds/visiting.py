@@ -21,8 +21,8 @@ from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
-from fedlit.fast.all_ours import is_all_ours
-from fedlit.fast.begun_visit import perceptron_names
+from fedlit.fast.all_ours import is_all_ours, is_undisturbed
+from fedlit.fast.begun_visit import Beginnings, perceptron_names
 from fedlit.fast.plain_visits import PlainVisits
 from fedlit.fast.stacked_visits import Cohort
 from fedlit.records.round_record import Failure
@@ -61,6 +61,8 @@ class Visits:
         self.constant = frozenset(state.constant)
         options = state.options
         self.is_all_ours = is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder)
+        undisturbed = self.is_all_ours and is_undisturbed(state.module, options.aggregator, options.profiler)
+        self.beginnings = Beginnings(state.fabric, state.module, undisturbed)
         self.shortened = self._shortened()
 
     def _shortened(self) -> Cohort | PlainVisits | None:
@@ -69,18 +71,17 @@ class Visits:
             return None
         state = self.state
         server = state.shared_state
-        names = perceptron_names(state.fabric, state.module, self.plan_for(self.clients[0]), server)
+        found = self.beginnings.perceptron(self.plan_for(self.clients[0]))
+        names = perceptron_names(state.module, found, server)
         if not names:
             return None
         client_of = partial(state.data.client, round=self.number)
         if not state.module.fast:
             if not self.is_all_ours:
                 return None
-            return PlainVisits(state.fabric, state.module, self.plan_for, client_of, server, names, Means)
+            return PlainVisits(self.beginnings, self.plan_for, client_of, server, names, Means)
         enter = partial(state.enter, prefer="server", round=self.number)
-        return Cohort(
-            state.fabric, state.module, self.clients, self.mine, self.plan_for, client_of, enter, server, names
-        )
+        return Cohort(self.beginnings, self.clients, self.mine, self.plan_for, client_of, enter, server, names)
 
     def __call__(self, k: int) -> Visited:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
@@ -89,6 +90,7 @@ class Visits:
         short = self._short(k, memory)
         if short is not None:
             return short
+        self.beginnings.forget()
         if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
             return self._guarded(k, memory, None)
         sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
