@@ -1,7 +1,8 @@
 """Which network is a perceptron: found by what it does with a batch, whoever wrote its class.
 
 A stand-in for a batch is sent through the network and notes each step, wherever nothing but those steps can happen
-(`transparency`). It takes about 0.1 ms, so that it is done anew for every visit.
+(`transparency`). It takes about 0.1 ms, so that it is done anew for every visit, unless no code of a user's has run
+since the last (`begun_visit`).
 """
 
 from dataclasses import dataclass

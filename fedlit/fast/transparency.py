@@ -1,8 +1,8 @@
 """Where nothing but its steps can happen when a network is run.
 
 Every part is a layer of PyTorch's or a user's module whose `forward` merely computes (`forward_code`), no hook hangs
-anywhere, and nothing of PyTorch's own is replaced. Nothing is remembered between two visits but the reading of
-bytecode, so that whatever changes is seen.
+anywhere, and nothing of PyTorch's own is replaced. Nothing is remembered here but the reading of bytecode, so that
+whatever changes is seen.
 
 What cannot be seen: a hook on the node of autograd's graph that accumulates a parameter's gradient; functions of
 PyTorch that were replaced before fedlit was imported; and, of those replaced later, what `FUNCTIONS_OF_PYTORCH`,
