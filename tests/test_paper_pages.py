@@ -29,7 +29,8 @@ from tools.paper_pages.evidence import (
     verdict,
     verdict_line,
 )
-from tools.paper_pages.leaderboard import Leaderboard
+from tools.paper_pages.figure import board_figure
+from tools.paper_pages.leaderboard import Leaderboard, in_one_line
 from tools.paper_pages.source import Question, RunSet, read_source
 from tools.paper_pages.take import merged
 
@@ -99,10 +100,28 @@ def test_without_runs_a_page_says_so_and_gives_no_verdict(copy, tmp_path):
 
 
 def test_figures_of_all_pages_that_have_runs_are_there():
+    pages = [ROOT / "docs/leaderboard.md", *(ROOT / f"docs/papers/{page.name}.md" for page in PAGES)]
     shown = set()
-    for page in PAGES:
-        shown |= set(re.findall(r"\]\((figures/.*?)\)", (ROOT / f"docs/papers/{page.name}.md").read_text()))
+    for page in pages:
+        shown |= set(re.findall(r"\]\((?:papers/)?(figures/.*?)\)", page.read_text()))
     assert shown == {f"figures/{path.name}" for path in (ROOT / "docs/papers/figures").glob("*")}
+
+
+def test_a_figure_of_the_leaderboard_has_a_panel_for_each_setting_and_a_line_for_each_method():
+    found = {"even": {"A": Estimate(5, 0.5, 0.1, 0.4, 0.6, 0.01), "B": Estimate(1, 0.7, nan, nan, nan, nan)}}
+    one = board_figure(found, ["A"])
+    two = board_figure({**found, "odd": {"A": Estimate(5, 0.2, 0.1, 0.1, 0.3, 0.01)}}, ["A"])
+    assert [one.count(word) for word in (">even<", ">odd<", ">B<")] == [1, 0, 1]
+    assert [two.count(word) for word in (">even<", ">odd<", ">B<")] == [1, 1, 1]
+    assert board_figure(found, ["A"]) == one
+
+
+def test_the_readme_s_line_is_bold_where_an_interval_excludes_0(copy):
+    lines = in_one_line(BOARD, copy, ["FedAvg", "FedProx", "LocalOnly", "Nobody"])
+    assert lines["FedAvg"].startswith("own accuracy: 65.5 Dirichlet(0.1)")
+    assert lines["FedProx"].startswith("own accuracy less FedAvg's: +0.1 Dirichlet(0.1)")
+    assert lines["LocalOnly"].startswith("own accuracy less FedAvg's: **+22.8** Dirichlet(0.1)")
+    assert lines["Nobody"] == NOT_RUN
 
 
 # --- runs of several sittings

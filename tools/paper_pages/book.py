@@ -8,12 +8,13 @@ from pathlib import Path
 
 from tools.paper_pages.evidence import NOT_RUN, OPEN, answering, findings, verdict_line
 from tools.paper_pages.figure import figure
-from tools.paper_pages.leaderboard import Leaderboard, in_one_line, leaderboard_page
+from tools.paper_pages.leaderboard import Leaderboard, in_one_line, leaderboard_figure, leaderboard_page
 from tools.paper_pages.page import paper_page
 from tools.paper_pages.source import Source, read_source
 
 SOURCES = Path("docs/papers/src")
 LEADERBOARD = SOURCES / "leaderboard.yaml"
+FIGURES = Path("docs/papers/figures")
 README = Path("README.md")
 COLUMN = "what we measured"
 FIRST, LAST = "## Methods", "## Your own method"
@@ -50,7 +51,10 @@ def figures(root: Path) -> dict[Path, str]:
         _, results = answering(root, source.runs)
         found = findings(source, results)
         if found:
-            drawn[Path("docs/papers/figures") / f"{source.name}.svg"] = figure(found)
+            drawn[FIGURES / f"{source.name}.svg"] = figure(found)
+    board = leaderboard_figure(Leaderboard.read(root / LEADERBOARD), root)
+    if board is not None:
+        drawn[FIGURES / "leaderboard.svg"] = board
     return drawn
 
 

@@ -1,15 +1,18 @@
-"""The figure of a page: paired differences with their intervals, the paper's own beside them."""
+"""Figures of the pages: paired differences with intervals, the paper's own beside them; accuracies of all methods."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
+from typing import Any
 
 from fedlit.studies.figures import COLOURS
+from fedlit.studies.statistics import Estimate
 from fedlit.studies.wording import metric_factor, metric_label, short
 from tools.paper_pages.evidence import Finding
 
 OURS, THEIRS = COLOURS[0], COLOURS[1]
 LINE = 0.34  # inches of a comparison
+BOARD_LINE = 0.2  # and of a method
 HEAD = 0.85  # inches above and below
 FIXED = {"svg.hashsalt": "fedlit", "svg.fonttype": "none"}  # so that the same runs give the same file
 
@@ -28,8 +31,49 @@ def figure(found: Sequence[Finding]) -> str:
         panels = drawn.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
         for panel, group in zip(panels, groups, strict=True):
             _draw(panel, group)
-        written = io.StringIO()
-        drawn.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
+        return _as_svg(drawn)
+
+
+def board_figure(settings: Mapping[str, Mapping[str, Estimate]], marked: Sequence[str]) -> str:
+    """Accuracies of methods by setting, as SVG: a panel for each setting, a line for each method.
+
+    Args:
+        settings: Of each setting, the accuracy of each method.
+        marked: Methods whose means are drawn through all lines, for others to be compared with.
+    """
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    methods = list(dict.fromkeys(method for found in settings.values() for method in found))
+    height = HEAD + BOARD_LINE * len(methods)
+    with rc_context(FIXED):
+        drawn = Figure(figsize=(1.6 + 2.4 * len(settings), height), layout="constrained")
+        panels = drawn.subplots(1, len(settings), squeeze=False, sharey=True)[0]
+        for panel, (setting, found) in zip(panels, settings.items(), strict=True):
+            _draw_setting(panel, found, methods, marked)
+            panel.set_title(setting, fontsize=10, loc="left")
+        panels[0].set_yticks(range(len(methods)), methods, fontsize=8)
+        panels[0].set_ylim(len(methods) - 0.5, -0.5)
+        panels[0].legend(fontsize=7, loc="lower left")
+        return _as_svg(drawn)
+
+
+def _draw_setting(panel: Any, found: Mapping[str, Estimate], methods: Sequence[str], marked: Sequence[str]) -> None:
+    for method, colour in zip(marked, COLOURS[1:], strict=False):
+        if method in found:
+            panel.axvline(100 * found[method].mean, color=colour, linewidth=0.9, linestyle="--", label=method)
+    for method, one in found.items():
+        place = methods.index(method)
+        if not isnan(one.low):
+            panel.plot([100 * one.low, 100 * one.high], [place, place], color=OURS)
+        panel.plot([100 * one.mean], [place], "o", color=OURS, markersize=4)
+    panel.set_xlabel("own accuracy in %", fontsize=8)
+    panel.grid(axis="y", linewidth=0.3)
+
+
+def _as_svg(drawn: Any) -> str:
+    written = io.StringIO()
+    drawn.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 

@@ -13,12 +13,15 @@ from fedlit.studies.statistics import Estimate, estimate
 from fedlit.studies.study import Cell, read_study
 from fedlit.studies.wording import difference, size
 from tools.paper_pages.evidence import NOT_RUN, answering
+from tools.paper_pages.figure import board_figure
 from tools.paper_pages.page import MADE, table
 from tools.paper_pages.source import RunSet
 
 MEASURES = ("global", "own", "worst")
 BASELINE = "FedAvg"
+ALONE = "LocalOnly"
 KEYS = ("title", "text", "runs")
+FIGURE = "papers/figures/leaderboard.svg"  # from the page
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,11 @@ def leaderboard_page(board: Leaderboard, root: Path) -> str:
         "are all that crossed clients' borders in a run, seconds those of its rounds on a core that others used, too. "
         "(k) marks a cell of which only k runs are done."
     )
+    if own_accuracies(results):
+        blocks.append(
+            f"![own accuracy of every method, by setting]({FIGURE})\n\nOwn accuracy with its 95 % interval; dashed: "
+            f"{BASELINE} and {ALONE}."
+        )
     for setting in settings(results):
         blocks += [f"## {setting}", _setting(results, setting)]
     return "\n\n".join(block.strip() for block in blocks) + "\n"
@@ -130,18 +138,51 @@ def over_baseline(results: RecordedResults, method: str, setting: str) -> str:
     return difference(found, cell.measure)
 
 
+def own_accuracies(results: RecordedResults) -> dict[str, dict[str, Estimate]]:
+    """Of every setting that was run, each method's own accuracy."""
+    found: dict[str, dict[str, Estimate]] = {}
+    for setting in settings(results):
+        for method in results.study.rows:
+            cell = results.study.cell(method, f"{setting}, own")
+            values = [] if cell is None else list(results.values(cell).values())
+            if values:
+                found.setdefault(setting, {})[method] = estimate(values)
+    return found
+
+
+def leaderboard_figure(board: Leaderboard, root: Path) -> str | None:
+    """Of all settings that were run, as SVG; None if none was."""
+    _, results = answering(root, board.runs)
+    found = {} if results is None else own_accuracies(results)
+    return board_figure(found, (BASELINE, ALONE)) if found else None
+
+
 def in_one_line(board: Leaderboard, root: Path, names: list[str]) -> Mapping[str, str]:
-    """For the README: what each method has over FedAvg in the first setting that it was run in."""
+    """For the README: what each method has over FedAvg in every setting, bold where its interval excludes 0."""
     _, results = answering(root, board.runs)
     told = dict.fromkeys(names, NOT_RUN)
     if results is None:
         return told
     for name in names:
-        for setting in reversed(settings(results)):
-            column = f"{setting}, own"
-            cell = results.study.cell(name, column)
-            if cell is not None and results.values(cell):
-                told[name] = f"{setting}, own accuracy less {BASELINE}'s: {over_baseline(results, name, setting)}"
-                if name == BASELINE:
-                    told[name] = f"{setting}, own accuracy: {_number(results, cell)}"
+        parts = [_in_short(results, name, setting) for setting in settings(results)]
+        run = [part for part in parts if part is not None]
+        if run:
+            what = "own accuracy" if name == BASELINE else f"own accuracy less {BASELINE}'s"
+            told[name] = f"{what}: {', '.join(run)}"
     return told
+
+
+def _in_short(results: RecordedResults, method: str, setting: str) -> str | None:
+    """One setting's number, without its interval; None if it was not run."""
+    column = f"{setting}, own"
+    cell = results.study.cell(method, column)
+    baseline = results.study.cell(BASELINE, column)
+    if cell is None or baseline is None or not results.values(cell):
+        return None
+    if method == BASELINE:
+        return f"{100 * estimate(list(results.values(cell).values())).mean:.1f} {setting}"
+    found = results.difference(cell, baseline)
+    if found.n == 0:
+        return None
+    number = f"{100 * found.mean:+.1f}"
+    return f"**{number}** {setting}" if found.excludes_zero else f"{number} {setting}"
