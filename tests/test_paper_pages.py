@@ -7,6 +7,7 @@ import shutil
 from dataclasses import replace
 from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -32,7 +33,7 @@ from tools.paper_pages.evidence import (
 from tools.paper_pages.figure import board_figure
 from tools.paper_pages.leaderboard import Leaderboard, in_one_line
 from tools.paper_pages.source import Question, RunSet, read_source
-from tools.paper_pages.take import merged
+from tools.paper_pages.take import MADE_ON, merged, take
 
 ROOT = Path(__file__).parents[1]
 PAGES = sources(ROOT)
@@ -143,6 +144,22 @@ def test_what_an_earlier_sitting_has_done_stays_until_it_is_done_again():
     assert [*both["training_seed"]] == ["1", "2", "3", "4", "5"]
     assert [*both["status"]] == ["done", "done", "done", "missing", "done"]
     assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours", "theirs"]
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_no_path_of_a_machine_is_taken_in(is_absolute, monkeypatch, tmp_path):
+    study = tmp_path / "studies" / "mine"
+    run = study / "runs" / "seed_1"
+    study.mkdir(parents=True)
+    lines = sitting("done", cpu="ours")
+    lines["folder"] = str(run if is_absolute else run.relative_to(tmp_path))
+    lines.drop(columns="cpu").to_csv(study / "runs.csv", index=False)
+    environments = {run: dict.fromkeys(MADE_ON, "known")}
+    monkeypatch.setattr("tools.paper_pages.take.Outcome", lambda path: SimpleNamespace(environment=environments[path]))
+    take(study, tmp_path / "book")
+    taken = pd.read_csv(tmp_path / "book" / "runs.csv")
+    assert [*taken["folder"]] == ["studies/book/runs/seed_1"]
+    assert [*taken["cpu"]] == ["known"]
 
 
 def test_the_hours_of_a_set_are_those_of_its_runs_each_counted_once(copy):

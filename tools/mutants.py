@@ -40,7 +40,7 @@ EQUIVALENT = {
     ("plain_visits", "begun is None"): "what has not begun has no optimiser: an error, and an error is visited",
     ("plain_visits", "found is None"): "what was not found has no parameters: an error, and an error is visited",
     ("plain_visits", "not client.sees_the_same_inputs"): "spares building batches that are refused",
-    ("stacked_visits", "begun is None"): "as there",
+    ("stacked_visits", "if begun is None:"): "as there",
     (
         "stacked_visits",
         "if place is None:",

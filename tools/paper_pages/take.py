@@ -26,8 +26,12 @@ def take(study: Path, target: Path) -> None:
     for name in MADE_ON:
         runs[name] = ""
     for folder in runs.loc[runs["status"] == "done", "folder"].unique():  # cells may share their runs
-        environment = Outcome(study.parent.parent / folder).environment
-        runs.loc[runs["folder"] == folder, MADE_ON] = [str(environment[name]) for name in MADE_ON]
+        place = study.parent.parent / folder
+        environment = Outcome(place).environment
+        lines = runs["folder"] == folder
+        runs.loc[lines, MADE_ON] = [str(environment[name]) for name in MADE_ON]
+        # As from the folder in which a study is run by its command, wherever this one lies.
+        runs.loc[lines, "folder"] = str(Path("studies") / target.name / place.relative_to(study))
     path = target / "runs.csv"
     if path.is_file():
         runs = merged(pd.read_csv(path, dtype=str, keep_default_na=False), runs)
