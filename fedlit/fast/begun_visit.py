@@ -54,7 +54,7 @@ class Beginnings:
         self.module = module
         self.is_undisturbed = is_undisturbed
         self._found: Perceptron | None = None
-        self._optimizers: dict[Callable, Optimizer] = {}  # by what built them
+        self._optimizers: dict[tuple[Callable, float], Optimizer] = {}  # by what built them, and the rate's factor
 
     def forget(self) -> None:
         """An ordinary visit comes between, in which anything may happen."""
@@ -81,20 +81,17 @@ class Beginnings:
             return self._begun(client, plan, found, factory)
 
     def _begun(self, client: Client, plan: Plan, found: Perceptron, factory: Callable) -> BegunVisit | None:
-        optimizer = self._optimizers.get(factory) or self._new_optimizer(plan)
-        if not trains_all(optimizer, found):
-            return None
+        optimizer = self._optimizers.get((factory, plan.lr_factor))
+        if optimizer is None:
+            optimizer = self.module.configure_optimizers()
+            if not trains_all(optimizer, found):
+                return None
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * plan.lr_factor
         if self.is_undisturbed:
-            self._optimizers[factory] = optimizer
+            self._optimizers[factory, plan.lr_factor] = optimizer
         order = generator(plan.seed, "batches", plan.stage.name, client.round, client.id)
         return BegunVisit(client, client.train_batches(order), optimizer, factory)
-
-    def _new_optimizer(self, plan: Plan) -> Optimizer:
-        """Of the client who is being visited, with the rate of this round."""
-        optimizer = self.module.configure_optimizers()
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * plan.lr_factor
-        return optimizer
 
 
 def factory_for(module: FederatedModule, client: Client) -> Any:

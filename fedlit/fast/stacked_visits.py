@@ -67,7 +67,7 @@ class Cohort:
         """What a client's visit brings, who keeps the state that it has; None if it must be visited by itself."""
         if memory.optimizer:  # what an optimiser of another kind left behind is the visit's to pass on
             return None
-        # Somebody may have hung a hook somewhere since the last client.
+        # Somebody may have hung a hook somewhere since the last client, unless nobody could.
         found = self.beginnings.perceptron(self.plan_for(k))
         if found is None:
             return None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.profilers import PassThroughProfiler
 from perceptron_runs import (
     DEALS,
     NOT_PLAIN,
@@ -20,6 +21,7 @@ from perceptron_runs import (
     WATCHED,
     Others,
     OwnNetwork,
+    Profiling,
     Watched,
     alone,
     run,
@@ -29,17 +31,23 @@ from torchmetrics.classification import MulticlassAccuracy
 from toys import equal, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg
+from fedlit.aggregation import Median, weighted_mean
 from fedlit.augment import Flip
 from fedlit.data import FederatedData
+from fedlit.data.batches import Batches
+from fedlit.data.batching import Batching
 from fedlit.data.client import Client
+from fedlit.data.inputs import Inputs
 from fedlit.encoders import Float16
 from fedlit.engine.module.means import Means
 from fedlit.engine.plan import Interrupted, Memory, Plan
+from fedlit.fast.all_ours import is_undisturbed
 from fedlit.fast.begun_visit import Beginnings, perceptron_names
 from fedlit.fast.perceptron import Layers
 from fedlit.fast.plain_visits import PlainVisits
 from fedlit.methods.stage import Stage
 from fedlit.partition import IID, OverTime
+from fedlit.privacy import ClientLevelDP
 
 
 @pytest.fixture
@@ -269,6 +277,71 @@ def test_a_hook_that_is_hung_up_beside_a_visit_is_seen_at_once(moment, short):
     watched.run(fast=False)
     assert len(SEEN) == WATCHED[moment]
     assert short == ([0] if WATCHED[moment] == 8 else [])
+
+
+class Choices(dict):
+    """A user's, whose `get` may do anything."""
+
+
+def replaced(cls, name):
+    """Somebody puts a function of theirs into a class."""
+    original = getattr(cls, name)
+
+    def disturb(monkeypatch, round):
+        monkeypatch.setattr(cls, name, lambda *args, **options: original(*args, **options))
+
+    return disturb
+
+
+class Combining(FedAvg):
+    def combine(self, uploads, current):
+        return super().combine(uploads, current)
+
+
+DISTURBANCES = {
+    "a method that is given uploads": lambda _, round: round.update(module=Combining(SMALL, SGD)),
+    "a rule on the method": lambda _, round: setattr(round["module"], "_rule", weighted_mean),
+    "a rule": lambda _, round: round.update(rule=Median()),
+    "privacy": lambda _, round: round.update(privacy=ClientLevelDP(clip=1.0, noise_multiplier=1.0)),
+    "a profiler": lambda _, round: round.update(profiler=Profiling(list)),
+    "choices of a user's": lambda _, round: setattr(round["module"], "client_optimizers", Choices()),
+    "batch sizes of a user's": lambda _, round: setattr(round["data"], "client_batch_sizes", Choices()),
+    "augmentation": lambda _, round: setattr(round["data"], "augmentation", [Flip()]),
+    "a function on a partition": lambda _, round: setattr(round["data"].partition, "view", lambda *args: []),
+    "another way to make batches": replaced(Batching, "train"),
+    "another way to make inputs": replaced(Inputs, "ready"),
+    "another order of batches": replaced(Batches, "order"),
+    "another SGD": replaced(torch.optim.SGD, "__init__"),
+    "another optimiser": replaced(torch.optim.Optimizer, "add_param_group"),
+}
+
+
+def plain_round():
+    module, data = FedAvg(SMALL, SGD), toy_data(size=60, num_clients=5)
+    return {"module": module, "data": data, "rule": None, "privacy": None, "profiler": PassThroughProfiler()}
+
+
+def test_no_code_of_a_user_s_runs_in_a_plain_round():
+    assert is_undisturbed(**plain_round())
+
+
+@pytest.mark.parametrize("disturb", DISTURBANCES.values(), ids=DISTURBANCES)
+def test_whatever_could_run_a_user_s_code_between_visits_is_seen(disturb, monkeypatch):
+    round = plain_round()
+    disturb(monkeypatch, round)
+    assert not is_undisturbed(**round)
+
+
+class Rate(float):
+    """A rate that falls with every visit."""
+
+    def __mul__(self, factor):
+        return float(self) * factor * float(torch.rand(()))
+
+
+def test_a_rate_that_is_no_plain_number_is_for_an_ordinary_visit(short):
+    exact(lambda: FedAvg(SMALL, partial(torch.optim.SGD, lr=Rate(0.1))), num_rounds=1)
+    assert short == []
 
 
 class Growing(FedAvg):

@@ -31,7 +31,7 @@ from fedlit.callbacks import FederationCallback
 from fedlit.data import FederatedData
 from fedlit.engine.plan import Memory, Plan
 from fedlit.fast.begun_visit import Beginnings, perceptron_names
-from fedlit.fast.permission import for_visit
+from fedlit.fast.permission import for_visit, trains_all
 from fedlit.fast.stack import Stack
 from fedlit.fast.stacked_visits import Cohort
 from fedlit.methods.stage import Stage
@@ -312,8 +312,7 @@ def test_where_nobody_else_s_code_runs_a_network_is_looked_at_once_a_round(fast,
 
 def test_an_optimiser_is_built_once_a_round_for_all_that_share_it(stacks, monkeypatch):
     built = []
-    beginning = Beginnings._new_optimizer
-    monkeypatch.setattr(Beginnings, "_new_optimizer", lambda *args: built.append(1) or beginning(*args))
+    monkeypatch.setattr("fedlit.fast.begun_visit.trains_all", lambda *args: built.append(1) or trains_all(*args))
     slower = {2: partial(torch.optim.SGD, lr=0.3)}
     run(lambda: FedAvg(SMALL, SGD, client_optimizers=slower), num_rounds=1)
     assert len(built) == 2

@@ -61,7 +61,9 @@ class Visits:
         self.constant = frozenset(state.constant)
         options = state.options
         self.is_all_ours = is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder)
-        undisturbed = self.is_all_ours and is_undisturbed(state.module, options.aggregator, options.profiler)
+        undisturbed = self.is_all_ours and is_undisturbed(
+            state.module, state.data, options.aggregator, options.privacy, options.profiler
+        )
         self.beginnings = Beginnings(state.fabric, state.module, undisturbed)
         self.shortened = self._shortened()
 
