@@ -10,6 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fedlit"
 NOUNS = {
     "strict_yaml",
+    "own_modules",
     "rng",
     "dealing",
     "partition",
@@ -37,7 +38,7 @@ MAY_IMPORT = {  # a package or a top-level module, and what it may know beside i
     "federation": NOUNS | {"data", "methods", "engine", "fast.memory", "records", "callbacks", "studies.after_fit"},
     "cli": NOUNS | PARTS | {"", "data", "methods", "engine", "records", "callbacks", "federation", "studies"},
     "flower": NOUNS | {"", "data", "methods", "engine", "records", "federation", "cli"},
-    "studies": {"strict_yaml", "records"},
+    "studies": {"strict_yaml", "own_modules", "records"},
     "__main__": {"cli"},
     "": {"_torchvision"},
     "_torchvision": set(),

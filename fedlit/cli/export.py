@@ -1,21 +1,11 @@
 """`fedlit export`: a network of a checkpoint as a file for others, checked."""
 
-import sys
-from dataclasses import replace
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from fedlit.cli.app import FederatedCLI, refused_in_one_line
-from fedlit.cli.notices import notices_in_one_line
-from fedlit.cli.recipes import with_recipes_found
-from fedlit.cli.refusal import OneLineParser
+from fedlit.cli.refusal import OneLineParser, refusals
 from fedlit.cli.values import typed_values
-from fedlit.data import FederatedData
-from fedlit.data.stand_in import noise_like
-from fedlit.inputs import batch_size
-from fedlit.records.exports import ENDINGS, FORMATS, TOLERANCE, NotTheSame, check_format, export
+from fedlit.records.export_formats import FORMATS, TOLERANCE, check_format
 from fedlit.records.run_folder import find_checkpoint
 
 EXAMPLES = f"""\
@@ -27,7 +17,6 @@ examples:
   fedlit export --ckpt_path best --format state_dict
   fedlit export --ckpt_path lightning_logs/version_3/checkpoints/last.ckpt --client 3 --format onnx --with_preprocessing
 """
-SAMPLES = 256  # on which outputs are compared
 
 
 def main(args: list[str]) -> None:
@@ -46,25 +35,26 @@ def main(args: list[str]) -> None:
         "--with_preprocessing", action="store_true", help="It takes images as the data set holds them, uint8."
     )
     given, rest = parser.parse_known_args(args)
-    with notices_in_one_line(), refused_in_one_line():
-        check_format(given.format)
-        if given.with_preprocessing and given.format == "state_dict":
-            raise ValueError("`--with_preprocessing` goes with a network, but `--format state_dict` is weights alone.")
+    with refusals():  # before seconds of imports
+        _check(given)
         recipes = _recipes(given.config, given.ckpt_path, rest)
-        sys.argv[1:] = with_recipes_found(["predict", *recipes, "--ckpt_path", given.ckpt_path, *rest])
-        cli = FederatedCLI()
-        path = cli.config.predict.ckpt_path
-        cli.trainer.load(cli.model, cli.datamodule, path)
-        network = cli.trainer.network(given.client, given.with_preprocessing)
-        output = _output(given.output, Path(cli.trainer.log_dir or "."), given.client, ENDINGS[given.format])
-        x = _samples(cli.trainer.state.data, given.client, given.with_preprocessing)
-    try:
-        difference = export(network, x, output, given.format)
-    except NotTheSame as error:
-        sys.stderr.write(f"fedlit: error: {error}\n")
-        raise SystemExit(1) from error
-    kind = "random inputs" if cli.trainer.state.data.is_stand_in else "test samples"
-    print(f"{output}: on {batch_size(x, x)} {kind}, outputs differ by at most {difference:.1e} of the largest.")
+    from fedlit.cli.exporting import write
+
+    write(given, [*recipes, "--ckpt_path", given.ckpt_path, *rest])
+
+
+def _check(given: Namespace) -> None:
+    """Refuse what cannot be, whatever the checkpoint holds."""
+    check_format(given.format)
+    if given.with_preprocessing and given.format == "state_dict":
+        raise ValueError("`--with_preprocessing` goes with a network, but `--format state_dict` is weights alone.")
+    if given.output is None:
+        return
+    path = Path(given.output)
+    if not path.parent.is_dir():
+        raise ValueError(f"`--output` {given.output}: there is no folder {path.parent}.")
+    if path.is_dir():
+        raise ValueError(f"`--output` {given.output} must be a file, it is a folder.")
 
 
 def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
@@ -79,27 +69,3 @@ def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
     if not config.is_file():
         raise ValueError(f"`--config` must be given: `--ckpt_path` {ckpt_path} is of no run that has a {config}.")
     return ["--config", str(config)]
-
-
-def _output(given: str | None, folder: Path, client: int | None, ending: str) -> Path:
-    """Where to write, if that can be."""
-    if given is None:
-        whose = "global" if client is None else f"client_{client}"
-        return folder / f"network_{whose}{ending}"
-    path = Path(given)
-    if not path.parent.is_dir():
-        raise ValueError(f"`--output` {given}: there is no folder {path.parent}.")
-    if path.is_dir():
-        raise ValueError(f"`--output` {given} must be a file, it is a folder.")
-    return path
-
-
-def _samples(data: FederatedData, client: int | None, raw: bool) -> Any:
-    """Of the test set, as the data set holds them or as networks are given them."""
-    if raw:
-        test = data.splits.test
-        some = min(SAMPLES, len(test))
-        x = next(iter(test.batches(np.arange(some), some)))[0]
-    else:
-        [x] = [x for x, _ in replace(data.test_batches(client).first(SAMPLES), batch_size=SAMPLES)]
-    return noise_like(x) if data.is_stand_in else x

@@ -1,5 +1,6 @@
 """The parser of the command line: LightningCLI's, with refusals in one line and functions where classes may stand."""
 
+from argparse import SUPPRESS
 from collections.abc import Callable
 from functools import partial
 from inspect import Parameter, isclass, signature
@@ -37,6 +38,15 @@ class Parser(LightningArgumentParser):
         # Lightning calls it by the name that jsonargparse gave up in 4.49.
         instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
         return instantiate(cfg, **kwargs)
+
+    def add_function_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
+        added = super().add_function_arguments(*args, **kwargs)
+        for name in added:
+            default = self.get_default(name)
+            if isinstance(default, Namespace | dict) and "class_path" in default:
+                # A class that the function itself calls: jsonargparse would ask for its arguments, and build it.
+                self.set_defaults({name: SUPPRESS})
+        return added
 
     def _names(self) -> set[str]:
         parsers = [self]

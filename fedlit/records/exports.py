@@ -1,25 +1,20 @@
 """A network as a file for others, checked: what was written is read again and must give the same outputs."""
 
 import copy
-import importlib.util
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.inputs import arguments, tensors
+from fedlit.records.export_formats import TOLERANCE, Format, check_format
 
-Format = Literal["state_dict", "torchscript", "pt2", "onnx"]
-FORMATS: tuple[Format, ...] = get_args(Format)
-ENDINGS: dict[Format, str] = {"state_dict": ".pt", "torchscript": ".torchscript.pt", "pt2": ".pt2", "onnx": ".onnx"}
-TOLERANCE = 1e-4  # of the largest output; other runtimes add up in another order
 BATCH_IS_FIXED = ("Constraints violated (n)", "must match", "is invalid for input of size")
-ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 Network = Callable[..., Any]
 Given = tuple[Any, ...]  # inputs by position
@@ -28,13 +23,6 @@ Named = dict[str, Any]  # and by name
 
 class NotTheSame(Exception):
     """What was written does not do what the network does, or could not be written at all."""
-
-
-def check_format(format: Format) -> None:
-    """Refuse a format whose packages are not here."""
-    missing = [name for name in ONNX if importlib.util.find_spec(name) is None]
-    if format == "onnx" and missing:
-        raise ValueError(f"`--format onnx` needs {', '.join(missing)}; install them by: pip install 'fedlit[onnx]'")
 
 
 def export(network: nn.Module, x: Any, path: Path, format: Format) -> float:

@@ -1,7 +1,7 @@
 """What a person sees of a run: a bar on a terminal, one line a round elsewhere, a table at the end."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
@@ -67,7 +67,7 @@ class Progress:
 
 
 def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:
-    """What is measured but the loss, and all that is logged: mean and range over clients, and the best mean, if any.
+    """What is measured but the loss, then all that is logged: mean and range over clients, and the best mean, if any.
 
     Example:
         >>> print(table({"acc/personal_on_own": {"mean": 0.5, "min": 0.25, "max": 0.75}}))
@@ -78,10 +78,9 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
     if best:
         header += ["best", "at round"]
     rows = [header]
-    for key, parts in last.items():
-        metric, _, what = key.rpartition("/")  # a method may log a name with a slash
-        if _goes_without_saying(metric, what):
-            continue
+    for key in _shown(last):
+        parts = last[key]
+        metric, what = _metric_and_what(key)
         row = [metric, *what.split("_on_"), f"{parts['mean']:.4f}"]
         if what == "global_on_pooled":  # one number has no range
             row += ["", ""]
@@ -96,7 +95,7 @@ def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[st
 
 
 def epochs_table(before: Means, after: Means, best: Mapping[str, Mapping[str, float]]) -> str:
-    """What is measured but the loss, and all that is logged: before the first epoch, after the last, and in the best.
+    """What is measured but the loss, then all that is logged: before the first epoch, after the last, and in the best.
 
     Example:
         >>> best = {"acc/personal_on_unseen": {"value": 0.75, "round": 3}}
@@ -105,19 +104,29 @@ def epochs_table(before: Means, after: Means, best: Mapping[str, Mapping[str, fl
         acc     personal  unseen  0.2500  0.5000  0.7500  3
     """
     rows = [["metric", "model", "on", "before", "after", "best", "at epoch"]]
-    for key, value in after.items():
-        metric, _, what = key.rpartition("/")
-        if not _goes_without_saying(metric, what):
-            row = [metric, *what.split("_on_"), f"{before[key]:.4f}", f"{value:.4f}"]
-            if key in best:  # else it was never finite, or has none
-                row += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
-            rows.append([*row, *[""] * (len(rows[0]) - len(row))])
+    for key in _shown(after):
+        metric, what = _metric_and_what(key)
+        row = [metric, *what.split("_on_"), f"{before[key]:.4f}", f"{after[key]:.4f}"]
+        if key in best:  # else it was never finite, or has none
+            row += [f"{best[key]['value']:.4f}", str(best[key]["round"])]
+        rows.append([*row, *[""] * (len(rows[0]) - len(row))])
     return _aligned(rows)
 
 
-def _goes_without_saying(metric: str, what: str) -> bool:
-    """Whether it is the loss that every model has in every evaluation; a loss that a method logs is worth a line."""
-    return metric == "loss" and not what.endswith(("_on_train", "_on_server"))
+def _shown(keys: Iterable[str]) -> list[str]:
+    """What is measured, then what a method logs, such as losses; without the loss that every evaluation has."""
+    worth_a_line = [key for key in keys if _is_logged(key) or _metric_and_what(key)[0] != "loss"]
+    return sorted(worth_a_line, key=_is_logged)  # the order is kept otherwise
+
+
+def _is_logged(key: str) -> bool:
+    return key.endswith(("_on_train", "_on_server"))
+
+
+def _metric_and_what(key: str) -> tuple[str, str]:
+    """A method may log a name with a slash."""
+    metric, _, what = key.rpartition("/")
+    return metric, what
 
 
 def _aligned(rows: list[list[str]]) -> str:

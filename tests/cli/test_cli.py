@@ -293,6 +293,57 @@ def test_a_function_of_torchvision_builds_the_network():
     assert final_state(0)["network.classifier.1.weight"].shape == (10, 512, 1, 1)
 
 
+BLOCKS = """\
+from collections.abc import Callable
+
+from torch import nn
+
+
+class Block(nn.Linear):
+    def __init__(self, features: int, outputs: int) -> None:
+        super().__init__(features, outputs)
+
+
+class Wide(nn.Sequential):
+    def __init__(self, width: int = 5, block: Callable[..., nn.Module] = Block) -> None:
+        super().__init__(nn.Flatten(), block(64, width), nn.Linear(width, 3))
+
+
+def wide(**kwargs) -> Wide:
+    return Wide(**kwargs)
+"""
+
+
+@pytest.mark.parametrize(
+    ("network", "typed", "width"),
+    [
+        ("{class_path: blocks_of_mine.wide, init_args: {width: 4}}", [], 4),
+        ("{class_path: blocks_of_mine.wide}", [], 5),
+        ("{class_path: fedlit.networks.MLP}", ["--model.network", "blocks_of_mine.wide"], 5),
+    ],
+)
+def test_a_class_that_a_function_has_for_a_default_is_left_to_the_function(network, typed, width, monkeypatch):
+    Path("blocks_of_mine.py").write_text(BLOCKS)
+    monkeypatch.delitem(sys.modules, "blocks_of_mine", raising=False)
+    old = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
+    write_recipe("function.yaml", (old, network))
+    main(["fit", "--config", "function.yaml", "--trainer.num_rounds=1", *typed])
+    assert len(final_state(0)["network.1.bias"]) == width
+    main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
+    assert equal(final_state(0), final_state(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "default"), [("shufflenet_v2_x0_5", "inverted_residual"), ("swin_t", "downsample_layer")]
+)
+def test_functions_of_torchvision_keep_the_classes_that_are_their_defaults(name, default, capsys):
+    network = f"--model.network={{class_path: torchvision.models.{name}, init_args: {{num_classes: 10}}}}"
+    printed = printed_config([*FIT, network], capsys)["model"]["init_args"]["network"]
+    assert printed["class_path"] == f"torchvision.models.{name}"
+    assert printed["init_args"]["num_classes"] == 10
+    assert default not in printed["init_args"]  # it would be built
+
+
 def test_functions_build_the_networks_of_single_clients_too():
     Path("my_networks.py").write_text(
         "from torch import nn\n\n\ndef flat(width: int) -> nn.Module:\n"

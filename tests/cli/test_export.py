@@ -15,15 +15,16 @@ from toys import linear
 from fedlit.cli import app
 from fedlit.cli.export import main
 from fedlit.heads import Scattered
-from fedlit.records import exports
-from fedlit.records.exports import FORMATS, NotTheSame, export, largest_difference
+from fedlit.records import export_formats, exports
+from fedlit.records.export_formats import FORMATS
+from fedlit.records.exports import NotTheSame, export, largest_difference
 
 RUN = Path("lightning_logs/version_0")
 BEST = ["--ckpt_path", str(RUN / "checkpoints/best.ckpt")]
 
 
 def has_onnx() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in exports.ONNX)
+    return all(importlib.util.find_spec(name) is not None for name in export_formats.ONNX)
 
 
 HERE = [format for format in FORMATS if format != "onnx" or has_onnx()]
@@ -135,7 +136,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, place,
 
 
 def test_without_onnx_the_extra_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(exports, "ONNX", ("onnx_of_nobody",))
+    monkeypatch.setattr(export_formats, "ONNX", ("onnx_of_nobody",))
     with pytest.raises(SystemExit, match="2"):
         main([*BEST, "--format", "onnx"])
     told = "`--format onnx` needs onnx_of_nobody; install them by: pip install 'fedlit[onnx]'"

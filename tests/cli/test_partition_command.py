@@ -12,7 +12,8 @@ from toy_recipe import write_recipe
 
 from fedlit import FederatedData, FederatedModule
 from fedlit.cli import app
-from fedlit.cli.partition import main, told
+from fedlit.cli.holdings import told
+from fedlit.cli.partition import main
 from fedlit.partition import Dirichlet
 
 

@@ -3,7 +3,7 @@
 from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg
-from fedlit.records.progress import table
+from fedlit.records.progress import epochs_table, table
 
 
 class Logs(FedAvg):
@@ -26,6 +26,16 @@ def test_a_loss_that_a_method_logs_is_shown_and_that_of_every_evaluation_is_not(
         ["kd_loss", "trained", "train", "2.0000"],
         ["loss", "trained", "train", "3.0000"],
     ]
+
+
+def test_what_is_measured_is_shown_above_what_a_method_logs_whichever_came_first():
+    logged = {"train_loss/trained_on_train": parts(1.0), "gap/global_on_server": parts(2.0)}
+    measured = {"acc/trained_on_own": parts(3.0), "loss/f1/global_on_own": parts(4.0), "acc/global_on_own": parts(5.0)}
+    expected = ["acc", "loss/f1", "acc", "train_loss", "gap"]
+    for last in (logged | measured, measured | logged):
+        assert [line.split()[0] for line in table(last).splitlines()[1:]] == expected
+        means = {key: value["mean"] for key, value in last.items()}
+        assert [line.split()[0] for line in epochs_table(means, means, {}).splitlines()[1:]] == expected
 
 
 def test_a_count_has_no_best_and_losses_and_metrics_have_one():
