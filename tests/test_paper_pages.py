@@ -24,6 +24,7 @@ from tools.paper_pages.evidence import (
     NOT_RUN,
     OPEN,
     Finding,
+    answering,
     reading,
     results_of,
     runs_csv,
@@ -31,7 +32,7 @@ from tools.paper_pages.evidence import (
     verdict_line,
 )
 from tools.paper_pages.figure import board_figure
-from tools.paper_pages.leaderboard import Leaderboard, in_one_line
+from tools.paper_pages.leaderboard import Leaderboard, ahead_and_behind, in_one_line
 from tools.paper_pages.source import Question, RunSet, read_source
 from tools.paper_pages.take import MADE_ON, merged, take
 
@@ -123,6 +124,16 @@ def test_the_readme_s_line_is_bold_where_an_interval_excludes_0(copy):
     assert lines["FedProx"].startswith("own accuracy less FedAvg's: +0.1 Dirichlet(0.1)")
     assert lines["LocalOnly"].startswith("own accuracy less FedAvg's: **+22.8** Dirichlet(0.1)")
     assert lines["Nobody"] == NOT_RUN
+
+
+def test_whose_interval_excludes_0_is_ahead_or_behind(copy):
+    _, results = answering(copy, BOARD.runs)
+    words = ahead_and_behind(results, "Dirichlet(0.1)", "FedAvg")
+    ahead, behind = words.split("; behind: ")
+    assert "LocalOnly" in ahead  # +22.80 [+17.79, +27.81]
+    assert "FedNova" in behind  # -18.58 [-24.79, -12.36]
+    assert "FedProx" not in words  # +0.13 [-1.88, +2.14]
+    assert ahead_and_behind(results, "Dirichlet(0.1)", "FedProx") != words
 
 
 # --- runs of several sittings

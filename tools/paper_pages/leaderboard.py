@@ -53,7 +53,8 @@ def leaderboard_page(board: Leaderboard, root: Path) -> str:
         f"The numbers are of `{runs.name}`: {runs.size}. Accuracies in %, as mean [95 % interval of the mean] over "
         f"{len(study.seeds)} pairs of seeds; the last column is the paired difference of `own` to {BASELINE}. Bytes "
         "are all that crossed clients' borders in a run, seconds those of its rounds on a core that others used, too. "
-        "(k) marks a cell of which only k runs are done."
+        "(k) marks a cell of which only k runs are done. Below each table: whose difference has a 95 % interval that "
+        "excludes 0; of so many comparisons some do by chance, and nothing is corrected for that."
     )
     if own_accuracies(results):
         blocks.append(
@@ -79,7 +80,20 @@ def _setting(results: RecordedResults, setting: str) -> str:
         cells = {name: results.study.cell(method, f"{setting}, {name}") for name in MEASURES}
         shown = [_number(results, cell) for cell in cells.values()]
         rows.append((method, *shown, *_cost(results, cells["own"]), over_baseline(results, method, setting)))
-    return table(("method", *MEASURES, "bytes", "seconds", f"own less {BASELINE}'s"), rows)
+    numbers = table(("method", *MEASURES, "bytes", "seconds", f"own less {BASELINE}'s"), rows)
+    return f"{numbers}\n\n{ahead_and_behind(results, setting, BASELINE)}\n{ahead_and_behind(results, setting, ALONE)}"
+
+
+def ahead_and_behind(results: RecordedResults, setting: str, over: str) -> str:
+    """Whose own accuracy differs from another method's by a paired interval that excludes 0."""
+    ahead = []
+    behind = []
+    for method in results.study.rows:
+        found = _over(results, method, setting, over)
+        if found is not None and found.excludes_zero:
+            side = ahead if found.mean > 0 else behind
+            side.append(method)
+    return f"Own accuracy ahead of {over}'s: {', '.join(ahead) or 'none'}; behind: {', '.join(behind) or 'none'}."
 
 
 def _number(results: RecordedResults, cell: Cell | None) -> str:
@@ -127,15 +141,22 @@ def _cost(results: RecordedResults, cell: Cell | None) -> tuple[str, str]:
 
 def over_baseline(results: RecordedResults, method: str, setting: str) -> str:
     """What a method's own accuracy has over the baseline's; nothing for the baseline itself."""
-    column = f"{setting}, own"
-    cell = results.study.cell(method, column)
-    baseline = results.study.cell(BASELINE, column)
-    if method == BASELINE or cell is None or baseline is None:
+    cell = results.study.cell(method, f"{setting}, own")
+    found = _over(results, method, setting, BASELINE)
+    if cell is None or found is None:
         return "–"
-    found = results.difference(cell, baseline)
     if found.n == 0:
         return NOT_RUN
     return difference(found, cell.measure)
+
+
+def _over(results: RecordedResults, method: str, setting: str, other: str) -> Estimate | None:
+    """The paired difference of two methods' own accuracies; None where there are not two."""
+    cell = results.study.cell(method, f"{setting}, own")
+    baseline = results.study.cell(other, f"{setting}, own")
+    if method == other or cell is None or baseline is None:
+        return None
+    return results.difference(cell, baseline)
 
 
 def own_accuracies(results: RecordedResults) -> dict[str, dict[str, Estimate]]:
@@ -174,15 +195,11 @@ def in_one_line(board: Leaderboard, root: Path, names: list[str]) -> Mapping[str
 
 def _in_short(results: RecordedResults, method: str, setting: str) -> str | None:
     """One setting's number, without its interval; None if it was not run."""
-    column = f"{setting}, own"
-    cell = results.study.cell(method, column)
-    baseline = results.study.cell(BASELINE, column)
-    if cell is None or baseline is None or not results.values(cell):
-        return None
-    if method == BASELINE:
+    cell = results.study.cell(method, f"{setting}, own")
+    if method == BASELINE and cell is not None and results.values(cell):
         return f"{100 * estimate(list(results.values(cell).values())).mean:.1f} {setting}"
-    found = results.difference(cell, baseline)
-    if found.n == 0:
+    found = _over(results, method, setting, BASELINE)
+    if found is None or found.n == 0:
         return None
     number = f"{100 * found.mean:+.1f}"
     return f"**{number}** {setting}" if found.excludes_zero else f"{number} {setting}"
