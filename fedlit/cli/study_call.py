@@ -19,6 +19,7 @@ from fedlit.studies.results import results_of
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
 from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen
 from fedlit.studies.tables import terminal_table
+from fedlit.studies.unlike import unlike_arguments
 from fedlit.studies.writing import study_lock, write_all
 
 MEASURED = ("metric", "at", "target")
@@ -99,8 +100,11 @@ class StudyCall:
 
     @cached_property
     def planned(self) -> dict[Cell, list[Run]]:
-        """The runs of every cell."""
-        return plan_runs(self.study, self.output, lambda cell: resolve(cell, self.overrides))
+        """The runs of every cell; who reads the study is told where a column does not mean the same for all rows."""
+        planned = plan_runs(self.study, self.output, lambda cell: resolve(cell, self.overrides))
+        for line in unlike_arguments(planned):
+            print(f"fedlit: note: {line}", file=sys.stderr)
+        return planned
 
     @property
     def _name(self) -> str:

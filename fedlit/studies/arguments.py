@@ -17,18 +17,18 @@ def as_arguments(options: Mapping[str, Any]) -> list[str]:
         ['--model={"class_path": "FedAvg", "init_args": {"weighting": "uniform"}}']
     """
     found = []
-    for name, value in _flat(options):
+    for name, value in flat_options(options):
         found.append(f"--{name}={_typed(value)}")
     return found
 
 
-def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Groups by their options; what has a class is one value: its arguments mean nothing without it."""
+def flat_options(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Options by their dotted names, of groups too; what has a class is one value: its arguments mean nothing alone."""
     for key, value in options.items():
         name = f"{prefix}{key}"
         is_group = name in GROUPS or name.endswith(".init_args")
         if is_group and isinstance(value, Mapping) and "class_path" not in value:
-            yield from _flat(value, f"{name}.")
+            yield from flat_options(value, f"{name}.")
         else:
             yield name, value
 

@@ -1,11 +1,13 @@
 """A study says what it asks; whatever is wrong with it is one line that names it."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 
 from fedlit.studies.arguments import as_arguments
 from fedlit.studies.study import build_study, chosen, read_study
+from fedlit.studies.unlike import unlike_arguments
 
 CONTENT = {
     "recipe": "fedavg_fashion.yaml",
@@ -50,6 +52,34 @@ def test_what_the_paper_left_out_is_left_out():
     study = build_study(changed(without={"FML": ["shards"]}))
     assert study.cell("FML", "shards") is None
     assert len(study.cells) == 3
+
+
+def planned_with(kept, row_options=None, column=None):
+    """Three rows in one column that names a partition; the last row's recipe gave another one an argument."""
+    column = column or {"data.partition": {"class_path": "Shards", "init_args": {"per_client": 2}}}
+    rows = {"a": {}, "b": {}, "c": row_options or {}}
+    study = build_study({"recipe": "r.yaml", "rows": rows, "columns": {"shards": column}})
+    arguments = {"a": None, "b": None, "c": kept}
+    planned = {}
+    for cell in study.cells:
+        found = {"class_path": "Shards", "init_args": {"per_client": 2, "samples_per_client": arguments[cell.row]}}
+        config = {"data": {"class_path": "FederatedData", "init_args": {"partition": found}}}
+        planned[cell] = [SimpleNamespace(config=config)]
+    return planned
+
+
+def test_a_row_that_keeps_an_argument_of_its_recipe_is_named():
+    (line,) = unlike_arguments(planned_with(500))
+    assert line.startswith(
+        "shards: `data.partition.samples_per_client` is 500 in c and null elsewhere, kept from another"
+    )
+
+
+def test_nobody_is_named_where_all_are_alike_or_a_row_says_so_itself_or_the_column_names_no_class():
+    assert unlike_arguments(planned_with(None)) == []
+    assert unlike_arguments(planned_with(500, {"data.partition.samples_per_client": 500})) == []
+    assert unlike_arguments(planned_with(500, {"data": {"init_args": {"partition.samples_per_client": 500}}})) == []
+    assert unlike_arguments(planned_with(500, column={"data.num_clients": 3})) == []
 
 
 def test_a_study_without_columns_has_one():
