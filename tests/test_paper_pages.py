@@ -149,12 +149,12 @@ def sitting(*statuses: str, cpu: str) -> pd.DataFrame:
 
 
 def test_what_an_earlier_sitting_has_done_stays_until_it_is_done_again():
-    first = sitting("done", "done", "missing", "failed", "done", cpu="theirs")
+    first = sitting("done", "done", "missing", "failed", "done", "failed", cpu="theirs")
     second = sitting("missing", "done", "done", "missing", cpu="ours")
     both = merged(first, second)
-    assert [*both["training_seed"]] == ["1", "2", "3", "4", "5"]
-    assert [*both["status"]] == ["done", "done", "done", "missing", "done"]
-    assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours", "theirs"]
+    assert [*both["training_seed"]] == ["1", "2", "3", "4", "5", "6"]
+    assert [*both["status"]] == ["done", "done", "done", "missing", "done", "failed"]
+    assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours", "theirs", "theirs"]
 
 
 @pytest.mark.parametrize("is_absolute", [True, False])

@@ -40,11 +40,12 @@ def take(study: Path, target: Path) -> None:
 
 
 def merged(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
-    """All runs of both: as of now, and as of before where they were done then and are not now."""
+    """All runs of both: as of now, and as of before where they were done then and are not now, or not asked for."""
     lines = {_run(line): line for line in now.to_dict("records")}
     for line in before.to_dict("records"):
         again = lines.get(_run(line))
-        if line["status"] == "done" and (again is None or again["status"] != "done"):
+        was_done = line["status"] == "done"
+        if again is None or (was_done and again["status"] != "done"):  # who has failed stays in the table
             lines[_run(line)] = line
     return pd.DataFrame([*lines.values()], columns=now.columns)
 
