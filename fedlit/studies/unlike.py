@@ -20,17 +20,20 @@ def unlike_arguments(planned: Mapping[Cell, list[Run]]) -> list[str]:
     for cell, runs in planned.items():
         _, of_column, of_row = cell.options
         own = [_short(option) for option, _ in flat_options(of_row)]
-        for option in _classes(of_column):
+        for option in _named(of_column):
             if not any(name.startswith(option) or option.startswith(f"{name}.") for name in own):
                 columns[cell.column, option][cell.row] = _arguments(runs[0].config, option)
     lines = [line for (column, option), rows in columns.items() for line in _told(column, option, rows)]
     return list(dict.fromkeys(lines))
 
 
-def _classes(options: Mapping[str, Any]) -> Iterator[str]:
-    """Options that are given a class with arguments."""
-    for option, value in flat_options(options):
-        if isinstance(value, Mapping) and "class_path" in value:
+def _named(options: Mapping[str, Any]) -> Iterator[str]:
+    """Options that may be given a class, with arguments or by its name alone.
+
+    A recipe's method and data are meant to keep what the column does not mention.
+    """
+    for option, _ in flat_options(options):
+        if option not in ("model", "data"):
             yield _short(option)
 
 

@@ -68,8 +68,11 @@ def planned_with(kept, row_options=None, column=None):
     return planned
 
 
-def test_a_row_that_keeps_an_argument_of_its_recipe_is_named():
-    (line,) = unlike_arguments(planned_with(500))
+@pytest.mark.parametrize(
+    "column", [None, {"data.partition": "Shards"}, {"data": {"init_args": {"partition": "Shards"}}}]
+)
+def test_a_row_that_keeps_an_argument_of_its_recipe_is_named(column):
+    (line,) = unlike_arguments(planned_with(500, column=column))
     assert line.startswith(
         "shards: `data.partition.samples_per_client` is 500 in c and null elsewhere, kept from another"
     )
