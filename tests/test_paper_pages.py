@@ -15,16 +15,20 @@ import yaml
 
 from fedlit.cli.compare import parser, split_overrides
 from fedlit.studies.measure import Measure
+from fedlit.studies.results import RUN_COLUMNS
 from fedlit.studies.statistics import Estimate
 from fedlit.studies.study import chosen, read_study
 from tools.paper_pages.book import COLUMN, SOURCES, built, figures, methods_of, sources, stale, with_verdicts
 from tools.paper_pages.evidence import (
     AGREES,
+    DEPENDS,
     DISAGREES,
     NOT_RUN,
     OPEN,
     Finding,
     answering,
+    evidence,
+    findings,
     reading,
     results_of,
     runs_csv,
@@ -218,7 +222,7 @@ def test_where_pairs_are_missing_nothing_can_be_told():
     [
         ([AGREES, AGREES, OPEN], AGREES),
         ([AGREES, OPEN], OPEN),
-        ([AGREES, AGREES, DISAGREES], OPEN),
+        ([AGREES, AGREES, DISAGREES], DEPENDS),
         ([DISAGREES, DISAGREES, OPEN, NOT_RUN], DISAGREES),
         ([NOT_RUN], NOT_RUN),
     ],
@@ -236,6 +240,76 @@ def test_every_claim_has_a_verdict_of_its_own_and_controls_are_answered():
     found += [finding("c", "claim", NOT_RUN), finding("d", "control", AGREES), finding("e", "bound", AGREES)]
     assert verdict_line(found) == "a: cannot be told; b: disagrees. Controls: d: yes"
     assert verdict_line(found[3:]) == "cannot be told: not run"
+    both = [finding("a", "claim", AGREES), finding("a", "claim", DISAGREES), finding("d", "control", OPEN)]
+    both += [finding("d", "control", DISAGREES), finding("d", "control", AGREES), finding("d", "control", NOT_RUN)]
+    expected = "a: depends (agrees in 1, disagrees in 1 of 2). Controls: d: depends (yes in 1, no in 1 of 3)"
+    assert verdict_line(both) == expected
+
+
+# --- several sets of runs on one page
+
+
+STUDY = """
+recipe: fedavg_fashion.yaml
+rows: {A: {}, B: {model.optimizer.lr: 0.1}}
+columns: {few: {}, many: {}}
+seeds: 2
+"""
+
+
+@pytest.fixture
+def sets_of_runs(tmp_path):
+    """Writes a study and the runs of some sets of it: rows, columns and the value of all their runs."""
+
+    def write(*sets: tuple[str, str, str, list[str], float]) -> list[RunSet]:
+        (tmp_path / "configs").mkdir()
+        (tmp_path / "configs/study.yaml").write_text(STUDY)
+        found = []
+        for name, options, column, rows, value in sets:
+            lines = [line for row in rows for line in runs_of(row, column, value)]
+            path = tmp_path / "docs/papers/runs" / name / "runs.csv"
+            path.parent.mkdir(parents=True)
+            pd.DataFrame(lines, columns=list(RUN_COLUMNS)).to_csv(path, index=False)
+            found.append(RunSet(name, "study.yaml", options, ""))
+        return found
+
+    return write
+
+
+def runs_of(row: str, column: str, value: float) -> list[dict]:
+    """Of both seeds, which are a little apart."""
+    cell = {"row": row, "column": column, "status": "done", "folder": "", "left_out": 0}
+    return [{**cell, "training_seed": seed, "partition_seed": seed, "value": value + seed / 1000} for seed in (1, 2)]
+
+
+def test_sets_of_a_study_answer_together_and_the_first_that_has_a_cell_gives_it(sets_of_runs, tmp_path):
+    sets = sets_of_runs(
+        ("large", "--x 9", "many", ["A", "B"], 0.9),
+        ("small", "--only '*' few --x 1", "few", ["A"], 0.2),
+        ("more", "--x 1 --only B few", "few", ["B"], 0.5),
+        ("again", "--x 1", "few", ["A"], 0.7),
+    )
+    (piece,) = evidence(tmp_path, sets)
+    made_by = {cell: runs.name for cell, runs in piece.made_by.items()}
+    assert made_by == {("A", "many"): "large", ("B", "many"): "large", ("A", "few"): "small", ("B", "few"): "more"}
+    values = {str(cell): sum(piece.results.values(cell).values()) / 2 for cell in piece.results.study.cells}
+    assert values == pytest.approx({"A, few": 0.2015, "A, many": 0.9015, "B, few": 0.5015, "B, many": 0.9015})
+    question = replace(QUESTION, row="B", over="A", columns=("few", "many"))
+    found = findings(SimpleNamespace(questions=[question]), [piece])
+    assert [finding.found.mean for finding in found] == pytest.approx([0.3, 0.0])
+
+
+def test_rows_of_one_column_that_were_run_at_different_sizes_are_not_compared(sets_of_runs, tmp_path):
+    sets = sets_of_runs(("small", "--x 1", "few", ["A"], 0.2), ("large", "--x 9", "few", ["B"], 0.5))
+    with pytest.raises(ValueError, match="'few' is of small and, for 'B', of large, which is another size"):
+        evidence(tmp_path, sets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_run_stands_in_a_table(page):
+    shown = {(table.study, row, column) for table in page.tables for row in table.rows for column in table.columns}
+    for piece in evidence(ROOT, page.runs):
+        assert {(piece.study, *cell) for cell in piece.made_by} <= shown
 
 
 # --- sources and settings
@@ -270,13 +344,15 @@ def test_rates_were_not_tuned_on_a_seed_that_is_shown(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_questions_and_tables_are_of_cells_that_the_studies_have(page):
-    for runs in page.runs:
-        study = read_study(ROOT / "configs" / runs.study)
-        for question in page.questions:
-            for column in question.columns:
-                assert study.cell(question.row, column)
-                assert study.cell(question.over, column)
-        assert sorted(row for table in page.tables for row in table.rows) == sorted(study.rows)
+    studies = {runs.study: read_study(ROOT / "configs" / runs.study) for runs in page.runs}
+    for question in page.questions:
+        for column in question.columns:
+            for row in (question.row, question.over):
+                assert any(study.cell(row, column) for study in studies.values()), (row, column)
+    for table in page.tables:
+        for column in table.columns:
+            assert any(studies[table.study].cell(row, column) for row in table.rows)
+        assert set(table.rows) <= set(studies[table.study].rows)
 
 
 def test_a_folder_of_runs_belongs_to_a_page():
@@ -302,19 +378,20 @@ def tuned_rate(results, row: str) -> float:
     """The rate of the highest number among a row's own and those of its strengths; the smaller of equal ones."""
     found = []
     for cell in results.study.cells:
-        if cell.row == row or cell.row.startswith((f"{row}, mu ", f"{row} (")):
-            value = next(iter(results.values(cell).values()))
-            found.append((value, -float(cell.column.removeprefix("lr "))))
+        values = results.values(cell)
+        is_its = cell.row == row or cell.row.startswith((f"{row}, mu ", f"{row} ("))
+        if is_its and values:
+            rate = float(cell.column.rpartition("lr ")[2])
+            found.append((next(iter(values.values())), -rate))
     return -max(found)[1]
 
 
-TUNED = [(page, runs) for page in PAGES for runs in page.tuning if runs_csv(ROOT, runs).is_file()]
+TUNED = [runs for page in PAGES for runs in page.tuning if runs_csv(ROOT, runs).is_file()]
 
 
-@pytest.mark.parametrize(("page", "tuning"), [pytest.param(*pair, id=pair[0].name) for pair in TUNED])
-def test_a_study_has_the_rates_that_its_tuning_picked(page, tuning):
+@pytest.mark.parametrize("tuning", TUNED, ids=lambda runs: runs.name)
+def test_a_study_has_the_rates_that_its_tuning_picked(tuning):
     results = results_of(ROOT, tuning)
-    study = read_study(ROOT / "configs" / page.runs[0].study)
-    for cell in study.cells:
+    for cell in read_study(ROOT / "configs" / tuning.tunes).cells:
         row = cell.row.replace("FML, at home", "FML").replace("FedAvg, at home", "FedAvg")
         assert cell.options[-1]["model.optimizer.lr"] == tuned_rate(results, row)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.paper_pages.evidence import NOT_RUN, OPEN, answering, findings, verdict_line
+from tools.paper_pages.evidence import NOT_RUN, OPEN, evidence, findings, verdict_line
 from tools.paper_pages.figure import figure
 from tools.paper_pages.leaderboard import Leaderboard, in_one_line, leaderboard_figure, leaderboard_page
 from tools.paper_pages.page import paper_page
@@ -30,9 +30,9 @@ def built(root: Path) -> dict[Path, str]:
     texts = {}
     lines: dict[str, str] = {}
     for source in sources(root):
-        _, results = answering(root, source.runs)
         texts[Path("docs/papers") / f"{source.name}.md"] = paper_page(source, root)
-        lines |= dict.fromkeys(source.methods, verdict_line(findings(source, results)))
+        found = findings(source, evidence(root, source.runs))
+        lines |= dict.fromkeys(source.methods, verdict_line(found))
     board = Leaderboard.read(root / LEADERBOARD)
     texts[Path("docs/leaderboard.md")] = leaderboard_page(board, root)
     readme = (root / README).read_text(encoding="utf-8")
@@ -48,8 +48,7 @@ def figures(root: Path) -> dict[Path, str]:
     """Of every page that has something to show; their bytes depend on the version of matplotlib."""
     drawn = {}
     for source in sources(root):
-        _, results = answering(root, source.runs)
-        found = findings(source, results)
+        found = findings(source, evidence(root, source.runs))
         if found:
             drawn[FIGURES / f"{source.name}.svg"] = figure(found)
     board = leaderboard_figure(Leaderboard.read(root / LEADERBOARD), root)

@@ -7,7 +7,7 @@ A gain is the mean of the paired differences over seeds, in the direction that i
     cannot be told   otherwise, and wherever a pair of seeds is missing or did not reach its target
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from tools.paper_pages.source import Kind, Question, RunSet, Source
 AGREES = "agrees"
 DISAGREES = "disagrees"
 OPEN = "cannot be told"
+DEPENDS = "depends"  # some comparisons agree, others disagree
 NOT_RUN = "not run yet"
+YES_OR_NO = {AGREES: "yes", DISAGREES: "no"}
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,54 @@ def answering(root: Path, sets: Sequence[RunSet]) -> tuple[RunSet, RecordedResul
     return sets[0], None
 
 
+@dataclass(frozen=True)
+class Evidence:
+    """What all sets of runs of one study found together.
+
+    Attributes:
+        study: As `fedlit compare` takes it.
+        results: A cell has the runs of the first set in which it was run.
+        made_by: That set, by row and column; nothing of what was not run.
+    """
+
+    study: str
+    results: RecordedResults
+    made_by: Mapping[tuple[str, str], RunSet]
+
+
+def evidence(root: Path, sets: Sequence[RunSet]) -> list[Evidence]:
+    """Of every study of the sets, in their order, also where nothing was run."""
+    by_study: dict[str, list[RunSet]] = {}
+    for runs in sets:
+        by_study.setdefault(runs.study, []).append(runs)
+    return [_together(root, study, its) for study, its in by_study.items()]
+
+
+def _together(root: Path, study: str, sets: Sequence[RunSet]) -> Evidence:
+    results = RecordedResults(read_study(root / "configs" / study), {}, {}, [])
+    made_by: dict[tuple[str, str], RunSet] = {}
+    lines = []
+    for runs in sets:
+        found = results_of(root, runs)
+        if found is None:
+            continue
+        new = [line for line in found.lines if (line["row"], line["column"]) not in made_by]
+        made_by |= {(line["row"], line["column"]): runs for line in new}
+        lines += new
+        results = replace(found, lines=lines)
+    _check_comparable(made_by)
+    return Evidence(study, results, made_by)
+
+
+def _check_comparable(made_by: Mapping[tuple[str, str], RunSet]) -> None:
+    """Rows of a column are compared, so they were run at one size."""
+    first: dict[str, RunSet] = {}
+    for (row, column), runs in made_by.items():
+        other = first.setdefault(column, runs)
+        if other.options_of_all != runs.options_of_all:
+            raise ValueError(f"{column!r} is of {other.name} and, for {row!r}, of {runs.name}, which is another size.")
+
+
 def part(results: RecordedResults, rows: Sequence[str], columns: Sequence[str]) -> RecordedResults:
     """Some rows and columns of a study's results, the first row as the baseline."""
     study = results.study
@@ -82,20 +132,19 @@ def run_columns(results: RecordedResults) -> list[str]:
     return [column for column in results.study.columns if column in made]
 
 
-def findings(source: Source, results: RecordedResults | None) -> list[Finding]:
+def findings(source: Source, pieces: Sequence[Evidence]) -> list[Finding]:
     """What every question came to, in every column; nothing where nothing was run."""
-    if results is None:
+    if not any(piece.made_by for piece in pieces):
         return []
     found = []
     for question in source.questions:
         for column in question.columns:
-            found.append(_finding(question, column, results))
+            found.append(_finding(question, column, pieces))
     return found
 
 
-def _finding(question: Question, column: str, results: RecordedResults) -> Finding:
-    row = _cell(results, question.row, column)
-    over = _cell(results, question.over, column)
+def _finding(question: Question, column: str, pieces: Sequence[Evidence]) -> Finding:
+    results, row, over = _asked(question, column, pieces)
     difference = results.difference(row, over)
     paper = None
     if row.paper is not None and over.paper is not None:
@@ -106,18 +155,21 @@ def _finding(question: Question, column: str, results: RecordedResults) -> Findi
     return Finding(question, column, row.measure, difference, paper, word)
 
 
+def _asked(question: Question, column: str, pieces: Sequence[Evidence]) -> tuple[RecordedResults, Cell, Cell]:
+    """The two cells of a question, in the study that has them."""
+    for piece in pieces:
+        row = piece.results.study.cell(question.row, column)
+        over = piece.results.study.cell(question.over, column)
+        if row is not None and over is not None:
+            return piece.results, row, over
+    raise ValueError(f"no study has the cells {question.row!r} and {question.over!r} in {column!r}.")
+
+
 def _was_run(results: RecordedResults, cell: Cell) -> bool:
     """Whether some run of a cell was made, done or failed, whether or not it reached a target."""
     runs = results.runs
     of_cell = (runs["row"] == cell.row) & (runs["column"] == cell.column)
     return bool((runs.loc[of_cell, "status"] != "missing").any())
-
-
-def _cell(results: RecordedResults, row: str, column: str) -> Cell:
-    cell = results.study.cell(row, column)
-    if cell is None:
-        raise ValueError(f"the study has no cell {row!r}, {column!r}.")
-    return cell
 
 
 def reading(found: Estimate, measure: Measure, question: Question, wanted: int) -> str:
@@ -153,17 +205,25 @@ def verdict(readings: Iterable[str]) -> str:
     Example:
         >>> verdict([AGREES, AGREES, OPEN]), verdict([AGREES, OPEN]), verdict([DISAGREES]), verdict([NOT_RUN])
         ('agrees', 'cannot be told', 'disagrees', 'not run yet')
+        >>> verdict([AGREES, AGREES, DISAGREES])
+        'depends'
     """
-    run = [reading for reading in readings if reading != NOT_RUN]
+    run = _run(readings)
     agree = run.count(AGREES)
     disagree = run.count(DISAGREES)
     if not run:
         return NOT_RUN
-    if 2 * agree > len(run) and disagree == 0:
+    if agree and disagree:
+        return DEPENDS
+    if 2 * agree > len(run):
         return AGREES
-    if 2 * disagree > len(run) and agree == 0:
+    if 2 * disagree > len(run):
         return DISAGREES
     return OPEN
+
+
+def _run(readings: Iterable[str]) -> list[str]:
+    return [reading for reading in readings if reading != NOT_RUN]
 
 
 def verdicts(found: Sequence[Finding], kind: Kind) -> dict[str, str]:
@@ -172,8 +232,23 @@ def verdicts(found: Sequence[Finding], kind: Kind) -> dict[str, str]:
     for finding in found:
         if finding.question.kind == kind:
             readings.setdefault(finding.question.brief, []).append(finding.reading)
-    words = {brief: verdict(its) for brief, its in readings.items()}
-    return {brief: word for brief, word in words.items() if word != NOT_RUN}
+    words = YES_OR_NO if kind == "control" else {}
+    return {brief: _told(_run(its), words) for brief, its in readings.items() if _run(its)}
+
+
+def _told(readings: Sequence[str], words: Mapping[str, str]) -> str:
+    """A verdict in the words of its kind, and the counts where it depends.
+
+    Example:
+        >>> _told([AGREES, AGREES, DISAGREES, OPEN], YES_OR_NO)
+        'depends (yes in 2, no in 1 of 4)'
+    """
+    word = verdict(readings)
+    if word != DEPENDS:
+        return words.get(word, word)
+    agree, disagree = readings.count(AGREES), readings.count(DISAGREES)
+    yes, no = words.get(AGREES, AGREES), words.get(DISAGREES, DISAGREES)
+    return f"{word} ({yes} in {agree}, {no} in {disagree} of {len(readings)})"
 
 
 def verdict_line(found: Sequence[Finding]) -> str:
@@ -181,9 +256,12 @@ def verdict_line(found: Sequence[Finding]) -> str:
     claims = verdicts(found, "claim")
     if not claims:
         return f"{OPEN}: not run"
-    text = "; ".join(f"{brief}: {word}" for brief, word in claims.items())
+    text = _line(claims)
     controls = verdicts(found, "control")
     if controls:
-        answers = {AGREES: "yes", DISAGREES: "no", OPEN: OPEN}
-        text += ". Controls: " + "; ".join(f"{brief}: {answers[word]}" for brief, word in controls.items())
+        text += f". Controls: {_line(controls)}"
     return text
+
+
+def _line(told: Mapping[str, str]) -> str:
+    return "; ".join(f"{brief}: {word}" for brief, word in told.items())

@@ -13,8 +13,18 @@ from fedlit.studies.recorded import RecordedResults
 from fedlit.studies.study import read_study
 from fedlit.studies.tables import grid_in_markdown
 from fedlit.studies.wording import difference, plus_minus
-from tools.paper_pages.evidence import NOT_RUN, Finding, answering, findings, part, run_columns, runs_csv, verdict_line
-from tools.paper_pages.source import RunSet, Source
+from tools.paper_pages.evidence import (
+    NOT_RUN,
+    Evidence,
+    Finding,
+    evidence,
+    findings,
+    part,
+    run_columns,
+    runs_csv,
+    verdict_line,
+)
+from tools.paper_pages.source import RunSet, Source, Table
 
 MADE = "<!-- Made by `python -m tools.paper_pages` from docs/papers/src and docs/papers/runs; do not edit. -->"
 RULE = (
@@ -22,20 +32,21 @@ RULE = (
     "*agrees* if its 95 % interval lies above 0, *disagrees* if it does not and lies below the smallest gain that "
     "matters, and *cannot be told* otherwise, or where a pair of seeds is missing or did not reach the target. A "
     "claim agrees or disagrees if more than half of its comparisons that were run do, be it one, and none says the "
-    "opposite; a control is answered yes or no by the same rule. Nothing is corrected for there being several."
+    "opposite; where some agree and others disagree, it depends, and both are counted. A control is answered yes or no "
+    "by the same rule. Nothing is corrected for there being several."
 )
 
 
 def paper_page(source: Source, root: Path) -> str:
     """The whole page."""
-    runs, results = answering(root, source.runs)
-    found = findings(source, results)
+    pieces = evidence(root, source.runs)
+    found = findings(source, pieces)
     blocks = [
         f"# {source.title}",
         MADE,
         f"[{source.citation}]({source.link})",
         f"**Verdict: {verdict_line(found)}.**",
-        _sizes(runs, results),
+        _sizes(source, pieces),
         "## What the paper claims",
         source.claim,
         "## Its setting",
@@ -45,9 +56,9 @@ def paper_page(source: Source, root: Path) -> str:
         "## Our runs",
         *_our_runs(source, root),
         f"Seen before these settings were fixed: {source.seen_before}",
-        _again(source, runs, results),
+        _again(source, pieces),
         "## Theirs and ours",
-        *_tables(source, results),
+        *_tables(source, pieces),
         "## Answers",
         _answers(found),
     ]
@@ -63,10 +74,13 @@ def paper_page(source: Source, root: Path) -> str:
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
 
-def _sizes(runs: RunSet, results: RecordedResults | None) -> str:
-    if results is None:
+def _sizes(source: Source, pieces: Sequence[Evidence]) -> str:
+    """Of the sets that some number here is of."""
+    made = {runs.name for piece in pieces for runs in piece.made_by.values()}
+    if not made:
         return "Nothing of it was run yet at these settings."
-    return f"At the size of `{runs.name}`, which is much smaller than the paper's: {runs.size}."
+    sizes = _bullets(f"`{runs.name}`: {runs.size}." for runs in source.runs if runs.name in made)
+    return f"At these sizes, which are much smaller than the paper's:\n\n{sizes}"
 
 
 def _bullets(texts: Iterable[str]) -> str:
@@ -91,18 +105,18 @@ def _our_runs(source: Source, root: Path) -> list[str]:
     return blocks
 
 
-def _again(source: Source, runs: RunSet, results: RecordedResults | None) -> str:
+def _again(source: Source, pieces: Sequence[Evidence]) -> str:
     """How to make one of the numbers again."""
-    if results is None:
-        return ""
     row = source.questions[0].row
-    for cell in results.study.cells:
-        values = results.values(cell)
-        first = results.study.seeds[0]
-        if cell.row == row and first in values:
-            number = plus_minus(values[first], nan, cell.measure)
-            command = runs.command_of(cell.row, cell.column)
-            return f"One number again, {cell} with seed {first.training}, which is {number}:\n\n```bash\n{command}\n```"
+    for piece in pieces:
+        first = piece.results.study.seeds[0]
+        for cell in piece.results.study.cells:
+            values = piece.results.values(cell)
+            if cell.row == row and first in values:
+                number = plus_minus(values[first], nan, cell.measure)
+                command = piece.made_by[cell.row, cell.column].command_of(cell.row, cell.column)
+                told = f"One number again, {cell} with seed {first.training}, which is {number}:"
+                return f"{told}\n\n```bash\n{command}\n```"
     return ""
 
 
@@ -122,27 +136,39 @@ def _spent(root: Path, runs: RunSet) -> tuple[str, str, str]:
     return told, "; ".join(sorted(set(made_on))), f"{hours:.2f}"
 
 
-def _tables(source: Source, results: RecordedResults | None) -> list[str]:
-    if results is None:
-        return [f"{NOT_RUN.capitalize()}."]
-    columns = run_columns(results)
+def _tables(source: Source, pieces: Sequence[Evidence]) -> list[str]:
+    by_study = {piece.study: piece for piece in pieces}
     blocks = []
     for asked in source.tables:
-        chosen = part(results, asked.rows, columns)
-        grids = [main_grid(chosen), target_grid(chosen)]
-        blocks.append(f"### {asked.title}")
-        for grid in grids:
-            if grid is not None:
-                blocks += [f"{grid.title}:", grid_in_markdown(_told(grid)), grid.note]
-    if results.study.source:
-        blocks.append(f"The paper's numbers: {results.study.source}.")
-    rest = [column for column in results.study.columns if column not in columns]
+        blocks += _table(asked, by_study[asked.study].results)
+    if not blocks:
+        return [f"{NOT_RUN.capitalize()}."]
+    cited = dict.fromkeys(piece.results.study.source for piece in pieces)  # studies may name the same table
+    blocks += [f"The paper's numbers: {name}." for name in cited if name]
+    return [*blocks, "### What a run took", *_costs(pieces)]
+
+
+def _table(asked: Table, results: RecordedResults) -> list[str]:
+    """The numbers, and what targets took; nothing where nothing of it was run."""
+    columns = [column for column in asked.columns if column in run_columns(results)]
+    if not columns:
+        return []
+    chosen = part(results, asked.rows, columns)
+    blocks = [f"### {asked.title}"]
+    for grid in (main_grid(chosen), target_grid(chosen)):
+        if grid is not None:
+            blocks += [f"{grid.title}:", grid_in_markdown(_told(grid)), grid.note]
+    rest = [column for column in asked.columns if column not in columns]
     if rest:
-        blocks.append(f"Columns of the study that were {NOT_RUN.removesuffix(' yet')} at this size: {'; '.join(rest)}.")
-    every_row = [row for asked in source.tables for row in asked.rows]
-    cost = cost_grid(part(results, every_row, columns))
-    blocks += ["### What a run took", grid_in_markdown(cost), cost.note]
+        blocks.append(f"Columns that were {NOT_RUN.removesuffix(' yet')}: {'; '.join(rest)}.")
     return blocks
+
+
+def _costs(pieces: Sequence[Evidence]) -> list[str]:
+    """In one table for all studies."""
+    grids = [cost_grid(piece.results) for piece in pieces if piece.made_by]
+    rows = tuple(row for grid in grids for row in grid.rows)
+    return [grid_in_markdown(replace(grids[0], rows=rows)), grids[0].note]
 
 
 def _told(grid: Grid) -> Grid:

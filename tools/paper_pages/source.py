@@ -34,13 +34,30 @@ class RunSet:
 
     def command_of(self, row: str, column: str) -> str:
         """The same for one cell and its first seed."""
+        words = [*self.options_of_all, "--only", row, column, "--seeds", "1"]
+        return shlex.join(["fedlit", "compare", self.study, *words])
+
+    @property
+    def options_of_all(self) -> list[str]:
+        """What else was typed, but for which cells."""
         kept = []
         is_pattern = False
         for word in shlex.split(self.options):
             is_pattern = word == "--only" or (is_pattern and not word.startswith("--"))
             if not is_pattern:
                 kept.append(word)
-        return shlex.join(["fedlit", "compare", self.study, *kept, "--only", row, column, "--seeds", "1"])
+        return kept
+
+
+@dataclass(frozen=True)
+class Tuning(RunSet):
+    """A study that picked learning rates.
+
+    Attributes:
+        tunes: The study that has them.
+    """
+
+    tunes: str
 
 
 @dataclass(frozen=True)
@@ -68,10 +85,19 @@ class Question:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that measure the same thing; the first is what others are compared with."""
+    """Rows that measure the same thing.
+
+    Attributes:
+        title: Of the table.
+        study: Whose rows and columns they are.
+        rows: The first is what others are compared with.
+        columns: Of those that were run, these.
+    """
 
     title: str
+    study: str
     rows: tuple[str, ...]
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -89,7 +115,7 @@ class Source:
         differences: What the authors' code does otherwise.
         control: What was added, and why.
         seen_before: What was run and seen before the settings were fixed.
-        runs: Studies that answer; the first that was run gives the verdict.
+        runs: Studies that answer; a cell is that of the first set in which it was run.
         tuning: Studies that picked learning rates, on seeds of their own.
         tables: Of the numbers.
         questions: Of the verdict.
@@ -107,7 +133,7 @@ class Source:
     control: str
     seen_before: str
     runs: tuple[RunSet, ...]
-    tuning: tuple[RunSet, ...]
+    tuning: tuple[Tuning, ...]
     tables: tuple[Table, ...]
     questions: tuple[Question, ...]
     would_tell: str
@@ -122,7 +148,7 @@ def read_source(path: Path) -> Source:
         return Source(
             name=path.stem,
             runs=tuple(_run_set(given) for given in content["runs"]),
-            tuning=tuple(_run_set(given) for given in content["tuning"]),
+            tuning=tuple(_tuning(given) for given in content["tuning"]),
             tables=tuple(_table(given) for given in content["tables"]),
             questions=tuple(_question(given) for given in content["questions"]),
             methods=tuple(content["methods"]),
@@ -145,9 +171,14 @@ def _run_set(given: Mapping[str, Any]) -> RunSet:
     return RunSet(**given)
 
 
+def _tuning(given: Mapping[str, Any]) -> Tuning:
+    _check(given, [field.name for field in fields(Tuning)], "`tuning`")
+    return Tuning(**given)
+
+
 def _table(given: Mapping[str, Any]) -> Table:
     _check(given, [field.name for field in fields(Table)], "`tables`")
-    return Table(given["title"], tuple(given["rows"]))
+    return Table(given["title"], given["study"], tuple(given["rows"]), tuple(given["columns"]))
 
 
 def _question(given: Mapping[str, Any]) -> Question:
