@@ -48,7 +48,9 @@ def report(
         print(f"without client {k}: {failure.reason}")
     if folder is not None:
         header = ",".join(Row._fields) + "\n"
-        (folder / name).write_text(header + "".join(lines(rows)))
+        temporary = folder / f".{name}.tmp"  # who sees the file sees all of it
+        temporary.write_text(header + "".join(lines(rows)))
+        temporary.replace(folder / name)
 
 
 def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Mapping[str, Sequence[object]]) -> Path:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 POOLED = "all"
+CONVERGENCE = "epochs_to_converge"  # of a client that joins
 
 
 @lru_cache

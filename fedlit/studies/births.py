@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Protocol
 
-FIT = ("fedlit", "fit")  # a module that is run, and its first argument
+FEDLIT = "fedlit"  # the module that is run
 IMPORTED = "fedlit.cli.app"  # by the process that is forked
 MESSAGE = 2**20  # bytes at most
 PR_SET_PDEATHSIG = 1  # of Linux' prctl
@@ -36,16 +36,16 @@ class NewProcesses:
     """Each run is a Python of its own.
 
     Args:
-        fit: The module that is run, and its first arguments.
+        module: That is run.
     """
 
-    def __init__(self, fit: tuple[str, ...] = FIT) -> None:
-        self.fit = fit
+    def __init__(self, module: str = FEDLIT) -> None:
+        self.module = module
 
     def start(self, arguments: list[str], log: int, claim: int) -> Process:
         """A process with the arguments, which prints into a file and holds a claim as long as it lives."""
         return subprocess.Popen(
-            [sys.executable, "-m", *self.fit, *arguments],
+            [sys.executable, "-m", self.module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -63,12 +63,12 @@ class Nursery:
     """Each run is a fork of one process that has imported fedlit (`fedlit.studies.nursery`) and does nothing else.
 
     Args:
-        fit: The module that is run, and its first arguments.
+        module: That is run.
         imported: What is imported once for all.
     """
 
-    def __init__(self, fit: tuple[str, ...] = FIT, imported: str = IMPORTED) -> None:
-        self.fit = fit
+    def __init__(self, module: str = FEDLIT, imported: str = IMPORTED) -> None:
+        self.module = module
         self.imported = imported
         self.children: dict[int, Child] = {}
         self.channel: socket.socket | None = None
@@ -79,7 +79,7 @@ class Nursery:
         if self.channel is None:
             self._open()
         assert self.channel is not None
-        socket.send_fds(self.channel, [json.dumps([*self.fit, *arguments]).encode()], [log, claim])
+        socket.send_fds(self.channel, [json.dumps([self.module, *arguments]).encode()], [log, claim])
         while True:
             told = self._hear()
             if "born" in told:

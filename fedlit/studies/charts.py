@@ -15,7 +15,7 @@ from fedlit.studies.results import Results
 from fedlit.studies.run_charts import Chart
 from fedlit.studies.series import Curve, curve_of, points_of, rounds_to_target
 from fedlit.studies.study import Cell
-from fedlit.studies.wording import difference, metric_label
+from fedlit.studies.wording import difference, metric_label, steps
 
 
 def curves(results: Results, cells: Sequence[Cell], over: Literal["rounds", "bytes"]) -> Chart:
@@ -26,14 +26,14 @@ def curves(results: Results, cells: Sequence[Cell], over: Literal["rounds", "byt
         if curve is not None:
             series.append(_line(cell.row, results.study.rows.index(cell.row), curve, over))
     label = "; ".join(dict.fromkeys(metric_label(cell.measure) for cell in cells))
-    x = "round"
+    x = name = steps(cells)
     if over == "bytes":
-        x = "sent by all clients, up and down"
+        x, name = "sent by all clients, up and down", "after"
     return {
         "kind": "lines",
         "group": "curves",
         "x": x,
-        "xname": "round" if over == "rounds" else "after",
+        "xname": name,
         "unit": over,
         "y": label,
         "series": series,

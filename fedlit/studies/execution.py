@@ -1,4 +1,4 @@
-"""Runs of a study side by side, each a `fedlit fit` in a process of its own (`births`).
+"""Runs of a study side by side, each a `fedlit fit` in a process of its own (`births`), and an `adapt` if asked for.
 
 A run is claimed by a lock on its folder, which its process inherits: two calls never make one run at once, also when
 the first was killed and left its processes behind. What is done is never run again; what was begun goes on.
@@ -16,7 +16,7 @@ from fedlit.records.run_folder import lock_folder
 from fedlit.records.stop_signals import stop_signals
 from fedlit.studies.births import NewProcesses, Nursery, Process
 from fedlit.studies.progress import StudyProgress
-from fedlit.studies.runs import LOG, Run
+from fedlit.studies.runs import LOG, Command, Run
 
 PAUSE = 0.2  # seconds between two looks at the runs
 
@@ -26,6 +26,7 @@ class Job:
     """A run that is under way."""
 
     run: Run
+    command: Command
     process: Process
     lock: TextIO
 
@@ -97,8 +98,7 @@ class Execution:
                 self.held.append(run)
                 continue
             except ValueError as error:  # its code or its data have changed meanwhile
-                self.failures[run] = str(error)
-                self.progress.failed(run, str(error))
+                self._fail(run, str(error))
                 continue
             if job is None:
                 self.progress.done(run)
@@ -112,12 +112,29 @@ class Execution:
             if code is None:
                 continue
             self.active.remove(job)
-            job.lock.close()
-            if job.run.status == "done":
-                self.progress.done(job.run)
-            elif self.stopped_by is None:
-                self.failures[job.run] = reason(job.run, code)
-                self.progress.failed(job.run, self.failures[job.run])
+            if not self._went_on(job, code):
+                job.lock.close()
+
+    def _went_on(self, job: Job, code: int) -> bool:
+        """Whether the run has begun with what it has left to do, under the same claim; else it has ended."""
+        left = job.run.next_command
+        if left is None:
+            self.progress.done(job.run)
+        elif self.stopped_by is not None:
+            return False  # the next call goes on with it
+        elif code != 0 or left == job.command:
+            self._fail(job.run, reason(job.run, code))
+        else:
+            try:
+                self.active.append(begun(job.run, left, self.births, job.lock))
+                return True
+            except ValueError as error:  # its code or its data have changed meanwhile
+                self._fail(job.run, str(error))
+        return False
+
+    def _fail(self, run: Run, why: str) -> None:
+        self.failures[run] = why
+        self.progress.failed(run, why)
 
 
 def start(run: Run, births: NewProcesses | Nursery) -> Job | None:
@@ -129,17 +146,23 @@ def start(run: Run, births: NewProcesses | Nursery) -> Job | None:
     """
     run.root.mkdir(parents=True, exist_ok=True)
     lock = _claimed(run.root)
-    if run.status == "done":  # while we looked away
+    command = run.next_command
+    if command is None:  # done while we looked away
         lock.close()
         return None
     try:
-        config = run.write_config()
+        return begun(run, command, births, lock)
     except ValueError:
         lock.close()
         raise
+
+
+def begun(run: Run, command: Command, births: NewProcesses | Nursery, lock: TextIO) -> Job:
+    """A process of a run that is claimed by the lock."""
+    config = run.write_config()
     with (run.root / LOG).open("a") as log:  # the claim outlives us as long as the run does
-        process = births.start(["--config", str(config), "--ckpt_path", "auto"], log.fileno(), lock.fileno())
-    return Job(run, process, lock)
+        process = births.start(run.arguments(command, config), log.fileno(), lock.fileno())
+    return Job(run, command, process, lock)
 
 
 def _claimed(root: Path) -> TextIO:

@@ -15,7 +15,7 @@ from fedlit.studies.grids import reached, targets_of
 from fedlit.studies.results import Results
 from fedlit.studies.series import Curve, curve_of, outcomes_of, points_of, rounds_to_target
 from fedlit.studies.study import Cell
-from fedlit.studies.wording import metric_label, short, unit_of
+from fedlit.studies.wording import metric_label, short, steps, unit_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -138,7 +138,7 @@ def _draw_rounds(axes: "Axes", results: Results, cells: list[Cell]) -> None:
         curve = curve_of(results, cell)
         if curve is not None:
             _draw_curve(axes, results, cell, curve, curve.rounds, 1.0)
-    axes.set_xlabel("round")
+    axes.set_xlabel(steps(cells))
     axes.locator_params(axis="x", integer=True)
     _label_metric(axes, cells)
 

@@ -14,7 +14,7 @@ from fedlit.studies.reading import check_keys, is_number
 At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to_target", "seconds_to_target"]
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]
 TO_TARGET: tuple[At, ...] = ("rounds_to_target", "bytes_to_target", "seconds_to_target")
-Over = Literal["rounds", "epochs"]
+Over = Literal["rounds", "epochs", "newcomers"]
 Direction = Literal["max", "min"]
 KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "over", "percent", "direction")
 KEY = re.compile(r"(?P<metric>.+)/(?P<model>\w+)_on_(?P<data>\w+)")
@@ -32,7 +32,8 @@ class Measure:
             standard deviation (`spread`).
         client: The value of one client only.
         stage: Of this stage only.
-        over: Values by `rounds`, or by the `epochs` of a stage at home (see `trainer.eval_every_n_epochs`).
+        over: Values by `rounds`; by the `epochs` of a stage at home (see `trainer.eval_every_n_epochs`); or by those of
+            `newcomers`, clients that join after the fit (see `adapt` of a study).
         percent: Show a fraction as per cent, as papers do; by default, accuracies.
         direction: Whether a larger value is a better one, `max`, or a smaller one, `min`; as the runs recorded it by
             default.
@@ -63,8 +64,9 @@ class Measure:
         _check_choice("over_clients", given.get("over_clients", cls.over_clients), get_args(OverClients))
         _check_choice("over", given.get("over", cls.over), get_args(Over))
         _check_target(given.get("at", cls.at), given.get("target"))
-        if given.get("over") == "epochs" and given.get("at") in TO_TARGET:
-            raise ValueError("`measure.over: epochs` has no rounds, bytes or seconds to a target; set `at: last`.")
+        over = given.get("over", cls.over)
+        if over != "rounds" and given.get("at") in TO_TARGET:
+            raise ValueError(f"`measure.over: {over}` has no rounds, bytes or seconds to a target; set `at: last`.")
         _check_client(given)
         stage = given.get("stage")
         if stage is not None and not isinstance(stage, str):
@@ -91,6 +93,11 @@ class Measure:
         if measure.direction is None:
             measure = replace(measure, direction=directions.get(metric))
         return measure
+
+    @property
+    def step(self) -> str:
+        """What values are counted by."""
+        return "round" if self.over == "rounds" else "epoch"
 
     @property
     def is_to_target(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedlit.records.rows import POOLED
+from fedlit.records.rows import CONVERGENCE, POOLED
 from fedlit.studies.measure import KEY, Direction, Measure
 
 
@@ -33,6 +33,14 @@ class Outcome:
         rows = pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
         last = rows[rows["round"] == rows["round"].max()]
         return last.drop(columns="round").rename(columns={"epoch": "round"})
+
+    @cached_property
+    def newcomers(self) -> pd.DataFrame:
+        """adapt.csv, as metrics.csv is, with epochs for rounds."""
+        path = self.folder / "adapt.csv"
+        if not path.exists():
+            raise ValueError(f"{self.folder} has no adapt.csv; call `fedlit adapt`.")
+        return pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
@@ -74,7 +82,8 @@ class Outcome:
     @property
     def directions(self) -> dict[str, Direction]:
         """What was measured of every model, the most important first, and whether it is to rise (`max`) or fall."""
-        return self.environment.get("measures", {"acc": "max", "loss": "min"})  # before 0.2 there was nothing else
+        measures = self.environment.get("measures", {"acc": "max", "loss": "min"})  # before 0.2 there was nothing else
+        return {**measures, CONVERGENCE: "min"}
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -110,14 +119,14 @@ class Outcome:
 
     def by_client(self, measure: Measure) -> pd.DataFrame:
         """The measured metric: rounds x clients; one column `all` where it is of the pooled test set."""
-        key = (measure.metric, measure.stage, measure.client)
+        key = (measure.metric, measure.over, measure.stage, measure.client)
         if key not in self._tables:
             rows = self._rows(measure)
             self._tables[key] = rows.pivot_table(index="round", columns="client", values="value", aggfunc="last")
         return self._tables[key]
 
     @cached_property
-    def _tables(self) -> dict[tuple[str, str | None, int | None], pd.DataFrame]:
+    def _tables(self) -> dict[tuple[str, str, str | None, int | None], pd.DataFrame]:
         """What `by_client` has made: every table and figure asks for it, and it takes long."""
         return {}
 
@@ -126,25 +135,34 @@ class Outcome:
         return over_clients(self.by_client(measure), measure)
 
     def _rows(self, measure: Measure) -> pd.DataFrame:
-        """The lines of metrics.csv that are measured."""
+        """The lines of metrics.csv, epochs.csv or adapt.csv that are measured."""
         words = KEY.fullmatch(measure.metric)
         assert words is not None  # a Measure is checked
-        rows = self.epochs if measure.over == "epochs" else self.metrics
-        rows = rows[(rows["metric"] == words["metric"]) & (rows["data"] == words["data"])]
+        whole = self._whole(measure)
+        rows = whole[(whole["metric"] == words["metric"]) & (whole["data"] == words["data"])]
         if measure.stage is not None:
             rows = rows[rows["stage"] == measure.stage]
         rows = rows[rows["model"] == _model(words["model"], rows)]
         if measure.client is not None:
             rows = rows[rows["client"] == str(measure.client)]
         if rows.empty:
-            raise ValueError(f"{self.folder}: {measure.metric} was never measured; there are {', '.join(self.keys())}.")
+            known = ", ".join(_keys(whole))
+            raise ValueError(f"{self.folder}: {measure.metric} was never measured; there are {known}.")
         return rows
+
+    def _whole(self, measure: Measure) -> pd.DataFrame:
+        if measure.over == "newcomers":
+            return self.newcomers
+        return self.epochs if measure.over == "epochs" else self.metrics
 
     def keys(self) -> list[str]:
         """Every metric of the run, as metric/model_on_data."""
-        rows = self.metrics
-        names = rows["metric"] + "/" + rows["model"] + "_on_" + rows["data"]
-        return sorted(names.unique())
+        return _keys(self.metrics)
+
+
+def _keys(rows: pd.DataFrame) -> list[str]:
+    names = rows["metric"] + "/" + rows["model"] + "_on_" + rows["data"]
+    return sorted(names.unique())
 
 
 def _model(wanted: str, rows: pd.DataFrame) -> str:

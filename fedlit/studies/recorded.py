@@ -9,12 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from fedlit.records.rows import CONVERGENCE
 from fedlit.studies.measure import Direction
 from fedlit.studies.results import RUN_COLUMNS, Results
 from fedlit.studies.seeds import SeedPair
 from fedlit.studies.study import Cell, Study
 
-DIRECTIONS: dict[str, Direction] = {"acc": "max", "loss": "min"}  # what runs of classification record
+DIRECTIONS: dict[str, Direction] = {"acc": "max", "loss": "min", CONVERGENCE: "min"}  # of runs of classification
 SEEDS = ("training_seed", "partition_seed")
 WORDS = ("row", "column", "status", "folder")
 

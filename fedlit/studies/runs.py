@@ -3,6 +3,7 @@
 Cells that differ only in what they measure share their runs.
 """
 
+import csv
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from fedlit.studies.whole_files import write_whole
 
 Config = Mapping[str, Any]  # every option of a run, resolved
 Status = Literal["done", "begun", "new"]
+Command = Literal["fit", "adapt"]
 CONFIG = "run.yaml"
 MADE_OF = "made_of.json"  # digests of the user's code and data
 LOG = "fit.log"  # what it printed
@@ -35,6 +37,7 @@ class Run:
         root: Its folder in the study's; `lightning_logs` stands in it.
         config: Every option, resolved, without seeds and folder.
         digests: Of the user's own code and data when the study was read, by name.
+        adapt: Epochs for which unseen clients train at home after the fit; None where none is to join.
     """
 
     cell: Cell
@@ -42,6 +45,7 @@ class Run:
     root: Path
     config: Config = field(compare=False, repr=False)
     digests: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    adapt: int | None = None
 
     def __str__(self) -> str:
         """As a person would call it."""
@@ -55,10 +59,30 @@ class Run:
     @property
     def status(self) -> Status:
         """Whether it is done."""
-        folder = self.folder
-        if folder is None:
+        if self.folder is None:
             return "new"
-        return "done" if is_finished(folder) else "begun"
+        return "done" if self.next_command is None else "begun"
+
+    @property
+    def next_command(self) -> Command | None:
+        """What `fedlit` is to be called for next; None if it is done."""
+        folder = self.folder
+        if folder is None or not is_finished(folder):
+            return "fit"
+        if self.adapt is not None and epochs_adapted(folder) != self.adapt:
+            return "adapt"
+        return None
+
+    def arguments(self, command: Command, config: Path) -> list[str]:
+        """What `fedlit` is called with.
+
+        Args:
+            command: See `next_command`.
+            config: What `write_config` wrote.
+        """
+        if command == "fit":
+            return ["fit", "--config", str(config), "--ckpt_path", "auto"]
+        return ["adapt", "--config", str(config), "--ckpt_path", "last", "--epochs", str(self.adapt)]
 
     @property
     def whole_config(self) -> dict[str, Any]:
@@ -148,6 +172,15 @@ def is_finished(folder: Path) -> bool:
     return False
 
 
+def epochs_adapted(folder: Path) -> int | None:
+    """For how many epochs newcomers of a run have trained; None if none has joined."""
+    path = folder / "adapt.csv"
+    if not path.exists():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        return max(int(row["round"]) for row in csv.DictReader(file))
+
+
 def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> dict[Cell, list[Run]]:
     """The runs of every cell, in the order of the study's seeds; cells of the same options share theirs."""
     by_config: dict[str, list[Run]] = {}
@@ -164,7 +197,8 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
             home = _own_folder(output / "runs" / cell_folder(cell), roots)
             roots[home] = cell
             digests = {name: digest(file) for name, file in made_of(config).items()}
-            by_config[key] = [Run(cell, seeds, home / seeds.name, config, digests) for seeds in study.seeds]
+            runs = [Run(cell, seeds, home / seeds.name, config, digests, study.adapt) for seeds in study.seeds]
+            by_config[key] = runs
         planned[cell] = by_config[key]
     return planned
 

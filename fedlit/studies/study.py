@@ -25,6 +25,7 @@ KEYS = (
     "without",
     "seeds",
     "measure",
+    "adapt",
     "baseline",
     "paper",
 )
@@ -68,7 +69,19 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """A question: cells, pairs of seeds, and the row that all others are compared with."""
+    """A question: cells, pairs of seeds, and the row that all others are compared with.
+
+    Attributes:
+        title: Of its page.
+        rows: Names.
+        columns: Names.
+        cells: Of rows and columns.
+        seeds: Pairs of training and partition.
+        baseline: The row that all others are compared with.
+        source: Of the paper's numbers.
+        note: What a reader must know.
+        adapt: Epochs for which unseen clients train at home once a fit is done; None where none is to join.
+    """
 
     title: str
     rows: tuple[str, ...]
@@ -78,6 +91,7 @@ class Study:
     baseline: str
     source: str = ""
     note: str = ""
+    adapt: int | None = None
 
     def cell(self, row: str, column: str) -> Cell | None:
         """The cell of a row and a column, if the study has it."""
@@ -123,6 +137,7 @@ def build_study(content: Mapping[str, Any], path: Path | None = None) -> Study:
         baseline=baseline,
         source=str(content.get("source", "")),
         note=str(content.get("note", "")),
+        adapt=_adapt(content, cells),
     )
 
 
@@ -192,6 +207,20 @@ def _beside(recipe: str, path: Path | None) -> str:
     if path is not None and (path.parent / recipe).is_file():
         return str(path.parent / recipe)
     return recipe
+
+
+def _adapt(content: Mapping[str, Any], cells: Iterable[Cell]) -> int | None:
+    epochs = content.get("adapt")
+    if epochs is None:
+        for cell in cells:
+            if cell.measure.over == "newcomers":
+                raise ValueError(
+                    f"{cell}: `measure.over: newcomers` needs `adapt`, the epochs that newcomers train for, such as 10."
+                )
+        return None
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise ValueError(f"`adapt` must be a number of epochs, at least 1, got {epochs!r}.")
+    return epochs
 
 
 def _is_left_out(content: Mapping[str, Any], row: str, column: str) -> bool:

@@ -74,6 +74,11 @@ def metric_label(measure: Measure) -> str:
     return str(replace(measure, at="last")).removesuffix(", last")
 
 
+def steps(cells: Iterable[Cell]) -> str:
+    """What curves of some cells are drawn over, for an axis."""
+    return " or ".join(dict.fromkeys(cell.measure.step for cell in cells))
+
+
 def metric_value(value: float, measure: Measure) -> str:
     """A value of the metric itself, such as one client's.
 

@@ -1,4 +1,4 @@
-"""Stands for `fedlit fit` where only the study around it is tested: leaves the folder of a run, at once.
+"""Stands for `fedlit fit` and `adapt` where only the study around it is tested: leaves the folder of a run, at once.
 
 Its options, after `--config run.yaml`, are ignored. What the data set is called says what becomes of the run.
 """
@@ -10,14 +10,16 @@ import time
 from pathlib import Path
 
 import yaml
-from runs_by_hand import write_run
+from runs_by_hand import write_adaptation, write_run
+
+from fedlit.records.run_folder import newest_run
 
 
 def fit(config_path: Path) -> None:
     config = yaml.safe_load(config_path.read_text())
     root = Path(config["trainer"]["default_root_dir"])
     with (root / "calls.txt").open("a") as calls:
-        calls.write("called\n")
+        calls.write(f"{sys.argv[1]}\n")
     dataset = config["data"]["init_args"]["dataset"]
     if dataset == "bad":
         sys.exit("fedlit: error: a line that says why")
@@ -26,6 +28,15 @@ def fit(config_path: Path) -> None:
     number = len((root / "calls.txt").read_text().splitlines())
     level = config["model"]["init_args"]["optimizer"]["init_args"]["lr"]
     write_run(root / "lightning_logs" / f"version_{number}", [[level, level / 2]], seed=config["seed_everything"])
+
+
+def adapt(config_path: Path, epochs: int) -> None:
+    root = Path(yaml.safe_load(config_path.read_text())["trainer"]["default_root_dir"])
+    with (root / "calls.txt").open("a") as calls:
+        calls.write("adapt\n")
+    if epochs == 13:
+        sys.exit("fedlit: error: nobody could join")
+    write_adaptation(newest_run(root), [epoch / 100 for epoch in range(epochs + 1)])
 
 
 def look() -> None:
@@ -46,4 +57,8 @@ def look() -> None:
 if __name__ == "__main__":
     if sys.argv[-1] == "look":
         look()
-    fit(Path(sys.argv[sys.argv.index("--config") + 1]))
+    config = Path(sys.argv[sys.argv.index("--config") + 1])
+    if sys.argv[1] == "adapt":
+        adapt(config, int(sys.argv[sys.argv.index("--epochs") + 1]))
+    else:
+        fit(config)

@@ -41,3 +41,13 @@ def write_run(
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
+
+
+def write_adaptation(folder: Path, curve: list[float], client: int = 2) -> None:
+    """adapt.csv of one newcomer with the accuracies of `curve`, by epoch from 0; from scratch it has half of them."""
+    rows = ["round,stage,client,model,data,metric,value"]
+    for model, share in (("personal", 1.0), ("scratch", 0.5)):
+        for epoch, value in enumerate(curve):
+            rows.append(f"{epoch},adapt,{client},{model},unseen,acc,{share * value}")
+        rows.append(f"{len(curve) - 1},adapt,{client},{model},unseen,epochs_to_converge,{len(curve) - 1}")
+    (folder / "adapt.csv").write_text("\n".join(rows) + "\n")

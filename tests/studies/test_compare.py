@@ -182,7 +182,9 @@ def test_a_forked_run_ends_in_the_bits_of_a_new_process():
     for births in (NewProcesses(), Nursery()):
         name = type(births).__name__
         with open(f"{name}.log", "w") as log, closing(births):
-            process = births.start(["--config", "swift.yaml", f"--trainer.run_name={name}"], log.fileno(), log.fileno())
+            process = births.start(
+                ["fit", "--config", "swift.yaml", f"--trainer.run_name={name}"], log.fileno(), log.fileno()
+            )
             while process.poll() is None:
                 time.sleep(0.1)
         assert process.poll() == 0
@@ -190,3 +192,27 @@ def test_a_forked_run_ends_in_the_bits_of_a_new_process():
         state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
         ends[name] = [tensor.tolist() for tensor in state["global_state"].values()]
     assert ends["NewProcesses"] == ends["Nursery"]
+
+
+@pytest.mark.slow
+def test_newcomers_of_a_study_are_those_of_adapt_by_hand():
+    write_study(
+        rows={"personal": {}, "scratch": {"measure": {"metric": "acc/scratch_on_unseen"}}},
+        options={"data.unseen_clients": 1},
+        adapt=2,
+        measure={"metric": "acc/personal_on_unseen", "over": "newcomers"},
+    )
+    assert compare("study.yaml", "--output", "out") == 0
+    found = pd.read_csv("out/runs.csv").set_index("row")
+    assert found["folder"].nunique() == 1
+    folder = Path(found["folder"].iloc[0])
+    before = (folder / "adapt.csv").read_bytes()
+    (folder / "adapt.csv").unlink()
+    config = folder.parents[1] / "run.yaml"
+    typed = ["adapt", "--config", str(config), "--ckpt_path", "last", "--epochs", "2"]
+    subprocess.run([sys.executable, "-m", "fedlit", *typed], check=True)
+    assert (folder / "adapt.csv").read_bytes() == before
+    rows = pd.read_csv(folder / "adapt.csv")
+    last = rows[(rows["round"] == 2) & (rows["metric"] == "acc")].set_index("model")["value"]
+    assert found["value"].to_dict() == {"personal": last["personal"], "scratch": last["scratch"]}
+    assert "epoch" in Path("out/report.html").read_text()

@@ -20,13 +20,13 @@ from fedlit.studies.births import NewProcesses, Nursery
 from fedlit.studies.execution import Execution
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.progress import StudyProgress, seconds_of
-from fedlit.studies.runs import CONFIG, LOG, flat, in_order, is_finished, plan_runs, share
+from fedlit.studies.runs import CONFIG, LOG, Run, flat, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
 
 FAKE = Path(__file__).parent / "fake_fit.py"
 
 
-BIRTHS = {"new": lambda: NewProcesses((FAKE.stem,)), "forked": lambda: Nursery((FAKE.stem,), "runs_by_hand")}
+BIRTHS = {"new": lambda: NewProcesses(FAKE.stem), "forked": lambda: Nursery(FAKE.stem, "runs_by_hand")}
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +57,13 @@ def resolve(cell):
     return config
 
 
-def planned(output, rows=None, seeds=2):
-    study = build_study({"recipe": "r", "rows": rows or {"a": {}, "b": {"model.alpha": 1}}, "seeds": seeds})
+def planned(output, rows=None, seeds=2, **more):
+    study = build_study({"recipe": "r", "rows": rows or {"a": {}, "b": {"model.alpha": 1}}, "seeds": seeds, **more})
     return plan_runs(study, output, resolve)
 
 
 def make(runs, jobs=2, waits=True, births=None):
-    births = births or NewProcesses((FAKE.stem,))
+    births = births or NewProcesses(FAKE.stem)
     made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, births)
     made.run()
     return made
@@ -78,9 +78,13 @@ def kill(process) -> None:
     assert process.poll() == -signal.SIGKILL
 
 
-def calls(run) -> int:
+def commands(run) -> list[str]:
     path = run.root / "calls.txt"
-    return len(path.read_text().splitlines()) if path.exists() else 0
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def calls(run) -> int:
+    return len(commands(run))
 
 
 def test_every_cell_has_its_first_seed_before_any_has_its_second(tmp_path):
@@ -126,6 +130,44 @@ def test_what_was_begun_is_run_again(births, tmp_path):
     make([run], births=births)
     assert run.status == "done"
     assert calls(run) == 1
+
+
+def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tmp_path):
+    (run,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2))
+    make([run], births=births)
+    assert (run.status, commands(run)) == ("done", ["fit", "adapt"])
+    make([run], births=births)
+    assert calls(run) == 2
+    (longer,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=3))
+    assert longer.status == "begun"
+    make([longer], births=births)
+    assert (longer.status, commands(run)) == ("done", ["fit", "adapt", "adapt"])
+    (without,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1))
+    assert without.status == "done"
+
+
+def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_again(births, tmp_path):
+    (run,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=13))
+    made = make([run], births=births)
+    assert made.failures[run].startswith("nobody could join (exit 1; ")
+    make([run], births=births)
+    assert commands(run) == ["fit", "adapt", "adapt"]
+
+
+def test_code_that_changes_between_fit_and_adapt_fails_the_run(tmp_path, monkeypatch):
+    (run,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2))
+    check = Run.check_config
+
+    def changed_after_the_fit(self):
+        if self.next_command == "adapt":
+            raise ValueError("code has changed")
+        check(self)
+
+    monkeypatch.setattr(Run, "check_config", changed_after_the_fit)
+    made = make([run])
+    assert made.failures == {run: "code has changed"}
+    assert commands(run) == ["fit"]
+    lock_folder(run.root).close()  # nobody holds it
 
 
 @pytest.mark.parametrize(("stopped_by", "is_done"), [("null", True), ("15", False)])

@@ -1,8 +1,10 @@
 """Numbers of a study come from the records of its runs, as one would work them out by hand."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
-from runs_by_hand import write_run
+from runs_by_hand import write_adaptation, write_run
 from scipy import stats
 
 from fedlit.studies.measure import Measure
@@ -40,6 +42,23 @@ def outcome(tmp_path):
 )
 def test_a_measure_is_the_number_that_one_reads_off(outcome, measure, number):
     assert number_of(outcome, measure) == (None if number is None else pytest.approx(number))
+
+
+def test_newcomers_are_measured_by_epoch(outcome):
+    measure = Measure.read({"metric": "acc/personal_on_unseen", "over": "newcomers"})
+    with pytest.raises(ValueError, match=r"has no adapt\.csv; call `fedlit adapt`"):
+        number_of(outcome, measure)
+    write_adaptation(outcome.folder, [0.1, 0.4, 0.3])
+    assert number_of(outcome, measure) == 0.3
+    assert number_of(outcome, replace(measure, at="best")) == 0.4
+    assert number_of(outcome, replace(measure, metric="acc/scratch_on_unseen")) == 0.15
+    assert outcome.curve(measure).to_dict() == {0: 0.1, 1: 0.4, 2: 0.3}
+    needed = Measure.read({"metric": "epochs_to_converge/personal_on_unseen", "over": "newcomers"})
+    assert number_of(outcome, needed) == 2
+    assert not needed.for_run(outcome.directions).is_better_high
+    assert measure.for_run(outcome.directions).is_better_high
+    with pytest.raises(ValueError, match="acc/local_on_unseen was never measured; there are acc/personal_on_unseen, a"):
+        number_of(outcome, replace(measure, metric="acc/local_on_unseen"))
 
 
 def test_without_a_personal_model_clients_use_the_global_one(tmp_path):

@@ -143,7 +143,14 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
         ({"measure": {"metrik": "acc/a_on_b"}}, "`measure`: `metrik` is not known; did you mean `metric`"),
         ({"measure": {"client": -1}}, "`measure.client` must be the id of a client, got -1"),
         ({"measure": {"client": 1, "over_clients": "worst"}}, "exclude each other"),
-        ({"measure": {"over": "steps"}}, "`measure.over` must be one of rounds, epochs, got 'steps'"),
+        ({"measure": {"over": "steps"}}, "`measure.over` must be one of rounds, epochs, newcomers, got 'steps'"),
+        ({"measure": {"over": "newcomers"}}, "FedAvg, IID: `measure.over: newcomers` needs `adapt`, the epochs that"),
+        ({"adapt": 0}, "`adapt` must be a number of epochs, at least 1, got 0"),
+        ({"adapt": True}, "`adapt` must be a number of epochs, at least 1, got True"),
+        (
+            {"adapt": 2, "measure": {"over": "newcomers", "at": "rounds_to_target", "target": 0.5}},
+            "`measure.over: newcomers` has no rounds, bytes or seconds to a target",
+        ),
         (
             {"measure": {"over": "epochs", "at": "rounds_to_target", "target": 0.5}},
             "`measure.over: epochs` has no rounds",

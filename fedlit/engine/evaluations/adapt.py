@@ -30,11 +30,10 @@ from fedlit.methods.stage import Stage
 from fedlit.records.pictures import draw_curves
 from fedlit.records.progress import epochs_table
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import Row, summary
+from fedlit.records.rows import CONVERGENCE, Row, summary
 from fedlit.rng import derive, isolated
 
 STAGE = Stage("adapt", samples="all", upload="none")
-CONVERGENCE = "epochs_to_converge"
 CONVERGED = 0.005  # half a point below the best accuracy is as good as the best; of what is above 1, this share
 
 
