@@ -20,6 +20,7 @@ from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.exclusive import with_typed_first
 from fedlit.cli.help import ENVIRONMENT
+from fedlit.cli.kept import tell_kept
 from fedlit.cli.messages import in_full, plain, refuse
 from fedlit.cli.method_class import with_functions
 from fedlit.cli.notices import notices_in_one_line
@@ -154,6 +155,7 @@ def _run() -> Federation:
     with refused_in_one_line():
         sys.argv[1:] = with_recipes_found(sys.argv[1:])
         cli = FederatedCLI()
+        tell_kept(sys.argv[1:], cli.config[cli.subcommand].as_dict())
     with refused_in_one_line(lambda: cli.trainer.running):
         cli.start()
     return cli.trainer

@@ -8,6 +8,7 @@ import numpy as np
 from lightning.pytorch.cli import LightningArgumentParser
 
 from fedlit.cli.app import FederatedCLI, refused_in_one_line
+from fedlit.cli.kept import tell_kept
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import with_recipes_found
@@ -55,7 +56,9 @@ def tell(args: list[str], picture: Path | None) -> None:
     sys.argv[1:] = ["fit", *args]
     with notices_in_one_line(), refused_in_one_line():
         sys.argv[1:] = with_recipes_found(sys.argv[1:])
-        data = DataCLI().datamodule
+        cli = DataCLI()
+        tell_kept(sys.argv[1:], cli.config[cli.subcommand].as_dict())
+        data = cli.datamodule
         data.prepare_data()
         data.setup()
         tell_labels(data)
