@@ -1,7 +1,7 @@
 """The parser of the command line: LightningCLI's, with refusals in one line and functions where classes may stand."""
 
 from argparse import SUPPRESS
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import Parameter, isclass, signature
 from pkgutil import resolve_name
@@ -27,6 +27,12 @@ class Parser(LightningArgumentParser):
             raise ValueError(message) from ex
         message = plain(message)
         refuse(message + suggestion(message, self._names()))
+
+    def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        if args is not None and len(args) == 1 and args[0].endswith("=None"):
+            # An option two classes deep: jsonargparse has read `null`, and writes what it read as Python does.
+            args = [args[0].removesuffix("None") + "null"]
+        return super().parse_args(args, *more, **kwargs)
 
     def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
         if cfg.get("subcommand"):

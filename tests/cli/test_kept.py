@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedlit.cli.holdings import DataCLI
 from fedlit.cli.kept import kept_arguments
+from fedlit.cli.resolve import typed
 
 RECIPE = {
     "model": {"class_path": "fedlit.methods.FML", "init_args": {"alpha": 0.5, "optimizer": {"class_path": "SGD"}}},
@@ -79,6 +81,13 @@ def test_a_second_recipe_keeps_what_the_first_gave():
     config = came_to(samples_per_client=500)
     assert kept_arguments(["fit", "-c", "a.yaml", "--config=b.yaml"], config) == [LINE]
     assert kept_arguments(["fit", "-c", "b.yaml", "--config=a.yaml"], config) == []
+
+
+@pytest.mark.parametrize(("text", "value"), [("null", None), ("5", 5)])
+def test_an_option_two_classes_deep_takes_null(text, value):
+    with typed(["fit", "--data.partition", "Shards", "--data.partition.samples_per_client", text]):
+        data = DataCLI().datamodule
+    assert data.partition.samples_per_client == value
 
 
 @pytest.mark.slow
