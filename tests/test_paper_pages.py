@@ -161,13 +161,13 @@ def test_what_an_earlier_sitting_has_done_stays_until_it_is_done_again():
     assert [*both["cpu"]] == ["theirs", "ours", "ours", "ours", "theirs", "theirs"]
 
 
-@pytest.mark.parametrize("is_absolute", [True, False])
-def test_no_path_of_a_machine_is_taken_in(is_absolute, monkeypatch, tmp_path):
-    study = tmp_path / "studies" / "mine"
+@pytest.mark.parametrize("called", ["{root}/runs/mine/", "runs/mine/", "../mine/"])
+def test_no_path_of_a_machine_is_taken_in(called, monkeypatch, tmp_path):
+    study = tmp_path / "runs" / "mine"
     run = study / "runs" / "seed_1"
-    study.mkdir(parents=True)
+    run.mkdir(parents=True)
     lines = sitting("done", cpu="ours")
-    lines["folder"] = str(run if is_absolute else run.relative_to(tmp_path))
+    lines["folder"] = called.format(root=tmp_path) + "runs/seed_1"
     lines.drop(columns="cpu").to_csv(study / "runs.csv", index=False)
     environments = {run: dict.fromkeys(MADE_ON, "known")}
     monkeypatch.setattr("tools.paper_pages.take.Outcome", lambda path: SimpleNamespace(environment=environments[path]))
@@ -175,6 +175,9 @@ def test_no_path_of_a_machine_is_taken_in(is_absolute, monkeypatch, tmp_path):
     taken = pd.read_csv(tmp_path / "book" / "runs.csv")
     assert [*taken["folder"]] == ["studies/book/runs/seed_1"]
     assert [*taken["cpu"]] == ["known"]
+    run.rmdir()
+    with pytest.raises(ValueError, match="has no run .*runs/seed_1"):
+        take(study, tmp_path / "book")
 
 
 def test_the_hours_of_a_set_are_those_of_its_runs_each_counted_once(copy):

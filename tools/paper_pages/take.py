@@ -26,7 +26,7 @@ def take(study: Path, target: Path) -> None:
     for name in MADE_ON:
         runs[name] = ""
     for folder in runs.loc[runs["status"] == "done", "folder"].unique():  # cells may share their runs
-        place = study.parent.parent / folder
+        place = _place(study, folder)
         environment = Outcome(place).environment
         lines = runs["folder"] == folder
         runs.loc[lines, MADE_ON] = [str(environment[name]) for name in MADE_ON]
@@ -37,6 +37,16 @@ def take(study: Path, target: Path) -> None:
         runs = merged(pd.read_csv(path, dtype=str, keep_default_na=False), runs)
     target.mkdir(parents=True, exist_ok=True)
     write_whole(path, runs.to_csv(index=False, lineterminator="\n"))
+
+
+def _place(study: Path, folder: str) -> Path:
+    """Where a run lies, however the study's folder was called by who ran it."""
+    parts = Path(folder).parts
+    for start, part in enumerate(parts):
+        place = study.joinpath(*parts[start:])
+        if part == "runs" and place.is_dir():
+            return place
+    raise ValueError(f"{study} has no run {folder}.")
 
 
 def merged(before: pd.DataFrame, now: pd.DataFrame) -> pd.DataFrame:
