@@ -176,7 +176,7 @@ def test_no_path_of_a_machine_is_taken_in(called, monkeypatch, tmp_path):
     assert [*taken["folder"]] == ["studies/book/runs/seed_1"]
     assert [*taken["cpu"]] == ["known"]
     run.rmdir()
-    with pytest.raises(ValueError, match="has no run .*runs/seed_1"):
+    with pytest.raises(ValueError, match=r"has no run .*runs/seed_1"):
         take(study, tmp_path / "book")
 
 
