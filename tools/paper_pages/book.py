@@ -30,9 +30,9 @@ def built(root: Path) -> dict[Path, str]:
     texts = {}
     lines: dict[str, str] = {}
     for source in sources(root):
-        texts[Path("docs/papers") / f"{source.name}.md"] = paper_page(source, root)
-        found = findings(source, evidence(root, source.runs))
-        lines |= dict.fromkeys(source.methods, verdict_line(found))
+        pieces = evidence(root, source.runs)
+        texts[Path("docs/papers") / f"{source.name}.md"] = paper_page(source, root, pieces)
+        lines |= dict.fromkeys(source.methods, verdict_line(findings(source, pieces)))
     board = Leaderboard.read(root / LEADERBOARD)
     texts[Path("docs/leaderboard.md")] = leaderboard_page(board, root)
     readme = (root / README).read_text(encoding="utf-8")

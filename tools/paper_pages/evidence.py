@@ -93,13 +93,15 @@ def evidence(root: Path, sets: Sequence[RunSet]) -> list[Evidence]:
 
 
 def _together(root: Path, study: str, sets: Sequence[RunSet]) -> Evidence:
-    results = RecordedResults(read_study(root / "configs" / study), {}, {}, [])
+    asked = read_study(root / "configs" / study)
+    results = RecordedResults(asked, {}, {}, [])
     made_by: dict[tuple[str, str], RunSet] = {}
     lines = []
     for runs in sets:
-        found = results_of(root, runs)
-        if found is None:
+        path = runs_csv(root, runs)
+        if not path.is_file():
             continue
+        found = recorded_results(asked, path)
         new = [line for line in found.lines if (line["row"], line["column"]) not in made_by]
         made_by |= {(line["row"], line["column"]): runs for line in new}
         lines += new

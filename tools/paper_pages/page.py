@@ -17,7 +17,6 @@ from tools.paper_pages.evidence import (
     NOT_RUN,
     Evidence,
     Finding,
-    evidence,
     findings,
     part,
     run_columns,
@@ -37,9 +36,14 @@ RULE = (
 )
 
 
-def paper_page(source: Source, root: Path) -> str:
-    """The whole page."""
-    pieces = evidence(root, source.runs)
+def paper_page(source: Source, root: Path, pieces: Sequence[Evidence]) -> str:
+    """The whole page.
+
+    Args:
+        source: What it says beside numbers.
+        root: Of the repository.
+        pieces: The numbers, by study.
+    """
     found = findings(source, pieces)
     blocks = [
         f"# {source.title}",
@@ -54,7 +58,7 @@ def paper_page(source: Source, root: Path) -> str:
         "## What the authors' code does otherwise",
         _bullets(source.differences),
         "## Our runs",
-        *_our_runs(source, root),
+        *_our_runs(source, root, pieces),
         f"Seen before these settings were fixed: {source.seen_before}",
         _again(source, pieces),
         "## Theirs and ours",
@@ -87,11 +91,13 @@ def _bullets(texts: Iterable[str]) -> str:
     return "\n".join(f"- {text}" for text in texts)
 
 
-def _our_runs(source: Source, root: Path) -> list[str]:
+def _our_runs(source: Source, root: Path, pieces: Sequence[Evidence]) -> list[str]:
     """What was called, with which seeds, on what, for how long."""
+    studies = {piece.study: piece.results.study for piece in pieces}
+    studies |= {study: read_study(root / "configs" / study) for study in {runs.study for runs in source.tuning}}
     rows = []
     for runs in (*source.tuning, *source.runs):
-        seeds = ", ".join(str(pair.training) for pair in read_study(root / "configs" / runs.study).seeds)
+        seeds = ", ".join(str(pair.training) for pair in studies[runs.study].seeds)
         rows.append((f"`{runs.name}`", runs.size, seeds, *_spent(root, runs)))
     head = ("", "size", "seeds", "runs", "CPU", "hours")
     blocks = [table(head, rows)]
