@@ -1,19 +1,21 @@
 """Arguments that an option has kept from a class that it no longer has.
 
-Where an option is given another class, arguments of the same name stay as they were. That is meant for a method, which
-keeps a recipe's network and optimiser; of a partition or an optimiser, one should know.
+Where an option is given another class, arguments of the same name stay as they were. That a method keeps a recipe's
+network and optimiser is meant; of its numbers, of a partition and of an optimiser, one should know.
 """
 
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
+from pkgutil import resolve_name
 from typing import Any
 
 from fedlit.cli.recipes import recipe_content, recipe_files, written_options
 from fedlit.cli.values import parsed, typed_values
 from fedlit.notices import Notice
 
-MEANT = ("model", "data")  # one method or one data module in place of another
+METHOD, DATA = "model", "data"
 
 
 @dataclass
@@ -62,8 +64,11 @@ def kept_arguments(args: list[str], config: Mapping[str, Any]) -> list[str]:
         _note(options, option, value)
     lines = []
     for option, named in options.items():
+        now = _at(config, option)
+        if option == DATA or not isinstance(now, Mapping) or _short(str(now.get("class_path"))) != named.kind:
+            continue
         for name, (value, before) in named.kept.items():
-            if option not in MEANT and _is_still(config, f"{option}.{name}", value):
+            if before != named.kind and not _is_meant(option, value) and _is_kept(now, name, value):
                 lines.append(
                     f"`{option}` is {named.kind} and keeps `{name}`: {value!r}, which was given to {before}; "
                     f"`--{option}.{name}` says otherwise."
@@ -100,14 +105,49 @@ def _short(kind: str) -> str:
     return kind.rpartition(".")[2]
 
 
-def _is_still(config: Mapping[str, Any], option: str, value: Any) -> bool:
-    """Whether the option came to that value, or to that class."""
+def _at(config: Mapping[str, Any], option: str) -> Any:
+    """What an option came to; None where there is no such option."""
     found: Any = config
     for name in option.split("."):
         if not isinstance(found, Mapping):
-            return False
-        inner = found.get("init_args") or {}
-        found = found[name] if name in found else inner.get(name)
+            return None
+        inner = {**found, **(found.get("init_args") or {})}
+        found = {str(key): value for key, value in inner.items()}.get(name)  # clients are numbers
+    return found
+
+
+def _is_meant(option: str, value: Any) -> bool:
+    """Whether one expects it to be kept: a method's network, its optimiser, those of its clients."""
+    return option == METHOD and isinstance(value, Mapping | list)
+
+
+def _is_kept(now: Mapping[str, Any], name: str, value: Any) -> bool:
+    """Whether an argument of a class is still what it was, and not what it would be anyway."""
+    found = _at(now, name)
+    return found is not None and _is_same(found, value) and not _is_same(_default(now["class_path"], name), value)
+
+
+def _is_same(found: Any, value: Any) -> bool:
+    """Whether a parser made the one of the other: full class names of short ones, tuples of lists, numbers of text."""
     if isinstance(found, Mapping) and isinstance(value, Mapping):
         return _short(str(found.get("class_path"))) == _short(str(value.get("class_path")))
-    return found is not None and found == value
+    if isinstance(found, tuple):
+        found = list(found)
+    if isinstance(found, float) and isinstance(value, str):  # YAML takes 1e-3 for text
+        return found == _number(value)
+    return bool(found == value)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _default(class_path: str, name: str) -> Any:
+    """Of an argument of a class, or of a function; None if it has none."""
+    try:
+        return signature(resolve_name(class_path)).parameters[name].default
+    except (ValueError, ImportError, AttributeError, KeyError, TypeError):
+        return None

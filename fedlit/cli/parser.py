@@ -1,5 +1,6 @@
 """The parser of the command line: LightningCLI's, with refusals in one line and functions where classes may stand."""
 
+import sys
 from argparse import SUPPRESS
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from fedlit.cli.help import ShortHelp
 from fedlit.cli.messages import plain, refuse, suggestion
 from fedlit.cli.refusal import DEBUG
+from fedlit.cli.values import parsed, typed_values
 from fedlit.federation import Federation
 
 
@@ -29,9 +31,11 @@ class Parser(LightningArgumentParser):
         refuse(message + suggestion(message, self._names()))
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        if args is not None and len(args) == 1 and args[0].endswith("=None"):
-            # An option two classes deep: jsonargparse has read `null`, and writes what it read as Python does.
-            args = [args[0].removesuffix("None") + "null"]
+        if args is not None and len(args) == 1:
+            option, _, value = args[0].partition("=")
+            if value == "None" and was_typed_null(option.lstrip("-")):
+                # An option two classes deep: jsonargparse has read `null`, and writes what it read as Python does.
+                args = [f"{option}=null"]
         return super().parse_args(args, *more, **kwargs)
 
     def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
@@ -60,6 +64,14 @@ class Parser(LightningArgumentParser):
             if isinstance(action.choices, dict):
                 parsers += action.choices.values()
         return {action.dest for parser in parsers for action in parser._actions}
+
+
+def was_typed_null(option: str) -> bool:
+    """Whether what was typed for an option, or for one that ends like it, is YAML's null and not the word None."""
+    for name, value in typed_values(sys.argv[1:]):
+        if value and f".{name.replace('.init_args', '')}".endswith(f".{option}") and parsed(value) is None:
+            return True
+    return False
 
 
 def check_nulls(config: Any, path: str, kind: Callable | None = None) -> None:

@@ -35,8 +35,26 @@ def with_recipes_found(args: list[str]) -> list[str]:
     """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run."""
     check_values(args)
     check_environment()
-    found = with_values(args, CONFIG, lambda name: checked_recipe(find_recipe(name)))
+    found = with_values(recipes_first(args), CONFIG, lambda name: checked_recipe(find_recipe(name)))
     return with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
+
+
+def recipes_first(args: list[str]) -> list[str]:
+    """The arguments with recipes ahead of all options: what is typed wins, wherever it stands.
+
+    Example:
+        >>> recipes_first(["fit", "--a", "1", "-c", "x", "--b=2", "--config=y"])
+        ['fit', '-c', 'x', '--config=y', '--a', '1', '--b=2']
+    """
+    command = [arg for arg in args[:1] if not arg.startswith("-")]
+    recipes: list[str] = []
+    rest: list[str] = []
+    before = ""
+    for arg in args[len(command) :]:
+        is_of_recipe = before in CONFIG or arg.partition("=")[0] in CONFIG
+        (recipes if is_of_recipe else rest).append(arg)
+        before = arg
+    return [*command, *recipes, *rest]
 
 
 def of_own_run(ckpt_path: str, args: list[str]) -> str | None:

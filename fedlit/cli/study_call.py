@@ -149,7 +149,8 @@ class StudyCall:
         for cell, runs in self.planned.items():
             for run in runs:
                 folder = run.folder
-                if folder is not None and run.status == "done":
+                done = run.next_command is None or (cell.measure.over != "newcomers" and run.next_command == "adapt")
+                if folder is not None and done:
                     self.outcomes[cell, run.seeds] = Outcome(folder)
 
     def _write(self) -> None:

@@ -21,6 +21,8 @@ from fedlit.studies.wording import difference, metric_label, steps
 def curves(results: Results, cells: Sequence[Cell], over: Literal["rounds", "bytes"]) -> Chart:
     """The metric over rounds or bytes, a line for each row with a band of its standard deviation."""
     series = []
+    if over == "bytes":
+        cells = [cell for cell in cells if cell.measure.over == "rounds"]  # at home nothing is sent
     for cell in cells:
         curve = curve_of(results, cell)
         if curve is not None:

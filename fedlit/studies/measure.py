@@ -17,6 +17,7 @@ TO_TARGET: tuple[At, ...] = ("rounds_to_target", "bytes_to_target", "seconds_to_
 Over = Literal["rounds", "epochs", "newcomers"]
 Direction = Literal["max", "min"]
 KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "over", "percent", "direction")
+OF_NEWCOMERS = re.compile(r"/(client|personal|finetuned|scratch)_on_unseen$")
 KEY = re.compile(r"(?P<metric>.+)/(?P<model>\w+)_on_(?P<data>\w+)")
 
 
@@ -65,8 +66,15 @@ class Measure:
         _check_choice("over", given.get("over", cls.over), get_args(Over))
         _check_target(given.get("at", cls.at), given.get("target"))
         over = given.get("over", cls.over)
-        if over != "rounds" and given.get("at") in TO_TARGET:
-            raise ValueError(f"`measure.over: {over}` has no rounds, bytes or seconds to a target; set `at: last`.")
+        if over != "rounds" and (given.get("at") in TO_TARGET or given.get("target") is not None):
+            raise ValueError(
+                f"`measure.over: {over}` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`."
+            )
+        if over == "newcomers" and OF_NEWCOMERS.search(metric) is None:
+            raise ValueError(
+                "`measure.metric` of newcomers must be metric/model_on_unseen, the model one of personal, finetuned "
+                f"and scratch, such as acc/personal_on_unseen, got {metric!r}."
+            )
         _check_client(given)
         stage = given.get("stage")
         if stage is not None and not isinstance(stage, str):
@@ -93,6 +101,21 @@ class Measure:
         if measure.direction is None:
             measure = replace(measure, direction=directions.get(metric))
         return measure
+
+    def is_like(self, other: "Measure") -> bool:
+        """Whether numbers of both are of one kind and may be compared.
+
+        Example:
+            >>> Measure("acc/global_on_own").is_like(Measure("acc/client_on_own", at="best"))
+            True
+            >>> Measure("loss/global_on_own").is_like(Measure("acc/global_on_own"))
+            False
+        """
+        return self._kind == other._kind
+
+    @property
+    def _kind(self) -> tuple[str, str]:
+        return self.metric.rpartition("/")[0], self.at if self.is_to_target else ""
 
     @property
     def step(self) -> str:
@@ -149,7 +172,8 @@ class Measure:
             "worst_tenth": " of the worst tenth",
             "spread": ", spread over clients",
         }
-        return words.get(self.over_clients, "")
+        whose = " of newcomers" if self.over == "newcomers" else ""
+        return whose + words.get(self.over_clients, "")
 
 
 def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:

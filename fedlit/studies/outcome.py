@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from fedlit.records.rows import CONVERGENCE, POOLED
-from fedlit.studies.measure import KEY, Direction, Measure
+from fedlit.studies.measure import KEY, OF_NEWCOMERS, Direction, Measure
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,17 @@ class Outcome:
 
     @property
     def left_out(self) -> list[dict[str, Any]]:
-        """Who was left out of a round, and why."""
-        return [event for event in self.events if event["event"] == "left_out"]
+        """Who was left out of a round, and why, and newcomers of whom there is no number."""
+        events = [event for event in self.events if event["event"] == "left_out"]
+        return [*events, *self._not_joined()]
+
+    def _not_joined(self) -> list[dict[str, Any]]:
+        if not (self.folder / "adapt.csv").exists():
+            return []
+        kept_out = self.config.get("data", {}).get("init_args", {}).get("unseen_clients", 0)
+        missing = kept_out - self.newcomers["client"].nunique()
+        reason = "could not join, or has no validation samples; fit.log says more"
+        return [{"client": "a newcomer", "reason": reason, "round": "–"}] * missing
 
     @property
     def total_bytes(self) -> int:
@@ -147,7 +156,7 @@ class Outcome:
             rows = rows[rows["client"] == str(measure.client)]
         if rows.empty:
             known = ", ".join(_keys(whole))
-            raise ValueError(f"{self.folder}: {measure.metric} was never measured; there are {known}.")
+            raise ValueError(f"{self.folder}: {measure.metric}{_where(measure)} was never measured; there are {known}.")
         return rows
 
     def _whole(self, measure: Measure) -> pd.DataFrame:
@@ -158,6 +167,18 @@ class Outcome:
     def keys(self) -> list[str]:
         """Every metric of the run, as metric/model_on_data."""
         return _keys(self.metrics)
+
+
+def _where(measure: Measure) -> str:
+    """What else was asked for than a metric."""
+    words = ""
+    if measure.client is not None:
+        words += f" of client {measure.client}"
+    if measure.stage is not None:
+        words += f" in stage {measure.stage!r}"
+    if OF_NEWCOMERS.search(measure.metric) and measure.over == "rounds":
+        words += " by rounds (`over: newcomers` is by their epochs)"
+    return words
 
 
 def _keys(rows: pd.DataFrame) -> list[str]:

@@ -14,6 +14,7 @@ from fedlit.studies.results import Results
 from fedlit.studies.run_charts import MOST_CLIENTS, Chart, class_counts, heat
 from fedlit.studies.series import outcomes_of
 from fedlit.studies.study import Cell
+from fedlit.studies.wording import steps
 
 ENVIRONMENT = ("fedlit", "torch", "lightning", "python", "cpu", "threads", "processes", "fast")
 
@@ -100,13 +101,16 @@ def _by_column(page: Page, results: Results, chart_of: Callable[[Results, Sequen
 
 def _curves(page: Page, results: Results) -> None:
     over_rounds = _by_column(page, results, partial(curves, over="rounds"))
-    over_bytes = _by_column(page, results, partial(curves, over="bytes"))
+    sends = any(cell.measure.over == "rounds" for cell in results.study.cells)
+    over_bytes = _by_column(page, results, partial(curves, over="bytes")) if sends else Markup("")
     legend = page.legend(results.study.rows, "curves")
     note = (
         "Mean over seeds; the band is ± one standard deviation. A row that sends nothing is a level over bytes: its "
         "last value. Click a name to hide it."
     )
-    parts = [legend, tag("h3", "Over rounds"), over_rounds, tag("h3", "Over bytes"), over_bytes]
+    parts = [legend, tag("h3", f"Over {steps(results.study.cells)}s"), over_rounds]
+    if sends:
+        parts += [tag("h3", "Over bytes"), over_bytes]
     page.section("Curves", *parts, tag("p", note, class_="note"))
 
 

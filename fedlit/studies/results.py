@@ -101,15 +101,16 @@ class Results:
         return paired(self.values(cell), self.values(other))
 
     def against_baseline(self, cell: Cell) -> Estimate | None:
-        """The difference to the baseline's cell of the same column; None for the baseline itself."""
+        """The difference to the baseline's cell of the same column; None for the baseline itself, and other units."""
         baseline = self.study.cell(self.study.baseline, cell.column)
-        if baseline is None or baseline == cell:
+        if baseline is None or baseline == cell or not cell.measure.is_like(baseline.measure):
             return None
         return self.difference(cell, baseline)
 
     def is_best(self, cell: Cell) -> bool:
         """Whether the cell is ahead of every other of its column, by intervals that exclude 0."""
-        others = [other for other in self.study.cells if other.column == cell.column and other != cell]
+        column = [other for other in self.study.cells if other.column == cell.column and other != cell]
+        others = [other for other in column if cell.measure.is_like(other.measure)]
         sign = 1 if cell.measure.is_better_high else -1
         for other in others:
             difference = self.difference(cell, other)
@@ -150,6 +151,8 @@ class Results:
         """The share of clients who do better than the same clients who train alone."""
         alone = self.alone(cell.column)
         if alone is None or alone == cell or (alone, seeds) not in self.outcomes:
+            return nan
+        if not cell.measure.is_like(alone.measure):
             return nan
         ours = client_values(self.outcomes[cell, seeds], cell.measure)
         theirs = client_values(self.outcomes[alone, seeds], alone.measure)

@@ -80,9 +80,10 @@ class Run:
             command: See `next_command`.
             config: What `write_config` wrote.
         """
+        here = ["--config", str(config), "--trainer.default_root_dir", str(self.root)]  # a study may be moved
         if command == "fit":
-            return ["fit", "--config", str(config), "--ckpt_path", "auto"]
-        return ["adapt", "--config", str(config), "--ckpt_path", "last", "--epochs", str(self.adapt)]
+            return ["fit", *here, "--ckpt_path", "auto"]
+        return ["adapt", *here, "--ckpt_path", "last", "--epochs", str(self.adapt)]
 
     @property
     def whole_config(self) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def epochs_adapted(folder: Path) -> int | None:
     if not path.exists():
         return None
     with path.open(newline="", encoding="utf-8") as file:
-        return max(int(row["round"]) for row in csv.DictReader(file))
+        return max((int(row["round"]) for row in csv.DictReader(file)), default=None)
 
 
 def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> dict[Cell, list[Run]]:
@@ -192,6 +193,8 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
         if asked not in resolved:
             resolved[asked] = _without_seeds(resolve(cell))
         config = resolved[asked]
+        if study.adapt is not None and not config["data"]["init_args"].get("unseen_clients"):
+            raise ValueError(f"{cell}: `adapt` lets clients join who were kept out; give `data.unseen_clients`.")
         key = json.dumps(config, sort_keys=True)
         if key not in by_config:
             home = _own_folder(output / "runs" / cell_folder(cell), roots)

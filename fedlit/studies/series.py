@@ -61,10 +61,7 @@ def curve_of(results: Results, cell: Cell) -> Curve | None:
     for _, outcome in outcomes_of(results, cell):
         curve = outcome.curve(cell.measure).dropna()
         values.append(curve)
-        if cell.measure.over == "rounds":
-            sent.append(bytes_up_to(outcome, curve.index))
-        else:
-            sent.append(curve * 0.0)  # epochs at home, in which nothing is sent
+        sent.append(bytes_up_to(outcome, curve.index))
     if not values:
         return None
     over_runs = pd.concat(values, axis=1, join="inner") * metric_factor(cell.measure)

@@ -10,6 +10,7 @@ import yaml
 from fedlit.cli.holdings import DataCLI
 from fedlit.cli.kept import kept_arguments
 from fedlit.cli.resolve import typed
+from fedlit.partition import IID
 
 RECIPE = {
     "model": {"class_path": "fedlit.methods.FML", "init_args": {"alpha": 0.5, "optimizer": {"class_path": "SGD"}}},
@@ -68,11 +69,56 @@ def test_an_argument_of_another_class_is_told_however_the_new_one_was_typed(type
         (["--data.partition", "{class_path: Shards, init_args: {samples_per_client: 500}}"], 500),
         (["--data.partition", "Shards", "--data.partition.samples_per_client", "null"], None),
         (["--data.partition", "Dirichlet"], None),  # which has no such argument
-        (["--model", "FedAvg"], 500),  # a method is to keep what a recipe gave another
+        (["--data.partition", "Shards", "--data.partition", "Majority"], 500),
+        (["--data.partition.samples_per_client", "null", "--data.partition", "Shards"], None),
     ],
 )
 def test_what_was_given_to_the_class_itself_or_is_not_there_any_more_is_not_told(typed, kept):
     assert kept_arguments(["fit", "--config", "a.yaml", *typed], came_to(samples_per_client=kept)) == []
+
+
+def optimizer(kind: str, **arguments) -> dict:
+    return {
+        "model": {
+            "class_path": "fedlit.FedAvg",
+            "init_args": {"optimizer": {"class_path": kind, "init_args": arguments}},
+        }
+    }
+
+
+def test_values_are_the_same_as_a_parser_reads_them_and_defaults_are_nobodys():
+    content = optimizer("torch.optim.AdamW", lr="1e-3", betas=[0.8, 0.9], maximize=False, weight_decay=0.2)
+    Path("c.yaml").write_text(yaml.safe_dump(content))
+    came = optimizer("torch.optim.Adam", lr=1e-3, betas=(0.8, 0.9), maximize=False, weight_decay=0.3)
+    told = kept_arguments(["fit", "--config", "c.yaml", "--model.optimizer", "Adam"], came)
+    assert [line.split("`")[3] for line in told] == ["betas"]  # 1e-3 and False are Adam's own; 0.3 is another
+    came["model"]["init_args"]["optimizer"]["class_path"] = "torch.optim.SGD"
+    told = kept_arguments(["fit", "--config", "c.yaml", "--model.optimizer", "SGD", "--model.optimizer.lr=1"], came)
+    assert [line.split("`")[3] for line in told] == ["betas"]
+
+
+def test_a_method_keeps_networks_and_optimisers_in_silence_and_its_numbers_are_told():
+    came = {"model": {"class_path": "fedlit.methods.FedDyn", "init_args": RECIPE["model"]["init_args"]}}
+    (told,) = kept_arguments(["fit", "--config", "a.yaml", "--model", "FedDyn"], came)
+    assert told.startswith("`model` is FedDyn and keeps `alpha`: 0.5, which was given to FML; `--model.alpha` says")
+
+
+def test_networks_of_clients_are_found_by_their_numbers():
+    nets = {"client_networks": {0: {"class_path": "A", "init_args": {"width": 3}}}}
+    Path("c.yaml").write_text(yaml.safe_dump({"model": {"class_path": "FedAvg", "init_args": nets}}))
+    other = {"client_networks": {0: {"class_path": "B"}}}
+    Path("d.yaml").write_text(yaml.safe_dump({"model": {"init_args": other}}))
+    came = {"client_networks": {0: {"class_path": "mine.B", "init_args": {"width": 3}}}}
+    config = {"model": {"class_path": "fedlit.FedAvg", "init_args": came}}
+    (told,) = kept_arguments(["fit", "-c", "c.yaml", "-c", "d.yaml"], config)
+    assert told.startswith("`model.client_networks.0` is B and keeps `width`: 3, which was given to A;")
+
+
+@pytest.mark.parametrize("order", [["--data.partition", "Shards", "--config", "a.yaml"], ["--config", "a.yaml"]])
+def test_a_class_that_did_not_hold_is_not_told(order):
+    config = came_to(samples_per_client=500)
+    config["data"]["init_args"]["partition"]["class_path"] = "fedlit.partition.Majority"
+    assert kept_arguments(["fit", *order], config) == []
 
 
 def test_a_second_recipe_keeps_what_the_first_gave():
@@ -88,6 +134,27 @@ def test_an_option_two_classes_deep_takes_null(text, value):
     with typed(["fit", "--data.partition", "Shards", "--data.partition.samples_per_client", text]):
         data = DataCLI().datamodule
     assert data.partition.samples_per_client == value
+
+
+def test_what_is_typed_wins_over_a_recipe_that_stands_behind_it():
+    with typed(["fit", "--data.partition", "Shards", "--config", "moe_fashion.yaml", "--data.num_clients=4"]):
+        data = DataCLI().datamodule
+    assert (type(data.partition).__name__, data.num_clients) == ("Shards", 4)
+
+
+class Named(IID):
+    """A partition that has a name."""
+
+    def __init__(self, name: str = "none", other: str | None = "x") -> None:
+        super().__init__()
+        self.name = name
+        self.other = other
+
+
+@pytest.mark.parametrize("text", ["None", "a=None"])
+def test_text_stays_text(text):
+    with typed(["fit", "--data.partition", f"{__name__}.Named", "--data.partition.name", text]):
+        assert DataCLI().datamodule.partition.name == text
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Stands for `fedlit fit` and `adapt` where only the study around it is tested: leaves the folder of a run, at once.
 
-Its options, after `--config run.yaml`, are ignored. What the data set is called says what becomes of the run.
+Of its options, `--config`, `--trainer.default_root_dir` and `--epochs` count. What the data set is called says what
+becomes of the run.
 """
 
 import json
@@ -17,7 +18,7 @@ from fedlit.records.run_folder import newest_run
 
 def fit(config_path: Path) -> None:
     config = yaml.safe_load(config_path.read_text())
-    root = Path(config["trainer"]["default_root_dir"])
+    root = Path(sys.argv[sys.argv.index("--trainer.default_root_dir") + 1])
     with (root / "calls.txt").open("a") as calls:
         calls.write(f"{sys.argv[1]}\n")
     dataset = config["data"]["init_args"]["dataset"]
@@ -30,8 +31,8 @@ def fit(config_path: Path) -> None:
     write_run(root / "lightning_logs" / f"version_{number}", [[level, level / 2]], seed=config["seed_everything"])
 
 
-def adapt(config_path: Path, epochs: int) -> None:
-    root = Path(yaml.safe_load(config_path.read_text())["trainer"]["default_root_dir"])
+def adapt(epochs: int) -> None:
+    root = Path(sys.argv[sys.argv.index("--trainer.default_root_dir") + 1])
     with (root / "calls.txt").open("a") as calls:
         calls.write("adapt\n")
     if epochs == 13:
@@ -59,6 +60,6 @@ if __name__ == "__main__":
         look()
     config = Path(sys.argv[sys.argv.index("--config") + 1])
     if sys.argv[1] == "adapt":
-        adapt(config, int(sys.argv[sys.argv.index("--epochs") + 1]))
+        adapt(int(sys.argv[sys.argv.index("--epochs") + 1]))
     else:
         fit(config)

@@ -132,22 +132,48 @@ def test_what_was_begun_is_run_again(births, tmp_path):
     assert calls(run) == 1
 
 
+JOINING = {"a": {"data.unseen_clients": 1}}
+
+
 def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tmp_path):
-    (run,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2))
+    (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=2))
     make([run], births=births)
     assert (run.status, commands(run)) == ("done", ["fit", "adapt"])
     make([run], births=births)
     assert calls(run) == 2
-    (longer,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=3))
+    (longer,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=3))
     assert longer.status == "begun"
     make([longer], births=births)
     assert (longer.status, commands(run)) == ("done", ["fit", "adapt", "adapt"])
-    (without,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1))
+    (without,) = in_order(planned(tmp_path, rows=JOINING, seeds=1))
     assert without.status == "done"
 
 
+def test_newcomers_of_a_study_that_was_moved_join_where_it_is_now(tmp_path):
+    make(in_order(planned(tmp_path / "here", rows=JOINING, seeds=1)))
+    (tmp_path / "here").rename(tmp_path / "there")
+    (run,) = in_order(planned(tmp_path / "there", rows=JOINING, seeds=1, adapt=2))
+    words = run.arguments("adapt", run.root / CONFIG)
+    assert words[words.index("--trainer.default_root_dir") + 1] == str(run.root)
+    make([run])
+    assert run.status == "done"
+    assert not (tmp_path / "here").exists()
+
+
+def test_adapt_needs_clients_that_are_kept_out(tmp_path):
+    with pytest.raises(ValueError, match=r"^a: `adapt` lets clients join who were kept out; give `data\.unseen"):
+        planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2)
+
+
+def test_newcomers_without_a_number_are_asked_to_join_again(tmp_path):
+    (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=2))
+    make([run])
+    (run.folder / "adapt.csv").write_text("round,stage,client,model,data,metric,value\n")
+    assert run.status == "begun"
+
+
 def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_again(births, tmp_path):
-    (run,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=13))
+    (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=13))
     made = make([run], births=births)
     assert made.failures[run].startswith("nobody could join (exit 1; ")
     make([run], births=births)
@@ -155,7 +181,7 @@ def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_agai
 
 
 def test_code_that_changes_between_fit_and_adapt_fails_the_run(tmp_path, monkeypatch):
-    (run,) = in_order(planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2))
+    (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=2))
     check = Run.check_config
 
     def changed_after_the_fit(self):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+import yaml
 from runs_by_hand import write_adaptation, write_run
 from scipy import stats
 
@@ -59,6 +60,38 @@ def test_newcomers_are_measured_by_epoch(outcome):
     assert measure.for_run(outcome.directions).is_better_high
     with pytest.raises(ValueError, match="acc/local_on_unseen was never measured; there are acc/personal_on_unseen, a"):
         number_of(outcome, replace(measure, metric="acc/local_on_unseen"))
+    with pytest.raises(ValueError, match="acc/personal_on_unseen of client 7 was never measured"):
+        number_of(outcome, replace(measure, client=7))
+    with pytest.raises(ValueError, match=r"unseen in stage 'x' by rounds \(`over: newcomers` is by their epochs\) was"):
+        number_of(outcome, replace(measure, over="rounds", stage="x"))
+
+
+def test_newcomers_without_a_number_are_told_among_those_left_out(outcome):
+    write_adaptation(outcome.folder, [0.1, 0.4])
+    assert outcome.left_out == []
+    config = yaml.safe_load((outcome.folder / "config.yaml").read_text())
+    config["data"]["init_args"]["unseen_clients"] = 3
+    (outcome.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    told = Outcome(outcome.folder).left_out
+    assert [event["client"] for event in told] == ["a newcomer", "a newcomer"]
+
+
+def test_only_numbers_of_one_kind_are_compared(tmp_path):
+    rows = {"a": {}, "b": {}, "loss": {"measure": {"metric": "loss/client_on_own"}}}
+    study = build_study({"recipe": "r", "rows": rows, "seeds": 2})
+    outcomes = {}
+    for cell, levels in zip(study.cells, ([0.2, 0.21], [0.5, 0.51], [0.9, 0.91]), strict=True):
+        for seeds, level in zip(study.seeds, levels, strict=True):
+            folder = write_run(tmp_path / cell.row / seeds.name, [[level]])
+            if cell.row == "loss":
+                text = (folder / "metrics.csv").read_text()
+                (folder / "metrics.csv").write_text(text.replace(",acc,", ",loss,"))
+            outcomes[cell, seeds] = Outcome(folder)
+    results = Results(study, outcomes, {})
+    _, b, loss = study.cells
+    assert results.against_baseline(b).mean == pytest.approx(0.3)
+    assert results.against_baseline(loss) is None
+    assert [results.is_best(cell) for cell in study.cells] == [False, True, False]
 
 
 def test_without_a_personal_model_clients_use_the_global_one(tmp_path):

@@ -144,7 +144,22 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
         ({"measure": {"client": -1}}, "`measure.client` must be the id of a client, got -1"),
         ({"measure": {"client": 1, "over_clients": "worst"}}, "exclude each other"),
         ({"measure": {"over": "steps"}}, "`measure.over` must be one of rounds, epochs, newcomers, got 'steps'"),
-        ({"measure": {"over": "newcomers"}}, "FedAvg, IID: `measure.over: newcomers` needs `adapt`, the epochs that"),
+        (
+            {"measure": {"over": "newcomers", "metric": "acc/personal_on_unseen"}},
+            "FedAvg, IID: `measure.over: newcomers` needs `adapt`, the epochs that newcomers train for, such as 10",
+        ),
+        (
+            {"adapt": 2, "measure": {"over": "newcomers"}},
+            "`measure.metric` of newcomers must be metric/model_on_unseen, .* got 'acc/client_on_own'",
+        ),
+        (
+            {"adapt": 2, "measure": {"over": "newcomers", "metric": "acc/global_on_unseen"}},
+            "the model one of personal, finetuned and scratch, such as acc/personal_on_unseen, got 'acc/global",
+        ),
+        (
+            {"measure": {"over": "epochs", "target": 0.5}},
+            "`measure.over: epochs` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`",
+        ),
         ({"adapt": 0}, "`adapt` must be a number of epochs, at least 1, got 0"),
         ({"adapt": True}, "`adapt` must be a number of epochs, at least 1, got True"),
         (

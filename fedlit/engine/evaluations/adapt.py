@@ -71,6 +71,8 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
         if failure.is_usage:
             raise UsageError(failure.reason.partition(": ")[2])
         raise RuntimeError(f"No unseen client could join; client {k}: {failure.reason}\n{failure.details}")
+    if not rows:
+        raise ValueError("no unseen client has validation samples to be measured on; see `data.val_size`.")
     return rows, failures
 
 
