@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import isnan
 from typing import TYPE_CHECKING
 
+from fedlit.records.rows import CONVERGENCE
 from fedlit.studies.measure import Measure
 from fedlit.studies.study import Cell
 
@@ -89,7 +90,7 @@ def metric_value(value: float, measure: Measure) -> str:
     if isnan(value):
         return ""
     shown = value * metric_factor(measure)
-    return _fixed(shown, 2 if measure.percent else _decimals(shown))
+    return _fixed(shown, _decimals(shown, measure))
 
 
 def plus_minus(mean: float, sd: float, measure: Measure) -> str:
@@ -98,6 +99,8 @@ def plus_minus(mean: float, sd: float, measure: Measure) -> str:
     Example:
         >>> plus_minus(0.87654, 0.0123, Measure()), plus_minus(7e6, 1e5, Measure(at="bytes_to_target", target=0.9))
         ('87.65 ± 1.23', '7.00 ± 0.10 MB')
+        >>> plus_minus(8.9, 0.5477, Measure("epochs_to_converge/personal_on_unseen", percent=False))
+        '8.9 ± 0.5'
     """
     factor, decimals, unit = _scale(mean, measure)
     text = _fixed(mean * factor, decimals)
@@ -160,13 +163,15 @@ def _scale(mean: float, measure: Measure) -> tuple[float, int, str]:
         return 1.0, 1, " s"
     if measure.at == "rounds_to_target":
         return 1.0, 1, ""
-    if measure.percent:
-        return 100.0, 2, ""
-    return 1.0, _decimals(mean), ""
+    return metric_factor(measure), _decimals(mean, measure), ""
 
 
-def _decimals(value: float) -> int:
+def _decimals(value: float, measure: Measure) -> int:
     """So that four digits or so tell something."""
+    if measure.percent:
+        return 2
+    if measure.metric.startswith(f"{CONVERGENCE}/"):  # a count
+        return 1
     if abs(value) < 10:
         return 4
     return 2 if abs(value) < 1000 else 0
