@@ -149,8 +149,7 @@ class StudyCall:
         for cell, runs in self.planned.items():
             for run in runs:
                 folder = run.folder
-                done = run.next_command is None or (cell.measure.over != "newcomers" and run.next_command == "adapt")
-                if folder is not None and done:
+                if folder is not None and run.has(cell.measure):
                     self.outcomes[cell, run.seeds] = Outcome(folder)
 
     def _write(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from fedlit.records.progress import table
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row, lines, summary
+from fedlit.records.whole_files import write_whole
 
 
 def tell_which(round: int, folder: Path | None) -> None:
@@ -48,9 +49,7 @@ def report(
         print(f"without client {k}: {failure.reason}")
     if folder is not None:
         header = ",".join(Row._fields) + "\n"
-        temporary = folder / f".{name}.tmp"  # who sees the file sees all of it
-        temporary.write_text(header + "".join(lines(rows)))
-        temporary.replace(folder / name)
+        write_whole(folder / name, header + "".join(lines(rows)))
 
 
 def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Mapping[str, Sequence[object]]) -> Path:

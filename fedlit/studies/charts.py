@@ -22,7 +22,7 @@ def curves(results: Results, cells: Sequence[Cell], over: Literal["rounds", "byt
     """The metric over rounds or bytes, a line for each row with a band of its standard deviation."""
     series = []
     if over == "bytes":
-        cells = [cell for cell in cells if cell.measure.over == "rounds"]  # at home nothing is sent
+        cells = [cell for cell in cells if cell.measure.is_by_round]  # at home nothing is sent
     for cell in cells:
         curve = curve_of(results, cell)
         if curve is not None:

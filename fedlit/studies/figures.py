@@ -38,7 +38,7 @@ Draw = Callable[["Axes", Results, list[Cell]], None]
 def draw_all(results: Results) -> Iterator[tuple[str, "Figure"]]:
     """Every figure of a study, with the name of its files."""
     yield "curves_over_rounds", _panels(results, _draw_rounds, HEIGHT, BAND)
-    if any(cell.measure.over == "rounds" for cell in results.study.cells):
+    if any(cell.measure.is_by_round for cell in results.study.cells):
         yield "curves_over_bytes", _panels(results, _draw_bytes, HEIGHT, BAND)
     lanes = 0.7 + 0.42 * len(results.study.rows)
     if any(points_of(results, cell) for cell in results.study.cells):
@@ -145,7 +145,7 @@ def _draw_rounds(axes: "Axes", results: Results, cells: list[Cell]) -> None:
 
 
 def _draw_bytes(axes: "Axes", results: Results, cells: list[Cell]) -> None:
-    cells = [cell for cell in cells if cell.measure.over == "rounds"]  # at home nothing is sent
+    cells = [cell for cell in cells if cell.measure.is_by_round]  # at home nothing is sent
     curves = {cell: curve_of(results, cell) for cell in cells}
     most = max((curve.bytes[-1] for curve in curves.values() if curve is not None and curve.sends), default=1.0)
     factor, unit = unit_of(most)

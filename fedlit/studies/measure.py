@@ -120,7 +120,12 @@ class Measure:
     @property
     def step(self) -> str:
         """What values are counted by."""
-        return "round" if self.over == "rounds" else "epoch"
+        return "round" if self.is_by_round else "epoch"
+
+    @property
+    def is_by_round(self) -> bool:
+        """Whether values are those of rounds, in which something is sent, and not of epochs at home."""
+        return self.over == "rounds"
 
     @property
     def is_to_target(self) -> bool:

@@ -21,8 +21,8 @@ class Outcome:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """metrics.csv; `client` is text, as `all` stands for the pooled test set."""
-        return pd.read_csv(self.folder / "metrics.csv", dtype={"client": str, "stage": str, "model": str, "data": str})
+        """metrics.csv."""
+        return _read(self.folder / "metrics.csv")
 
     @cached_property
     def epochs(self) -> pd.DataFrame:
@@ -30,7 +30,7 @@ class Outcome:
         path = self.folder / "epochs.csv"
         if not path.exists():
             raise ValueError(f"{self.folder} has no epochs.csv; set `trainer.eval_every_n_epochs`.")
-        rows = pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
+        rows = _read(path)
         last = rows[rows["round"] == rows["round"].max()]
         return last.drop(columns="round").rename(columns={"epoch": "round"})
 
@@ -40,7 +40,7 @@ class Outcome:
         path = self.folder / "adapt.csv"
         if not path.exists():
             raise ValueError(f"{self.folder} has no adapt.csv; call `fedlit adapt`.")
-        return pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
+        return _read(path)
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
@@ -167,6 +167,11 @@ class Outcome:
     def keys(self) -> list[str]:
         """Every metric of the run, as metric/model_on_data."""
         return _keys(self.metrics)
+
+
+def _read(path: Path) -> pd.DataFrame:
+    """Rows as a run writes them; `client` is text, as `all` stands for the pooled test set."""
+    return pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
 
 
 def _where(measure: Measure) -> str:

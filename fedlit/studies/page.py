@@ -101,7 +101,7 @@ def _by_column(page: Page, results: Results, chart_of: Callable[[Results, Sequen
 
 def _curves(page: Page, results: Results) -> None:
     over_rounds = _by_column(page, results, partial(curves, over="rounds"))
-    sends = any(cell.measure.over == "rounds" for cell in results.study.cells)
+    sends = any(cell.measure.is_by_round for cell in results.study.cells)
     over_bytes = _by_column(page, results, partial(curves, over="bytes")) if sends else Markup("")
     legend = page.legend(results.study.rows, "curves")
     note = (

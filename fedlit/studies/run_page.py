@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from fedlit.records.whole_files import write_whole
 from fedlit.studies.grid import Grid
 from fedlit.studies.markup import Page, details, grid_table, tag, words_table
 from fedlit.studies.outcome import Outcome
@@ -19,7 +20,6 @@ from fedlit.studies.run_charts import (
     metric_chart,
     seconds_chart,
 )
-from fedlit.studies.whole_files import write_whole
 from fedlit.studies.wording import size
 
 REPORT = "report.html"

@@ -14,10 +14,11 @@ from typing import Any, Literal
 import yaml
 
 from fedlit.records.run_folder import newest_run
+from fedlit.records.whole_files import write_whole
 from fedlit.studies.made_of import digest, made_of
+from fedlit.studies.measure import Measure
 from fedlit.studies.seeds import SeedPair
 from fedlit.studies.study import ONLY_COLUMN, Cell, Study
-from fedlit.studies.whole_files import write_whole
 
 Config = Mapping[str, Any]  # every option of a run, resolved
 Status = Literal["done", "begun", "new"]
@@ -62,6 +63,11 @@ class Run:
         if self.folder is None:
             return "new"
         return "done" if self.next_command is None else "begun"
+
+    def has(self, measure: Measure) -> bool:
+        """Whether what is measured is there: numbers of rounds are once the fit is done."""
+        left = self.next_command
+        return left is None or (left == "adapt" and measure.over != "newcomers")
 
     @property
     def next_command(self) -> Command | None:

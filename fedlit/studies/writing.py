@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedlit.records.whole_files import replacing, write_whole
 from fedlit.studies.figures import FIGURES, draw_all, save
 from fedlit.studies.latex import latex_table
 from fedlit.studies.page import study_page
 from fedlit.studies.results import Results
 from fedlit.studies.tables import markdown_tables
-from fedlit.studies.whole_files import replacing, write_whole
 
 KINDS = ("png", "pdf")
 

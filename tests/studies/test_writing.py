@@ -6,8 +6,8 @@ import matplotlib.image
 import pytest
 from toy_runs import steady, study_of
 
+from fedlit.records.whole_files import replacing, write_whole
 from fedlit.studies.figures import COLOURS, DASHES, MARKERS, draw_all
-from fedlit.studies.whole_files import replacing, write_whole
 from fedlit.studies.writing import study_lock, write_all
 
 FIGURES = ("curves_over_rounds", "curves_over_bytes", "clients")

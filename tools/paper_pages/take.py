@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedlit.records.whole_files import write_whole
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.whole_files import write_whole
 
 RUN = ["row", "column", "training_seed", "partition_seed"]
 MADE_ON = ["cpu", "torch", "python", "fedlit"]
