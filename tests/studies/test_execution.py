@@ -18,6 +18,7 @@ from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
 from fedlit.studies.births import NewProcesses, Nursery
 from fedlit.studies.execution import Execution
+from fedlit.studies.measure import Measure
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.progress import StudyProgress, seconds_of
 from fedlit.studies.runs import CONFIG, LOG, Run, flat, in_order, is_finished, plan_runs, share
@@ -143,6 +144,10 @@ def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tm
     assert calls(run) == 2
     (longer,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=3))
     assert longer.status == "begun"
+    newcomers = Measure.read({"metric": "acc/personal_on_unseen", "over": "newcomers"})
+    assert longer.has(Measure())  # of rounds, which are done
+    assert not longer.has(newcomers)
+    assert run.has(newcomers)
     make([longer], births=births)
     assert (longer.status, commands(run)) == ("done", ["fit", "adapt", "adapt"])
     (without,) = in_order(planned(tmp_path, rows=JOINING, seeds=1))
