@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedlit.inputs import arguments, tensors
 from fedlit.records.export_formats import TOLERANCE, Format, check_format
+from fedlit.records.whole_files import replacing
 
 BATCH_IS_FIXED = ("Constraints violated (n)", "must match", "is invalid for input of size")
 
@@ -36,24 +37,25 @@ def export(network: nn.Module, x: Any, path: Path, format: Format) -> float:
         format: `state_dict` is weights alone; `torchscript`, `pt2` (torch.export) and `onnx` need no class.
     """
     check_format(format)
-    temporary = path.with_name(f".{path.name}.tmp")
+    allowed = 0.0 if format == "state_dict" else TOLERANCE
+    with replacing(path) as temporary:
+        difference = _write(network, x, temporary, format)
+        if not difference <= allowed:
+            raise NotTheSame(
+                f"as {format}, outputs differ by {difference:.1e} of the largest, where {allowed:g} is allowed; "
+                "nothing was written."
+            )
+    return difference
+
+
+def _write(network: nn.Module, x: Any, path: Path, format: Format) -> float:
     try:
         with torch.no_grad(), quiet():
-            WRITERS[format](network, *arguments(network, _first(x, 2)), temporary)
-            read = READERS[format](network, temporary)
-            difference = max(_compared(network, read, part) for part in (x, _first(x, 1)))
+            WRITERS[format](network, *arguments(network, _first(x, 2)), path)
+            read = READERS[format](network, path)
+            return max(_compared(network, read, part) for part in (x, _first(x, 1)))
     except Exception as error:  # exporters raise what they like
-        temporary.unlink(missing_ok=True)
         raise NotTheSame(f"this network cannot be had as {format}: {cause(error)}") from error
-    allowed = 0.0 if format == "state_dict" else TOLERANCE
-    if not difference <= allowed:
-        temporary.unlink()
-        raise NotTheSame(
-            f"as {format}, outputs differ by {difference:.1e} of the largest, where {allowed:g} is allowed; "
-            "nothing was written."
-        )
-    temporary.replace(path)
-    return difference
 
 
 def cause(error: Exception) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedlit.records.rows import EpochRow, LedgerRow, Row
+from fedlit.records.whole_files import write_whole
 
 EPOCHS = "epochs.csv"
 EVENTS = "events.jsonl"
@@ -42,10 +43,10 @@ def rewind(folder: Path, last_round: int) -> None:
             round = _round_of(text, columns)
             if round is not None and round <= last_round:
                 kept.append(f"{text}\n")
-        _replace(path, kept)
+        write_whole(path, "".join(kept))
     if (folder / EVENTS).exists():
         told = [text for text in _whole_lines(folder / EVENTS) if not _is_later(_event(text) or {}, last_round)]
-        _replace(folder / EVENTS, [f"{text}\n" for text in told])
+        write_whole(folder / EVENTS, "".join(f"{text}\n" for text in told))
 
 
 def _refuse(path: Path, number: int, text: str) -> NoReturn:
@@ -83,9 +84,3 @@ def _event(text: str) -> dict[str, Any] | None:
 
 def _is_later(event: dict[str, Any], last_round: int) -> bool:
     return event.get("event") in OF_ROUNDS and event.get("round", 0) > last_round
-
-
-def _replace(path: Path, lines: list[str]) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text("".join(lines))
-    temporary.replace(path)
