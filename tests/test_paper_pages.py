@@ -18,6 +18,7 @@ from fedlit.studies.measure import Measure
 from fedlit.studies.results import RUN_COLUMNS
 from fedlit.studies.statistics import Estimate
 from fedlit.studies.study import chosen, read_study
+from tools.paper_pages.answers import answers
 from tools.paper_pages.book import COLUMN, SOURCES, built, figures, methods_of, sources, stale, with_verdicts
 from tools.paper_pages.evidence import (
     AGREES,
@@ -29,13 +30,14 @@ from tools.paper_pages.evidence import (
     answering,
     evidence,
     findings,
+    has_pairs,
     reading,
     results_of,
     runs_csv,
     verdict,
     verdict_line,
 )
-from tools.paper_pages.figure import board_figure
+from tools.paper_pages.figure import board_figure, figure
 from tools.paper_pages.leaderboard import Leaderboard, ahead_and_behind, in_one_line
 from tools.paper_pages.source import Question, RunSet, read_source
 from tools.paper_pages.take import MADE_ON, merged, take
@@ -247,6 +249,45 @@ def test_every_claim_has_a_verdict_of_its_own_and_controls_are_answered():
     both += [finding("d", "control", DISAGREES), finding("d", "control", AGREES), finding("d", "control", NOT_RUN)]
     expected = "a: depends (agrees in 1, disagrees in 1 of 2). Controls: d: depends (yes in 1, no in 1 of 3)"
     assert verdict_line(both) == expected
+
+
+def test_a_question_is_answered_in_the_words_of_its_kind_with_its_numbers_below():
+    gain = Estimate(5, 0.02, 0.01, 0.01, 0.03, 0.01)
+    control = replace(QUESTION, ask="Does it matter?", kind="control")
+    bound = replace(QUESTION, ask="How far is it?", kind="bound")
+    found = [
+        Finding(QUESTION, "few", ACCURACY, gain, 3.0, AGREES),
+        Finding(QUESTION, "many", ACCURACY, gain, None, OPEN),
+        Finding(control, "few", ACCURACY, gain, None, AGREES),
+        Finding(bound, "few", ACCURACY, gain, None, AGREES),
+    ]
+    _, claimed, picture, numbers, *rest = answers("toy", found)
+    assert claimed.endswith("The least gain that matters is 1. **Cannot be told.**")
+    assert picture.endswith("(figures/toy_1.svg)")
+    assert "| few | +3 | +2.00 [+1.00, +3.00], p = 0.010 (n = 5) | agrees |" in numbers
+    assert [block.rpartition(" | ")[2] for block in rest if block.startswith("| where")] == ["yes |", "– |"]
+    assert answers("toy", []) == ["Not run yet."]
+
+
+def test_a_question_of_which_nothing_is_known_has_neither_numbers_nor_a_figure():
+    none = Estimate(0, nan, nan, nan, nan, nan)
+    assert len(answers("toy", [Finding(QUESTION, "few", ROUNDS, none, None, NOT_RUN)])) == 2
+    *_, numbers = answers("toy", [Finding(QUESTION, "few", ROUNDS, none, None, OPEN)])
+    assert "| few | – | no pair reached it | cannot be told |" in numbers
+    assert not has_pairs([Finding(QUESTION, "few", ROUNDS, none, None, OPEN)])
+
+
+def test_a_figure_has_a_line_for_each_column_that_was_run_and_says_which_side_is_better():
+    gain = Estimate(5, 0.02, 0.01, 0.01, 0.03, 0.01)
+    none = Estimate(0, nan, nan, nan, nan, nan)
+    group = [
+        Finding(QUESTION, "few", ACCURACY, gain, None, AGREES),
+        Finding(QUESTION, "many", ACCURACY, none, None, OPEN),
+    ]
+    drawn = figure(group)
+    assert [drawn.count(word) for word in (">few<", ">many<", "right is better", ">paper<")] == [1, 0, 1, 0]
+    of_rounds = figure([Finding(QUESTION, "few", ROUNDS, gain, -2.0, AGREES)])
+    assert [of_rounds.count(word) for word in ("rounds to the target; left is better", ">paper<")] == [1, 1]
 
 
 # --- several sets of runs on one page

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from tools.paper_pages.evidence import NOT_RUN, OPEN, evidence, findings, verdict_line
+from tools.paper_pages.answers import figure_name
+from tools.paper_pages.evidence import NOT_RUN, OPEN, by_question, evidence, findings, has_pairs, verdict_line
 from tools.paper_pages.figure import figure
 from tools.paper_pages.leaderboard import Leaderboard, in_one_line, leaderboard_figure, leaderboard_page
 from tools.paper_pages.page import paper_page
@@ -49,8 +50,9 @@ def figures(root: Path) -> dict[Path, str]:
     drawn = {}
     for source in sources(root):
         found = findings(source, evidence(root, source.runs))
-        if found:
-            drawn[FIGURES / f"{source.name}.svg"] = figure(found)
+        for place, group in enumerate(by_question(found), 1):
+            if has_pairs(group):
+                drawn[FIGURES / figure_name(source.name, place)] = figure(group)
     board = leaderboard_figure(Leaderboard.read(root / LEADERBOARD), root)
     if board is not None:
         drawn[FIGURES / "leaderboard.svg"] = board

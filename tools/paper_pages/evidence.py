@@ -228,14 +228,38 @@ def _run(readings: Iterable[str]) -> list[str]:
     return [reading for reading in readings if reading != NOT_RUN]
 
 
+def by_question(found: Sequence[Finding]) -> list[list[Finding]]:
+    """Findings of one question together, in the order of the questions."""
+    groups: dict[Question, list[Finding]] = {}
+    for finding in found:
+        groups.setdefault(finding.question, []).append(finding)
+    return list(groups.values())
+
+
+def is_run(group: Sequence[Finding]) -> bool:
+    """Whether something of a question was run."""
+    return any(finding.reading != NOT_RUN for finding in group)
+
+
+def has_pairs(group: Sequence[Finding]) -> bool:
+    """Whether there is a difference to show: runs may be done and reach no target."""
+    return any(finding.found.n for finding in group)
+
+
+def verdict_of(group: Sequence[Finding]) -> str:
+    """What a question came to, in the words of its kind."""
+    return _told(_run(finding.reading for finding in group), words_of(group[0].question))
+
+
+def words_of(question: Question) -> Mapping[str, str]:
+    """A claim agrees or disagrees; a control is answered."""
+    return YES_OR_NO if question.kind == "control" else {}
+
+
 def verdicts(found: Sequence[Finding], kind: Kind) -> dict[str, str]:
     """By the brief of every claim (or control) of which something was run."""
-    readings: dict[str, list[str]] = {}
-    for finding in found:
-        if finding.question.kind == kind:
-            readings.setdefault(finding.question.brief, []).append(finding.reading)
-    words = YES_OR_NO if kind == "control" else {}
-    return {brief: _told(_run(its), words) for brief, its in readings.items() if _run(its)}
+    groups = [group for group in by_question(found) if group[0].question.kind == kind and is_run(group)]
+    return {group[0].question.brief: verdict_of(group) for group in groups}
 
 
 def _told(readings: Sequence[str], words: Mapping[str, str]) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from fedlit.studies.figures import COLOURS
 from fedlit.studies.statistics import Estimate
-from fedlit.studies.wording import metric_factor, metric_label, short
+from fedlit.studies.wording import metric_factor, short
+from tools.paper_pages.answers import unit
 from tools.paper_pages.evidence import Finding
 
 OURS, THEIRS = COLOURS[0], COLOURS[1]
@@ -17,20 +18,15 @@ HEAD = 0.85  # inches above and below
 FIXED = {"svg.hashsalt": "fedlit", "svg.fonttype": "none"}  # so that the same runs give the same file
 
 
-def figure(found: Sequence[Finding]) -> str:
-    """The figure as SVG; a panel for each question that was run."""
+def figure(group: Sequence[Finding]) -> str:
+    """What a question came to, as SVG: a line for each column that was run."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    run = [finding for finding in found if finding.found.n]
-    questions = list(dict.fromkeys(finding.question for finding in run))
-    groups = [[finding for finding in run if finding.question == question] for question in questions]
-    heights = [HEAD + LINE * len(group) for group in groups]
+    run = [finding for finding in group if finding.found.n]
     with rc_context(FIXED):
-        drawn = Figure(figsize=(7.2, sum(heights)), layout="constrained")
-        panels = drawn.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for panel, group in zip(panels, groups, strict=True):
-            _draw(panel, group)
+        drawn = Figure(figsize=(7.2, HEAD + LINE * len(run)), layout="constrained")
+        _draw(drawn.subplots(), run)
         return _as_svg(drawn)
 
 
@@ -77,7 +73,7 @@ def _as_svg(drawn: Any) -> str:
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"
 
 
-def _draw(panel, group: Sequence[Finding]) -> None:
+def _draw(panel: Any, group: Sequence[Finding]) -> None:
     """One question: a line for each column, the interval of ours, a cross for theirs."""
     question = group[0].question
     for place, finding in enumerate(group):
@@ -91,7 +87,7 @@ def _draw(panel, group: Sequence[Finding]) -> None:
     panel.axvline(0, color="black", linewidth=0.8, linestyle=":")
     panel.set_yticks(range(len(group)), [finding.column for finding in group])
     panel.set_ylim(len(group) - 0.5, -0.5)
-    panel.set_title(short(f"{question.row} less {question.over} ({question.kind})", 70), fontsize=10, loc="left")
-    unit = "rounds to the target" if group[0].measure.is_to_target else metric_label(group[0].measure)
-    panel.set_xlabel(unit, fontsize=8)
+    panel.set_title(short(f"{question.row} less {question.over}", 70), fontsize=10, loc="left")
+    better = "right" if group[0].measure.is_better_high else "left"
+    panel.set_xlabel(f"{unit(group[0].measure)}; {better} is better", fontsize=8)
     panel.legend(fontsize=7, loc="best")

@@ -14,8 +14,9 @@ from fedlit.studies.study import Cell, read_study
 from fedlit.studies.wording import difference, size
 from tools.paper_pages.evidence import NOT_RUN, answering
 from tools.paper_pages.figure import board_figure
-from tools.paper_pages.page import MADE, table
+from tools.paper_pages.page import MADE
 from tools.paper_pages.source import RunSet
+from tools.paper_pages.table import table
 
 MEASURES = ("global", "own", "worst")
 BASELINE = "FedAvg"

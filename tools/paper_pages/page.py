@@ -12,11 +12,11 @@ from fedlit.studies.grids import cost_grid, main_grid, target_grid
 from fedlit.studies.recorded import RecordedResults
 from fedlit.studies.study import read_study
 from fedlit.studies.tables import grid_in_markdown
-from fedlit.studies.wording import difference, plus_minus
+from fedlit.studies.wording import plus_minus
+from tools.paper_pages.answers import answers
 from tools.paper_pages.evidence import (
     NOT_RUN,
     Evidence,
-    Finding,
     findings,
     part,
     run_columns,
@@ -24,6 +24,7 @@ from tools.paper_pages.evidence import (
     verdict_line,
 )
 from tools.paper_pages.source import RunSet, Source, Table
+from tools.paper_pages.table import table
 
 MADE = "<!-- Made by `python -m tools.paper_pages` from docs/papers/src and docs/papers/runs; do not edit. -->"
 RULE = (
@@ -57,20 +58,16 @@ def paper_page(source: Source, root: Path, pieces: Sequence[Evidence]) -> str:
         source.setting,
         "## What the authors' code does otherwise",
         _bullets(source.differences),
+        "## Answers",
+        *answers(source.name, found),
+        "## Controls",
+        source.control,
+        "## Theirs and ours",
+        *_tables(source, pieces),
         "## Our runs",
         *_our_runs(source, root, pieces),
         f"Seen before these settings were fixed: {source.seen_before}",
         _again(source, pieces),
-        "## Theirs and ours",
-        *_tables(source, pieces),
-        "## Answers",
-        _answers(found),
-    ]
-    if found:
-        blocks.append(f"![paired differences with 95 % intervals](figures/{source.name}.svg)")
-    blocks += [
-        "## Controls",
-        source.control,
         "## How the verdict is found, and what would tell",
         RULE,
         f"What would tell: {source.would_tell}",
@@ -151,7 +148,7 @@ def _tables(source: Source, pieces: Sequence[Evidence]) -> list[str]:
         return [f"{NOT_RUN.capitalize()}."]
     cited = dict.fromkeys(piece.results.study.source for piece in pieces)  # studies may name the same table
     blocks += [f"The paper's numbers: {name}." for name in cited if name]
-    return [*blocks, "### What a run took", *_costs(pieces)]
+    return [*blocks, *_costs(pieces)]
 
 
 def _table(asked: Table, results: RecordedResults) -> list[str]:
@@ -171,10 +168,11 @@ def _table(asked: Table, results: RecordedResults) -> list[str]:
 
 
 def _costs(pieces: Sequence[Evidence]) -> list[str]:
-    """In one table for all studies."""
+    """In one table for all studies, folded: it has a line for each cell."""
     grids = [cost_grid(piece.results) for piece in pieces if piece.made_by]
     rows = tuple(row for grid in grids for row in grid.rows)
-    return [grid_in_markdown(replace(grids[0], rows=rows)), grids[0].note]
+    costs = grid_in_markdown(replace(grids[0], rows=rows))
+    return ["<details><summary>What a run took</summary>", costs, grids[0].note, "</details>"]
 
 
 def _told(grid: Grid) -> Grid:
@@ -183,34 +181,3 @@ def _told(grid: Grid) -> Grid:
     for row in grid.rows:
         rows.append(tuple(NOT_RUN if text.startswith("missing (0/") else text for text in row))
     return replace(grid, rows=tuple(rows))
-
-
-def _answers(found: Sequence[Finding]) -> str:
-    if not found:
-        return f"{NOT_RUN.capitalize()}."
-    rows = []
-    for finding in found:
-        ours = NOT_RUN if finding.reading == NOT_RUN else "no pair reached it"
-        if finding.found.n:
-            ours = f"{difference(finding.found, finding.measure)} (n = {finding.found.n})"
-        theirs = "–" if finding.paper is None else f"{finding.paper:+.4g}"
-        question = finding.question
-        asked = f"{question.ask} ({question.kind}; {question.row} less {question.over})"
-        least = f"{question.least:g}"
-        word = "–" if question.kind == "bound" else finding.reading
-        rows.append((asked, finding.column, theirs, ours, least, word))
-    head = ("question", "where", "paper", "ours [95 % interval]", "least gain that matters", "by the rule")
-    return table(head, rows)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown as it stands.
-
-    Example:
-        >>> print(table(("a", "b"), [("1", "2")]))
-        | a | b |
-        | --- | --- |
-        | 1 | 2 |
-    """
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
