@@ -17,11 +17,13 @@ from tools.paper_pages.answers import answers
 from tools.paper_pages.evidence import (
     NOT_RUN,
     Evidence,
+    Finding,
     findings,
     part,
     run_columns,
     runs_csv,
     verdict_line,
+    verdicts,
 )
 from tools.paper_pages.source import RunSet, Source, Table
 from tools.paper_pages.table import table
@@ -50,7 +52,7 @@ def paper_page(source: Source, root: Path, pieces: Sequence[Evidence]) -> str:
         f"# {source.title}",
         MADE,
         f"[{source.citation}]({source.link})",
-        f"**Verdict: {verdict_line(found)}.**",
+        _verdicts(found),
         _sizes(source, pieces),
         "## What the paper claims",
         source.claim,
@@ -73,6 +75,16 @@ def paper_page(source: Source, root: Path, pieces: Sequence[Evidence]) -> str:
         f"What would tell: {source.would_tell}",
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
+
+
+def _verdicts(found: Sequence[Finding]) -> str:
+    """A line for each claim and each control."""
+    claims = verdicts(found, "claim")
+    if not claims:
+        return f"**Verdict: {verdict_line(found)}.**"
+    lines = [f"{brief}: **{word}**" for brief, word in claims.items()]
+    lines += [f"control, {brief}: **{word}**" for brief, word in verdicts(found, "control").items()]
+    return f"**Verdict**\n\n{_bullets(lines)}"
 
 
 def _sizes(source: Source, pieces: Sequence[Evidence]) -> str:
