@@ -243,7 +243,7 @@ def test_every_claim_has_a_verdict_of_its_own_and_controls_are_answered():
 
     found = [finding("a", "claim", AGREES), finding("a", "claim", OPEN), finding("b", "claim", DISAGREES)]
     found += [finding("c", "claim", NOT_RUN), finding("d", "control", AGREES), finding("e", "bound", AGREES)]
-    assert verdict_line(found) == "a: cannot be told; b: disagrees. Controls: d: yes"
+    assert verdict_line(found) == "a: cannot be told (agrees in 1 of 2); b: disagrees. Controls: d: yes"
     assert verdict_line(found[3:]) == "cannot be told: not run"
     both = [finding("a", "claim", AGREES), finding("a", "claim", DISAGREES), finding("d", "control", OPEN)]
     both += [finding("d", "control", DISAGREES), finding("d", "control", AGREES), finding("d", "control", NOT_RUN)]
@@ -262,7 +262,7 @@ def test_a_question_is_answered_in_the_words_of_its_kind_with_its_numbers_below(
         Finding(bound, "few", ACCURACY, gain, None, AGREES),
     ]
     _, claimed, picture, numbers, *rest = answers("toy", found)
-    assert claimed.endswith("The least gain that matters is 1. **Cannot be told.**")
+    assert claimed.endswith("The least gain that matters is 1. **Cannot be told (agrees in 1 of 2).**")
     assert picture.endswith("(figures/toy_1.svg)")
     assert "| few | +3 | +2.00 [+1.00, +3.00], p = 0.010 (n = 5) | agrees |" in numbers
     assert [block.rpartition(" | ")[2] for block in rest if block.startswith("| where")] == ["yes |", "– |"]

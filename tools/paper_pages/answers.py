@@ -35,8 +35,10 @@ def figure_name(page: str, place: int) -> str:
 
 
 def unit(measure: Measure) -> str:
-    """What a difference is counted in."""
-    return "rounds to the target" if measure.is_to_target else metric_label(measure)
+    """What a difference is counted in; of which model, the two rows may not have in common."""
+    if measure.is_to_target:
+        return "rounds to the target"
+    return metric_label(measure).replace(measure.metric, measure.metric.partition("/")[0])
 
 
 def _in_one_line(group: Sequence[Finding]) -> str:

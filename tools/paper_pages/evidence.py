@@ -263,18 +263,21 @@ def verdicts(found: Sequence[Finding], kind: Kind) -> dict[str, str]:
 
 
 def _told(readings: Sequence[str], words: Mapping[str, str]) -> str:
-    """A verdict in the words of its kind, and the counts where it depends.
+    """A verdict in the words of its kind, and the counts where comparisons are not of one mind.
 
     Example:
         >>> _told([AGREES, AGREES, DISAGREES, OPEN], YES_OR_NO)
         'depends (yes in 2, no in 1 of 4)'
+        >>> _told([AGREES, AGREES, OPEN], {}), _told([AGREES, OPEN], {}), _told([OPEN, OPEN], {})
+        ('agrees in 2 of 3', 'cannot be told (agrees in 1 of 2)', 'cannot be told')
     """
     word = verdict(readings)
-    if word != DEPENDS:
+    if len(set(readings)) < 2:
         return words.get(word, word)
-    agree, disagree = readings.count(AGREES), readings.count(DISAGREES)
-    yes, no = words.get(AGREES, AGREES), words.get(DISAGREES, DISAGREES)
-    return f"{word} ({yes} in {agree}, {no} in {disagree} of {len(readings)})"
+    counts = {side: readings.count(side) for side in (AGREES, DISAGREES)}
+    told = ", ".join(f"{words.get(side, side)} in {count}" for side, count in counts.items() if count)
+    told += f" of {len(readings)}"
+    return told if word in counts else f"{word} ({told})"
 
 
 def verdict_line(found: Sequence[Finding]) -> str:

@@ -112,11 +112,13 @@ def _our_runs(source: Source, root: Path, pieces: Sequence[Evidence]) -> list[st
     blocks = [table(head, rows)]
     commands = [f"{runs.command}  # {runs.name}" for runs in (*source.tuning, *source.runs)]
     blocks.append("```bash\n" + "\n".join(commands) + "\n```")
-    blocks.append(
-        "A seed is of training and of the partition. FOLDER holds the data sets as .npz. Hours are those of the "
-        "rounds, one thread, on a core that others used, too. Rates were picked on the same test images with "
-        "another seed."
-    )
+    said = ["A seed is of training and of the partition."]
+    if any("FOLDER" in command for command in commands):
+        said.append("FOLDER holds the data sets as .npz.")
+    said.append("Hours are those of the rounds, one thread, on a core that others used, too.")
+    if source.tuning:
+        said.append("Rates were picked on the same test images with another seed.")
+    blocks.append(" ".join(said))
     return blocks
 
 
