@@ -183,7 +183,7 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
     except (TooFewClients, RuleFailed) as error:
         if DEBUG:
             raise
-        give_up(str(error).partition("\n")[0])
+        give_up(str(error).partition("\n")[0], is_fit=is_running())
     except Exception as error:
         if DEBUG:
             raise

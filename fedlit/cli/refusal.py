@@ -43,9 +43,10 @@ def _abridged(text: str, longest: int) -> str:
     return f"{text[:half]} ... {text[-half:]}"
 
 
-def give_up(message: str) -> NoReturn:
-    """One line, exit code 3: the input was good, but the run could not go on."""
-    sys.stderr.write(f"fedlit: {message} (events.jsonl tells more, FEDLIT_DEBUG=1 shows where)\n")
+def give_up(message: str, is_fit: bool) -> NoReturn:
+    """One line, exit code 3: the input was good, but the run could not go on, or new clients could not join."""
+    recorded = "events.jsonl tells more, " if is_fit else ""
+    sys.stderr.write(f"fedlit: {message} ({recorded}FEDLIT_DEBUG=1 shows where)\n")
     raise SystemExit(3)
 
 

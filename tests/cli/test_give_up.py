@@ -13,3 +13,12 @@ def test_too_few_clients_are_told_in_one_line_with_exit_code_3(capsys):
     said = capsys.readouterr().err
     assert said.startswith("fedlit: Every client of round 2 failed; client 0: KeyError: 'x' (events.jsonl tells more")
     assert said.count("\n") == 1
+
+
+def test_new_clients_who_cannot_join_leave_no_events_to_be_sent_to(capsys):
+    with pytest.raises(SystemExit) as ended, refused_in_one_line(lambda: False):
+        raise TooFewClients("No unseen client could join; client 4: KeyError: 'x'\nTraceback ...")
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == (
+        "fedlit: No unseen client could join; client 4: KeyError: 'x' (FEDLIT_DEBUG=1 shows where)\n"
+    )

@@ -10,6 +10,7 @@ from toys import SGD, equal, fitted, linear, toy_data
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.engine.evaluations.adapt import epochs_to_converge, table_of_epochs
 from fedlit.engine.scoring.measures import Measures
+from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 from fedlit.records.rows import Row
 
@@ -197,5 +198,5 @@ def test_a_new_client_that_fails_keeps_no_other_from_joining(capsys):
     assert {row.client for row in rows} == {4}
     assert "without client 3: SystemExit" in capsys.readouterr().out
     method.shy = (3, 4)
-    with pytest.raises(RuntimeError, match="No unseen client could join; client 3: SystemExit"):
+    with pytest.raises(TooFewClients, match="No unseen client could join; client 3: SystemExit"):
         federation.adapt(method, toy_data(**two_unseen), epochs=1)

@@ -22,6 +22,7 @@ from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.scoreboard import Scoreboard
 from fedlit.engine.states.state import FederationState
+from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
 from fedlit.fast.permission import measures_classes
@@ -70,7 +71,7 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
         k, failure = next(iter(failures.items()))
         if failure.is_usage:
             raise UsageError(failure.reason.partition(": ")[2])
-        raise RuntimeError(f"No unseen client could join; client {k}: {failure.reason}\n{failure.details}")
+        raise TooFewClients(f"No unseen client could join; client {k}: {failure.reason}\n{failure.details}")
     if not rows:
         raise ValueError("no unseen client has validation samples to be measured on; see `data.val_size`.")
     return rows, failures

@@ -13,7 +13,7 @@ from fedlit.records.rows import LedgerRow
 
 
 class TooFewClients(RuntimeError):
-    """A round was given up; all rounds before it are as they were."""
+    """A round was given up, and all rounds before it are as they were; or none of the new clients could join."""
 
 
 def whole_round(
