@@ -9,6 +9,7 @@ A p-value is of one comparison; nothing is corrected for there being many.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import nan
 from typing import Any
 
@@ -53,7 +54,12 @@ def estimate(values: Sequence[float]) -> Estimate:
         >>> round(e.low, 3), round(e.high, 3), round(e.p, 4)
         (-0.484, 4.484, 0.0742)
     """
-    numbers = np.asarray(values, dtype=float)
+    return _estimated(tuple(map(float, values)))
+
+
+@lru_cache(maxsize=100_000)  # scipy takes a millisecond, and tables, figures and verdicts ask again
+def _estimated(values: tuple[float, ...]) -> Estimate:
+    numbers = np.asarray(values)
     n = len(numbers)
     if n == 0:
         return Estimate(0, nan, nan, nan, nan, nan)
