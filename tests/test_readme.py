@@ -41,6 +41,20 @@ def test_the_method_in_the_readme_runs_with_its_recipe_as_printed(command_line, 
     assert {int(line.rsplit(",", 1)[1]) for line in ledger} == {lenet_28}
 
 
+PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+PYTHON = [pytest.param(block, id=page) for page in PAGES for block in printed.blocks(page, "python")]
+
+
+@pytest.mark.parametrize("block", PYTHON)
+def test_what_a_page_prints_imports_fedlit_before_what_imports_torchvision(block):
+    imported = re.findall(r"^(?:from|import) (\w+)", block, re.MULTILINE)
+    first = [name for name in imported if name in ("fedlit", "lightning", "torchvision")]
+    assert first[:1] != [
+        "lightning"
+    ]  # beside a torch for CPUs, torchvision's wheel cannot be imported but after fedlit
+    assert first[:1] != ["torchvision"]
+
+
 def test_the_python_in_the_readme_runs_as_printed(capsys):
     printed.run(blocks("python")[1], "README.md", {})
     assert "dict_keys(['network.weight', 'network.bias'])" in capsys.readouterr().out

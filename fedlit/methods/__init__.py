@@ -4,6 +4,8 @@ Beside the methods there is what the author of another one needs: the contract, 
 networks are built and copied with.
 """
 
+from lightning.pytorch.cli import OptimizerCallable
+
 from fedlit.methods.apfl import APFL
 from fedlit.methods.architectures import Architectures
 from fedlit.methods.base import FederatedModule, Weighting
@@ -76,6 +78,7 @@ __all__ = [
     "LocalOnly",
     "MixtureOfExperts",
     "NetworkFactory",
+    "OptimizerCallable",
     "PFedMe",
     "PerFedAvg",
     "Ramp",

@@ -56,7 +56,8 @@ class APFL(FederatedModule):
         recipes=("apfl_fashion.yaml", "apfl_cifar10.yaml"),
         use="Clients differ in how much they are like the others: each finds its share of the global model by "
         "itself. A step costs two or three of FedAvg's.",
-        law="alpha held at 0: the mixture is the global model, FedAvg's; at 1: a network trained alone",
+        law="alpha held at 0: the mixture is the global model, FedAvg's with uniform weights; at 1: a network "
+        "trained alone",
     )
 
     network: Mixed

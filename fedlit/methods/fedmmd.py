@@ -62,7 +62,7 @@ class FedMMD(FederatedModule):
         recipes=("fedmmd_fashion.yaml", "fedmmd_cifar10.yaml"),
         use="One model for all, held near in what it says rather than in its weights. Every batch also passes "
         "the frozen global network; compare it with FedProx.",
-        law="lam = 0 is FedAvg",
+        law="lam = 0 is FedAvg with uniform weights",
     )
 
     wants_index = True

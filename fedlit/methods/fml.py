@@ -91,7 +91,8 @@ class FML(FederatedModule):
         ),
         use="Clients want a network of their own, perhaps of another architecture, and a global one beside "
         "it. A visit trains both, which costs the time of two.",
-        law="beta = 1: the global model is FedAvg's; alpha = 1: the personal one is trained alone",
+        law="beta = 1: the global model is FedAvg's with uniform weights, from the same start; alpha = 1: the personal "
+        "one is trained alone",
         tasks=("classification",),
     )
 

@@ -57,7 +57,7 @@ class PerFedAvg(FederatedModule):
         recipes=("perfedavg_fashion.yaml", "perfedavg_cifar10.yaml"),
         use="Whoever joins should be one step away from a good model of its own. It needs two or three "
         "batches for each step, and alpha must suit the data.",
-        law="alpha = 0 is FedAvg on every second batch",
+        law="alpha = 0 is FedAvg with uniform weights on every second batch",
     )
 
     def __init__(
