@@ -28,6 +28,7 @@ REWRITTEN = {
     r"argument subcommand: invalid choice: '(.*?)' .*": r"'\1' is no command; "
     "give fit, validate, test, predict or adapt.",
     r"unrecognized arguments: --(\w+\.\S+?)(?:[= ].*)?": r"`\1` is not an option.",
+    r"unrecognized arguments: ([^-]\S*\.ya?ml)(?: .*)?": r"a recipe needs `--config` before it: --config \1.",
     r"unrecognized arguments: (\S+?)(?:[= ].*)?": r"`\1` is not an option.",
     r"Option '.*' is not accepted before subcommand '(\w+)'": r"options come after the command: fedlit \1 --config ...",
     r"(?:Subcommand '\w+' does not accept o|O)ption '([\w.]+?)(?:\.init_args.*)?' ?.*": r"`\1` is not an option.",

@@ -232,11 +232,13 @@ def description(text: str) -> str:
     Example:
         >>> description("# fedlit fit --config a.yaml\\n# Two clients.\\n# More.\\nmodel: {}")
         'Two clients.'
+        >>> description("# fedlit compare a.yaml\\n# ... --data.root FOLDER, which has mnist.npz\\ntitle: Two rows")
+        'Two rows'
         >>> description("model: {class_path: fedlit.methods.FML}\\ndata: {init_args: {dataset: mnist}}")
         'FML on mnist.'
     """
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    said = [line.strip("# ") for line in head if not line.startswith("# fedlit ")]
+    said = [line.strip("# ") for line in head if not line.startswith(("# fedlit ", "# ... "))]
     if said:
         return said[0]
     title = re.search(r"^title: (.+)$", text, re.MULTILINE)  # a whole study takes long to parse

@@ -52,6 +52,8 @@ def _run(path: Path) -> Path:
     folder = path
     if not (path / NEEDED[0]).is_file():
         folder = newest_run(path) or path
+    if (path / "summary.csv").is_file():
+        raise ValueError(f"{path} is the folder of a study: `fedlit compare` with what made it writes its page again.")
     for name in NEEDED:
         if not (folder / name).is_file():
             raise ValueError(f"{path} is not the folder of a run: it has no {name}.")

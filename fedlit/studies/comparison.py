@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fedlit.studies.arguments import flat_options
 from fedlit.studies.questions import differing_options
 from fedlit.studies.results import Results
 from fedlit.studies.runs import flat
@@ -10,6 +11,7 @@ from fedlit.studies.series import outcomes_of
 from fedlit.studies.study import Cell
 
 DATA = "data."
+EFFORT = ("trainer.num_rounds", "trainer.local_epochs")
 ABSENT = "–"  # an option that a row's method does not have
 Configs = Mapping[Cell, Mapping[str, Any]]
 
@@ -47,6 +49,16 @@ def unequal_data(results: Results) -> dict[str, list[str]]:
         options = [name for name in _differing(known, [group]) if name.startswith(DATA)]
         if options:
             found[column] = options
+    return found
+
+
+def unequal_effort(results: Results) -> dict[str, str]:
+    """How long rows train, by option, where their recipes differ in it and no row says so itself."""
+    asked = {option for cell in results.study.cells for option, _ in flat_options(cell.options[-1])}
+    found = {}
+    for option, rows in between_rows(results).items():
+        if option in EFFORT and option not in asked:
+            found[option] = ", ".join(f"{row} {value}" for row, value in rows.items())
     return found
 
 

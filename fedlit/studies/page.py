@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedlit.studies.charts import client_lanes, curves, forest, target_bars
-from fedlit.studies.comparison import between_columns, between_rows, unequal_data
+from fedlit.studies.comparison import between_columns, between_rows, unequal_data, unequal_effort
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.markup import Markup, Page, details, grid_table, tag, words_table
 from fedlit.studies.outcome import Outcome
@@ -53,6 +53,9 @@ def _warn(page: Page, results: Results) -> None:
         where = f" of {column}" if column else ""
         text = f"The rows{where} differ in their data, so their numbers do not compare the methods alone: "
         page.section("Rows differ in their data", tag("p", text, tag("code", ", ".join(options))), warning=True)
+    for option, told in unequal_effort(results).items():
+        text = tag("p", "The recipes do, and no row says so itself: ", tag("code", f"{option}: {told}"))
+        page.section("Rows differ in how long they train", text, warning=True)
     lines = []
     for _, run in results.runs.iterrows():
         if run["status"] != "done":

@@ -3,7 +3,7 @@
 import re
 from shutil import get_terminal_size
 
-from fedlit.studies.comparison import unequal_data
+from fedlit.studies.comparison import unequal_data, unequal_effort
 from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.results import Results
@@ -26,6 +26,8 @@ def terminal_table(results: Results, width: int | None = None) -> str:
         where = f" of {column}" if column else ""
         told = "differ in their data, so methods alone are not compared"
         blocks.append(f"!  the rows{where} {told}: {', '.join(options)}")
+    for option, rows in unequal_effort(results).items():
+        blocks.append(f"!  the rows differ in how long they train: {option} is {rows}; typed, it is the same for all")
     return "\n\n".join(blocks)
 
 

@@ -78,6 +78,7 @@ COMMANDS = {
     "fit --config list.yaml": r"^`--config list.yaml` must hold options by name, such as `trainer:`, got a list",
     "fit --config twice.yaml": r"^`--config twice.yaml` must be YAML, but in line 3: 'num_rounds' stands twice",
     "fit --config empty.yaml": r"^`--config empty.yaml` must hold options by name.*got nothing",
+    "fit key.yaml": r"^a recipe needs `--config` before it: --config key.yaml.$",
     "fit --config key.yaml": r"^`trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
     "fit --config data_key.yaml": r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$",
     "fit --config model_key.yaml": r"^`model.optimiser` is not an option. Did you mean `model.optimizer`\?$",

@@ -290,5 +290,19 @@ def test_rows_on_other_data_are_told_apart(tmp_path, data, is_told):
     assert ("data.alpha" in text) is is_told
 
 
+@pytest.mark.parametrize(
+    ("row", "rounds", "is_told"), [({}, 2, True), ({}, 3, False), ({"trainer.num_rounds": 2}, 2, False)]
+)
+def test_rows_whose_recipes_train_longer_are_told_unless_a_row_says_so_itself(tmp_path, row, rounds, is_told):
+    def other_rounds(name, column, seeds):
+        numbers = range(1, 1 + (rounds if name == "b" else 3))
+        return {"values": {number: {0: 0.5, 1: 0.6} for number in numbers}}
+
+    results = study_of(tmp_path, {"rows": {"a": {}, "b": row}}, other_rounds)
+    text = PageReader(study_page(results, "")).text
+    assert ("Rows differ in how long they train" in text) is is_told
+    assert ("trainer.num_rounds is a 3, b 2; typed" in terminal_table(results)) is is_told
+
+
 def test_data_of_charts_are_json_that_every_browser_reads(page):
     assert json.loads(json.dumps(page.charts, allow_nan=False)) == page.charts

@@ -200,6 +200,7 @@ def test_the_newest_run_of_a_folder_is_meant_where_there_is_none_in_it(tmp_path,
         (["gone"], "gone is not the folder of a run: it has no metrics.csv."),
         (["run", "gone"], "gone is not the folder of a run: it has no metrics.csv."),
         (["half"], "half is not the folder of a run: it has no ledger.csv."),
+        (["study"], "study is the folder of a study: `fedlit compare` with what made it writes its page again."),
         (["run", "run", "--output", "x.html"], "`--output` takes the page of one run, got 2 runs."),
         (["run", "--output", "run"], "`--output run` must be a file, and it is a folder."),
         (["run", "--output", "none/x.html"], "`--output none/x.html`: there is no folder none."),
@@ -211,6 +212,8 @@ def test_bad_input_is_one_line_and_nothing_is_written(args, told, tmp_path, caps
     write_run(tmp_path / "run", steady(0.5))
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "metrics.csv").write_text("round\n")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "summary.csv").write_text("row\n")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(SystemExit) as end:
         report.main(args)

@@ -56,8 +56,10 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
         epochs: Passes over the client's samples.
     """
     unseen = state.data.unseen_clients
-    if epochs < 1 or not unseen:
-        raise ValueError(f"`--epochs` and `data.unseen_clients` must be at least 1, got {epochs} and {unseen}.")
+    if epochs < 1:
+        raise ValueError(f"`--epochs` must be at least 1, got {epochs}.")
+    if not unseen:
+        raise ValueError("`data.unseen_clients` must be at least 1: no client was kept out, so none can join.")
     rows: list[Row] = []
     failures: dict[int, Failure] = {}
     state.guard.begin_round()
@@ -124,7 +126,7 @@ def table_of_epochs(rows: list[Row], measures: Measures) -> str:
     needed = summary(row for row in rows if row.metric == CONVERGENCE)
     if needed:
         words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]
-        told += f"\nepochs to converge: {', '.join(words)}"
+        told += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {', '.join(words)}"
     return told
 
 
