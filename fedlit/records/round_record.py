@@ -1,11 +1,15 @@
 """What a round left to record: metrics, what crossed a border, and why a client brought nothing."""
 
+import re
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fedlit.records.rows import EpochRow, LedgerRow, Row
 
 LONGEST_REASON, LONGEST_DETAILS = 500, 20_000  # characters
+PLACE = re.compile(r'^ +File "(.+)", line (\d+), in ', re.MULTILINE)  # in a traceback
+NOT_OWN = ("site-packages", "dist-packages", str(Path(__file__).parents[1]), "<")
 
 
 @dataclass
@@ -18,6 +22,19 @@ class Failure:
     reason: str
     details: str = ""
     is_usage: bool = False
+
+    @property
+    def told(self) -> str:
+        """The reason, and where in somebody's own code it arose, if it did there.
+
+        Example:
+            >>> Failure("KeyError: 'x'", '  File "/home/me/mine.py", line 6, in training_step').told
+            "KeyError: 'x' (mine.py, line 6)"
+        """
+        for path, line in reversed(PLACE.findall(self.details)):
+            if not any(part in path for part in NOT_OWN):
+                return f"{self.reason} ({Path(path).name}, line {line})"
+        return self.reason
 
 
 @dataclass

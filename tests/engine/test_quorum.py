@@ -8,12 +8,14 @@ import pytest
 import torch
 from toys import SGD, equal, fitted, linear, toy_data
 
+import fedlit
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Krum, weighted_mean
 from fedlit.callbacks import FederationCallback
 from fedlit.engine.rounds.agreement import RuleFailed
 from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
+from fedlit.records.round_record import Failure
 
 
 def failing(bad, rounds=(2,), method=FedAvg):
@@ -243,3 +245,14 @@ def test_nothing_changes_where_all_are_in_proportion():
 def test_impossible_limits_are_refused(option, value, told):
     with pytest.raises(ValueError, match=told):
         fitted(FedAvg(linear, SGD), **{option: value})
+
+
+def test_the_last_line_of_one_s_own_is_told_and_none_of_fedlit_or_of_torch():
+    frame = '  File "{}", line {}, in step\n'
+    ours = f"{Path(fedlit.__file__).parent}/engine/visits/visit.py"
+    torchs = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
+    details = (
+        frame.format(ours, 3) + frame.format("/me/a.py", 4) + frame.format("/me/b.py", 5) + frame.format(torchs, 6)
+    )
+    assert Failure("ValueError: x", details).told == "ValueError: x (b.py, line 5)"
+    assert Failure("ValueError: x", frame.format(ours, 3) + frame.format(torchs, 6)).told == "ValueError: x"

@@ -61,4 +61,4 @@ def _told(number: int, num_clients: int, needed: int, record: RoundRecord) -> st
     if record.attempt > 1:
         what += f", at attempt {record.attempt}"
     client, failure = next(iter(record.failures.items()))
-    return f"{what}; client {client}: {failure.reason}\n{failure.details}".rstrip()
+    return f"{what}; client {client}: {failure.told}\n{failure.details}".rstrip()
