@@ -210,7 +210,7 @@ class RunFolder:
         self.suspects = [int(k) for k in str(by_the_first(self.fabric, lock)).split()]
         for k in self.suspects:
             told = f"Client {k} was being visited when its process died; from now on it trains in a process of its own"
-            told += ", so that it cannot end the run again if it was its doing. The results are the same."
+            told += ", so that it cannot end the run again, if it was its doing."
             warnings.warn(told, Notice, stacklevel=2)
         self.note = VisitNote(folder, self.fabric.global_rank)
         self.path = folder
