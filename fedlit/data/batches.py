@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fedlit.data.trees import Tree, chosen, cut, head, leaves, length, moved
 
+DropLast = bool | Literal["single"]
 Transform = Callable[[Tree, torch.Generator | None], Tree]
 
 
@@ -21,7 +22,7 @@ class Batches:
         batch_size: Samples per batch; the last batch may be smaller.
         generator: Shuffles and augments; None keeps the order.
         transform: Applied to each batch of inputs, with the generator.
-        drop_last: Leave a smaller last batch out.
+        drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
         indexed: Batches also hold the positions of their samples in `x`.
     """
 
@@ -30,7 +31,7 @@ class Batches:
     batch_size: int
     generator: torch.Generator | None = None
     transform: Transform | None = None
-    drop_last: bool = False
+    drop_last: DropLast = False
     indexed: bool = False
 
     @property
@@ -71,8 +72,18 @@ class Batches:
         return replace(self, x=head(self.x, number), y=head(self.y, number))
 
 
-def num_batches(num_samples: int, batch_size: int, drop_last: bool) -> int:
+def num_batches(num_samples: int, batch_size: int, drop_last: DropLast) -> int:
+    """Batches of an epoch.
+
+    Example:
+        >>> [num_batches(449, 32, drop_last) for drop_last in (False, "single", True)]
+        [15, 14, 14]
+        >>> [num_batches(1, 32, drop_last) for drop_last in (False, "single", True)]
+        [1, 1, 0]
+    """
     full, rest = divmod(num_samples, batch_size)
+    if drop_last == "single":
+        return full + bool(rest > 1 or (rest and not full))
     return full + bool(rest and not drop_last)
 
 

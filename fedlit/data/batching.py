@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedlit.data.batches import Batches
+from fedlit.data.batches import Batches, DropLast
 from fedlit.data.inputs import Inputs
 from fedlit.data.parts import Part, Read, Splits
 from fedlit.data.public_pool import PublicPool
@@ -19,11 +19,13 @@ class Batching:
         splits: The data set.
         pool: The public samples of it.
         inputs: What is done to samples before a network sees them.
-        drop_last: Leave a smaller last batch of training samples out.
+        drop_last: Which last batch of training samples is left out: a smaller one, one of a `single` sample, or none.
         eval_batch_size: Samples per batch in evaluation.
     """
 
-    def __init__(self, splits: Splits, pool: PublicPool, inputs: Inputs, drop_last: bool, eval_batch_size: int) -> None:
+    def __init__(
+        self, splits: Splits, pool: PublicPool, inputs: Inputs, drop_last: DropLast, eval_batch_size: int
+    ) -> None:
         self.splits = splits
         self.pool = pool
         self.inputs = inputs

@@ -97,6 +97,8 @@ def _check_kinds(data: "FederatedData") -> None:
     for step in data.augmentation:
         if isinstance(step, type) or not callable(step) or not hasattr(step, "random"):
             raise ValueError(f"`data.augmentation` must hold augmentations, such as Flip(), got {step!r}.")
+    if data.drop_last not in (True, False, "single") or isinstance(data.drop_last, float):
+        raise ValueError(f"`data.drop_last` must be single, true or false, got {data.drop_last!r}.")
     check_choice("data.validation", data.validation, Validation)
     check_kind("data.client_batch_sizes", data.client_batch_sizes, Mapping, "a mapping from client id")
 

@@ -60,7 +60,9 @@ class FederatedData(LightningDataModule):
             with `reserve`, the fraction of the training set that goes into the reserve.
         batch_size: Samples per training batch.
         client_batch_sizes: Another batch size for some clients, by client id.
-        drop_last: Leave out a last batch that is smaller than `batch_size`.
+        drop_last: Leave out a last batch that is smaller than `batch_size`. `single` leaves it out if it holds one
+            sample only and is not the only batch of the epoch: a step on one sample is as large as one on
+            `batch_size` of them, but follows noise. False keeps every batch.
         augmentation: Steps applied to each batch in turn; random ones only in training.
         mean: Per-channel mean on the [0, 1] scale to subtract; the data set's own by default. Inputs that are
             floats are taken as they are.
@@ -111,7 +113,7 @@ class FederatedData(LightningDataModule):
         val_size: float | int = 0.1,
         batch_size: int = 32,
         client_batch_sizes: dict[int, int] | None = None,
-        drop_last: bool = False,
+        drop_last: bool | Literal["single"] = "single",
         augmentation: list[Augmentation] | None = None,
         mean: float | list[float] | None = None,
         std: float | list[float] | None = None,

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fedlit.data.batches import Batches, next_order, num_batches
+from fedlit.data.batches import Batches, DropLast, next_order, num_batches
 from fedlit.data.items import Roles, as_input, as_target
 from fedlit.data.trees import Tree, mapped, moved, stacked, told
 from fedlit.rng import derive, isolated, seed_cpu
@@ -168,7 +168,7 @@ class LoadedBatches:
         batch_size: Samples per batch; the last batch may be smaller.
         generator: Shuffles and augments, and what samples draw follows from it; None keeps order and draws.
         transform: Applied to each batch of inputs, with the generator and the positions of its samples in `index`.
-        drop_last: Leave a smaller last batch out.
+        drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
         indexed: Batches also hold the positions of their samples in `index`.
         hidden: Of which samples the targets are not told but replaced by -1, ``[N]``; None: of none.
     """
@@ -178,7 +178,7 @@ class LoadedBatches:
     batch_size: int
     generator: torch.Generator | None = None
     transform: Ready | None = None
-    drop_last: bool = False
+    drop_last: DropLast = False
     indexed: bool = False
     hidden: Tensor | None = None
     _device: torch.device = field(default=torch.device("cpu"), repr=False)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.batches import Batches, Transform
+from fedlit.data.batches import Batches, DropLast, Transform
 from fedlit.data.chance import places
 from fedlit.data.loaded import LoadedBatches, Reader, Ready, fixed_seed, without_targets
 from fedlit.data.trees import Tree, chosen, head, leaves, length, num_bytes
@@ -130,7 +130,7 @@ class Read:
         batch_size: int,
         transform: Ready | None = None,
         generator: torch.Generator | None = None,
-        drop_last: bool = False,
+        drop_last: DropLast = False,
         hidden: Tensor | None = None,
     ) -> Batches:
         """Batches of some samples, in this order or in the generator's."""

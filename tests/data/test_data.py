@@ -39,6 +39,56 @@ def test_the_length_is_the_number_of_batches(size, drop_last, expected):
     assert len(batches) == len(list(batches)) == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "batch_size", "default", "kept"),
+    [(449, 32, 14, 15), (33, 32, 1, 2), (34, 32, 2, 2), (32, 32, 1, 1), (1, 32, 1, 1), (5, 1, 5, 5)],
+)
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_last_batch_of_one_sample_is_skipped_unless_it_is_the_only_one(size, batch_size, default, kept, in_memory):
+    options = {"size": size + 1, "num_clients": 1, "val_size": 1, "batch_size": batch_size, "in_memory": in_memory}
+    for expected, more in ((default, {}), (kept, {"drop_last": False})):
+        data = toy_data(**options, **more)
+        data.setup()
+        batches = data.client(0).train_batches(torch.Generator().manual_seed(0))
+        assert len(batches) == len(list(batches)) == len(data.client(0).train_batches()) == expected
+
+
+def test_a_last_batch_of_one_sample_is_skipped_on_the_public_pool_and_beside_it():
+    counts = {}
+    for drop_last in ("single", False):
+        data = toy_data(size=66, num_clients=1, val_size=1, public=0.5, batch_size=8, drop_last=drop_last)
+        data.setup()
+        assert (len(data.public_pool), data.client(0).num_samples) == (33, 32)
+        alone = data.public_batches(None)
+        beside = data.client(0).train_batches(public="inputs")  # 65 samples
+        assert (len(alone), len(beside)) == (len(list(alone)), len(list(beside)))
+        counts[drop_last] = (len(alone), len(beside))
+    assert counts == {"single": (4, 8), False: (5, 9)}
+
+
+def test_every_sample_is_evaluated_also_one_that_is_alone_in_its_batch():
+    data = toy_data(size=60, num_clients=3, val_size=3, eval_batch_size=8)
+    data.setup()
+    batches, sizes = data.val_batches([0, 1, 2])
+    assert [len(y) for _, y in batches] == [8, 1]
+    assert sum(sizes) == 9
+
+
+def test_shuffled_epochs_skip_another_sample_each():
+    data = toy_data(size=10, num_clients=1, val_size=1, batch_size=4)
+    data.setup()
+    batches = data.client(0).train_batches(torch.Generator().manual_seed(0))
+    batches.indexed = True
+    seen = [{int(i) for _, _, index in batches for i in index} for _ in range(8)]
+    assert {len(epoch) for epoch in seen} == {8}
+    assert set().union(*seen) == set(range(9))
+
+
+def test_drop_last_is_one_of_three():
+    with pytest.raises(ValueError, match=r"`data.drop_last` must be single, true or false, got 'one'"):
+        toy_data(drop_last="one")
+
+
 # --- validation
 
 

@@ -20,6 +20,34 @@ def test_local_epochs_steps_and_batch_sizes_can_differ_by_client():
     assert spy.batch_sizes == {0: 8, 1: 3, 2: 8}
 
 
+def test_a_last_batch_of_one_sample_is_no_step():
+    counted = []
+    for drop_last in ("single", False):
+        spy = Spy()
+        fitted(spy, toy_data(size=30, val_size=1, drop_last=drop_last), num_rounds=1, local_epochs=2)  # 9 samples each
+        counted.append(set(spy.steps.values()))
+    assert counted == [{2}, {4}]
+
+
+def test_batch_norm_trains_where_the_last_batch_would_hold_one_sample():
+    network = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))  # noqa: E731
+    fitted(FedAvg(network, SGD), toy_data(size=30, val_size=1), num_rounds=1)
+    with pytest.raises(RuntimeError, match=r"see `data.drop_last`"):
+        fitted(FedAvg(network, SGD), toy_data(size=30, val_size=1, drop_last=False), num_rounds=1)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_skipping_one_sample_is_training_on_the_others(fast):
+    """Nine samples in batches of eight: the one left over changes nothing, unless it is kept."""
+    states = []
+    for drop_last in ("single", True, False):
+        torch.manual_seed(0)
+        data = toy_data(size=30, val_size=1, drop_last=drop_last)
+        states.append(fitted(FedAvg(linear, SGD), data, num_rounds=2, fast=fast, seed=1).global_state)
+    assert equal(states[0], states[1])
+    assert not equal(states[0], states[2])
+
+
 @pytest.mark.parametrize("steps", [1, 3, 7])
 def test_local_steps_are_counted_across_epochs(steps):
     spy = Spy()

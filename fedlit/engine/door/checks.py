@@ -148,7 +148,7 @@ def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
         if not any(sizes):
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         if (
-            data.drop_last
+            data.drop_last is True
             and stage.samples != "public"
             and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes))
         ):
@@ -182,7 +182,7 @@ def _check_public(stages: list[Stage], model: FederatedModule, data: FederatedDa
                 "they are public (`labelled_pool = True`)."
             )
         is_alone = stage.side == "server" or stage.samples == "public"
-        if is_alone and data.drop_last and len(data.public_pool) < data.batch_size:
+        if is_alone and data.drop_last is True and len(data.public_pool) < data.batch_size:
             raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
 
 
