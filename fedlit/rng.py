@@ -12,6 +12,7 @@ from hashlib import blake2b
 import numpy as np
 import torch
 from numpy.random.mtrand import get_bit_generator, set_bit_generator
+from torch import Tensor
 
 # Inside, another generator stands in the place of numpy's: to copy a state, or to make a generator, would take thirty
 # times as long as to change places, so those that are done with are kept.
@@ -39,32 +40,43 @@ def stream(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, client, *purpose.encode()])
 
 
+def default_generators() -> list[torch.Generator]:
+    """Torch's global generators that are in use: the CPU's, and that of the current device of each accelerator.
+
+    To ask CUDA or XPU before anybody has used it would create its context, which no forked process could use.
+    """
+    found = [torch.default_generator]
+    for accelerator in (torch.cuda, torch.xpu):
+        if accelerator.is_initialized():
+            found.append(accelerator.default_generators[accelerator.current_device()])
+    if torch.backends.mps.is_available():  # its generator is plain memory of the host
+        found.append(torch.mps._get_default_mps_generator())
+    return found
+
+
 @contextmanager
 def isolated(seed: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and random inside, and leave them outside as they were.
 
     But for the second of a pair of normal numbers, if numpy's global generator held one back: it draws a new pair.
     """
-    torch_before = torch.get_rng_state()
+    generators = default_generators()
+    torch_before = [used.get_state() for used in generators]
     numpy_before = get_bit_generator()
     numpy_inside = SPARE_GENERATORS.pop() if SPARE_GENERATORS else np.random.MT19937(0)
     random_before = random.getstate()
-    gpu_before = None
-    if torch.cuda.is_available():
-        gpu_before = torch.cuda.get_rng_state()
     set_bit_generator(numpy_inside)
     seed_cpu(seed)
-    if gpu_before is not None:
-        torch.cuda.manual_seed(seed)
+    for used in generators[1:]:
+        used.manual_seed(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(torch_before)
+        for used, before in zip(generators, torch_before, strict=True):
+            used.set_state(before)
         set_bit_generator(numpy_before)
         SPARE_GENERATORS.append(numpy_inside)
         random.setstate(random_before)
-        if gpu_before is not None:
-            torch.cuda.set_rng_state(gpu_before)
 
 
 def seed_cpu(seed: int) -> None:
@@ -83,12 +95,20 @@ class Stream:
     """
 
     def __init__(self, seed: int) -> None:
-        self._state = torch.Generator().manual_seed(seed).get_state()
+        self.seed = seed
+        self._states: list[Tensor] = []  # of the default generators, once they have been used
 
     def __enter__(self) -> None:
-        self._outer = torch.get_rng_state()
-        torch.set_rng_state(self._state)
+        generators = default_generators()
+        self._outer = [used.get_state() for used in generators]
+        for number, used in enumerate(generators):
+            if number < len(self._states):
+                used.set_state(self._states[number])
+            else:
+                used.manual_seed(self.seed)
 
     def __exit__(self, *error: object) -> None:
-        self._state = torch.get_rng_state()
-        torch.set_rng_state(self._outer)
+        generators = default_generators()
+        self._states = [used.get_state() for used in generators]
+        for used, outer in zip(generators, self._outer, strict=False):  # what was not in use before has no outer state
+            used.set_state(outer)

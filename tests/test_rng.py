@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlit.rng import isolated
+from fedlit.rng import Stream, isolated
 
 
 def drawn() -> list[float]:
@@ -64,3 +64,56 @@ def test_an_error_inside_leaves_the_outside_as_it_was():
     with pytest.raises(ZeroDivisionError), isolated(5):
         drawn()[0] / 0
     assert drawn() == undisturbed
+
+
+def asked(*device):
+    raise AssertionError("this creates a context of CUDA")
+
+
+def test_a_device_that_is_there_but_not_in_use_is_not_asked(monkeypatch):
+    """A CPU run on a machine with a GPU creates no context of CUDA, which a forked process could not use."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name in ("get_rng_state", "set_rng_state", "manual_seed", "current_device"):
+        monkeypatch.setattr(torch.cuda, name, asked)
+    with isolated(5), Stream(6):
+        drawn()
+
+
+@pytest.fixture(params=["cuda", "xpu", "mps"])
+def gpu(request, monkeypatch):
+    """A generator in the place of an accelerator's current one."""
+    generator = torch.Generator()
+    if request.param == "mps":
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+        monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: generator)
+        return generator
+    accelerator = getattr(torch, request.param)
+    monkeypatch.setattr(accelerator, "is_initialized", lambda: True)
+    monkeypatch.setattr(accelerator, "current_device", lambda: 1)
+    monkeypatch.setattr(accelerator, "default_generators", (None, generator))
+    return generator
+
+
+def test_the_generator_of_the_device_in_use_is_seeded_inside_and_goes_on_outside(gpu):
+    gpu.manual_seed(1)
+    undisturbed = torch.rand(2, generator=gpu).tolist()
+    gpu.manual_seed(1)
+    before = torch.rand(1, generator=gpu).item()
+    with isolated(5):
+        assert torch.rand(1, generator=gpu).item() == torch.rand(1).item()  # both from seed 5
+    assert [before, torch.rand(1, generator=gpu).item()] == undisturbed
+
+
+def test_a_stream_does_not_move_what_others_draw_on_a_device(gpu):
+    """Or the global model of Ditto, APFL and FML with dropout would not be FedAvg's."""
+    gpu.manual_seed(1)
+    undisturbed = torch.rand(3, generator=gpu).tolist()
+    gpu.manual_seed(1)
+    own = Stream(7)
+    outside, inside = [], []
+    for _ in range(3):
+        outside.append(torch.rand(1, generator=gpu).item())
+        with own:
+            inside.append(torch.rand(1, generator=gpu).item())
+    assert outside == undisturbed
+    assert inside == torch.rand(3, generator=gpu.manual_seed(7)).tolist()

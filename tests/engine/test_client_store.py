@@ -93,3 +93,16 @@ def test_a_run_ends_in_the_same_bits_with_its_clients_on_disk(method, tmp_path):
     longer = run(1.0, "held", num_rounds=5, ckpt_path="last"), run(0.0, "spilled", num_rounds=5, ckpt_path="last")
     assert all(equal(longer[0].personal_states[k], longer[1].personal_states[k]) for k in range(4))
     assert not equal(longer[0].personal_states[0], held.personal_states[0])
+
+
+@pytest.mark.parametrize("budget", [0, 1e9])
+def test_between_visits_nothing_lies_on_the_device(budget):
+    """A thousand clients' states and momenta would fill a GPU: they come to it one at a time."""
+    store = Store(budget, torch.device("meta"))
+    momenta = {"train": {"w": {"exp_avg": torch.ones(3), "step": torch.tensor(5.0)}}}
+    numbers = [store.put(Memory({"w": torch.ones(3)}, momenta, {"w": torch.ones(3)})) for _ in range(2)]
+    used, kept = store.get(numbers[0]), store.peek(numbers[0])
+    assert [used.state["w"].device.type, used.residual["w"].device.type] == ["meta", "meta"]
+    assert [kept.state["w"].device.type, kept.residual["w"].device.type] == ["cpu", "cpu"]
+    assert {value.device.type for value in used.optimizer["train"]["w"].values()} == {"cpu"}  # `revived` moves them
+    assert equal(kept.state, {"w": torch.ones(3)})

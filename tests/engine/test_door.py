@@ -5,11 +5,14 @@ from functools import partial
 import pytest
 import torch
 import yaml
+from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import TensorDataset
 from toys import SGD, fitted, linear, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg, FederatedData
+from fedlit.engine.door.network_checks import check_clients
+from fedlit.engine.scoring.measures import Measures
 from fedlit.methods import LocalOnly
 
 
@@ -143,3 +146,28 @@ def test_hparams_hold_what_a_method_has_saved_and_no_data_set_that_was_not_used(
     assert found["data.num_clients"] == 3
     assert "data.dataset" not in found
     assert rows(federation)
+
+
+class OnMeta(Fabric):
+    """A fabric of a device that computes nothing but shapes, and takes no tensor of the CPU beside its own."""
+
+    @property
+    def device(self):
+        return torch.device("meta")
+
+
+def test_networks_are_tried_on_the_device_that_trains_and_the_model_stays_where_it_is():
+    """`autocast` of a GPU does nothing for a trial on the CPU, whose inputs it has made half as wide."""
+    seen = []
+
+    def noted(z):
+        seen.append(z.device.type)
+        return z
+
+    data = toy_data()
+    data.setup()
+    model = FedAvg(partial(Forward, noted), SGD)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    check_clients(model, data, OnMeta(accelerator="cpu"), Measures(model, {}))
+    assert set(seen) == {"meta"}
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -9,6 +9,7 @@ from torch import nn
 from toys import Diary, equal, fitted, toy_data
 
 from fedlit import FedAvg
+from fedlit.engine.visits.optimizers import revived
 
 PLAIN = partial(torch.optim.SGD, lr=0.1)
 
@@ -158,3 +159,22 @@ def test_gradients_are_there_between_steps_and_end_with_the_visit(kind):
     method = kind(perceptron, PLAIN)
     fitted(method, toy_data(num_clients=2), num_rounds=1, local_epochs=2)
     assert method.seen == {"weight": [4, 4], "epoch": [0, 4, 0, 4], "aggregate": [0, 0]}
+
+
+SETTINGS = {"plain": {}, "fused": {"fused": True}, "capturable": {"capturable": True}}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
+def test_what_an_optimiser_kept_comes_back_to_where_it_would_have_been_made(kind, settings):
+    """From a CPU to a device, for one: a fused Adam needs its counter there, a plain one reads it in each step."""
+    parameter = nn.Parameter(torch.ones(2, 3))
+    parameter.grad = torch.ones(2, 3)
+    before = kind([parameter])
+    before.step()
+    on_device = nn.Parameter(torch.empty(2, 3, device="meta"))
+    group = {**before.param_groups[0], **settings}
+    found = revived(before.state[parameter], on_device, group)
+    counters = {"step", "mu_product"} & found.keys()
+    assert {found[name].device.type for name in counters} == {"meta" if settings else "cpu"}
+    assert {value.device.type for name, value in found.items() if name not in counters} == {"meta"}

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from lightning.fabric import Fabric
-from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
 from fedlit.data import FederatedData
@@ -30,7 +29,7 @@ def layout_for(model: FederatedModule, data: FederatedData, fabric: Fabric, fast
     """Channels last in fast mode, where the networks of all kinds of clients, and own steps, run with it."""
     if not fast:
         return torch.contiguous_format
-    target = move_data_to_device(two_samples(data, fabric)[1], model.device)
+    target = two_samples(data, fabric)[1]
     for trial, client, x in networks_to_try(model, data, fabric):
         if not any(isinstance(part, nn.Conv2d) for part in trial.modules()):
             continue
@@ -65,7 +64,7 @@ def _try_step(trial: FederatedModule, client: Client, samples: tuple[Any, Any], 
         return
     if parts != [trial]:
         raise ValueError(f"{type(parts[-1]).__name__}, a part of it, has steps of its own, which are not tried.")
-    batch = (*samples, torch.arange(2)) if trial.wants_index else samples
+    batch = (*samples, torch.arange(2, device=fabric.device)) if trial.wants_index else samples
     with at_the_door(trial, client, fabric), noted(trial):
         trial.on_client_start(client)
         given = (batch, 0) if takes_batch_idx(trial.training_step) else (batch,)

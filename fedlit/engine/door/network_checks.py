@@ -40,8 +40,8 @@ def check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric, m
 
 
 def two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
-    """Inputs and targets, of the test set."""
-    x, y = next(iter(data.test_batches().first(2)))
+    """Inputs and targets, of the test set, on the device that trains."""
+    x, y = move_data_to_device(next(iter(data.test_batches().first(2))), fabric.device)
     return convert_input(fabric, x), convert_input(fabric, y)
 
 
@@ -51,9 +51,9 @@ def networks_to_try(
     """A copy of the method for one client of each kind among the first, in evaluation mode, and two samples."""
     trial = twin(model)  # building the clients' networks must not change the one that is about to train
     fabric.strategy.precision.convert_module(trial)
+    trial.to(fabric.device)  # the model itself is moved later, and autocast is that of the device
     trial.eval()
-    device = model.device
-    x = move_data_to_device(two_samples(data, fabric)[0], device)
+    x = two_samples(data, fabric)[0]
     tried: set[str] = set()
     with isolated(0):
         for k in range(min(data.num_clients, CHECKED_CLIENTS)):
@@ -64,7 +64,7 @@ def networks_to_try(
                 if is_overridden("configure_client", trial, FederatedModule):
                     with refused(trial, "configure_client"):
                         trial.configure_client(client)
-                    trial.to(device=device, dtype=trial.dtype)
+                    trial.to(device=fabric.device, dtype=trial.dtype)
                 trial.eval()
                 yield trial, client, x
             tried.add(chosen)
@@ -101,7 +101,7 @@ def _check_client(
         if measures.are_of_classes:
             _check_classes(network, whose, client, z, batch_size(x, target))
         else:
-            check_own_task(model, measures, z, move_data_to_device(target, model.device), whose)
+            check_own_task(model, measures, z, target, whose)
     _check_optimizer(model, client, fabric)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -113,7 +114,7 @@ def check_own_task(model: FederatedModule, measures: Measures, output: Any, targ
     for name, metric in measures.metrics.items():
         try:
             trial = metric.clone()
-            trial.update(*task_of(model).measured(output, target))
+            trial.update(*move_data_to_device(task_of(model).measured(output, target), torch.device("cpu")))
             float(trial.compute())
         except Exception as error:
             raise ValueError(

@@ -60,9 +60,11 @@ class ServerStep:
 def step(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter], momenta: OptimizerState) -> OptimizerState:
     """One step of a new optimiser that goes on with what an earlier one held; what it holds afterwards, by name."""
     optimizer = _built(factory, parameters)
-    for name, parameter in parameters.items():
-        if name in momenta:
-            optimizer.state[parameter] = revived(momenta[name], parameter)
+    names = {parameter: name for name, parameter in parameters.items()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if names.get(parameter) in momenta:
+                optimizer.state[parameter] = revived(momenta[names[parameter]], parameter, group)
     optimizer.step()
     found = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
     if not is_plain(found):

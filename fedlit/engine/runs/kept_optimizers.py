@@ -101,7 +101,7 @@ def _give(optimizer: Optimizer, kept: OptimizerState, names: dict[Tensor, str]) 
         for parameter in group["params"]:
             values = kept.get(names.get(parameter, ""), {})
             if values:
-                optimizer.state[parameter] = revived(values, parameter)
+                optimizer.state[parameter] = revived(values, parameter, group)
                 found |= values.keys()
     return found
 

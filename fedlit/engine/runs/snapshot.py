@@ -155,7 +155,6 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
 
 def _restore_clients(state: FederationState, content: dict[str, Any], momenta: Mapping[int, Any]) -> None:
     """What stayed with clients, and what they have uploaded to be kept: on several processes, of those at home here."""
-    device = state.fabric.device
     several = state.fabric.world_size > 1
     personal = content["personal_states"]
     residuals = content.get(RESIDUALS, {})
@@ -166,14 +165,13 @@ def _restore_clients(state: FederationState, content: dict[str, Any], momenta: M
     mine = settle(state, names)
 
     def memory(k: int) -> Memory:
-        own = _on_device(personal.get(k, {}), device)
-        return Memory(own, _copied(momenta.get(k, {})), _on_device(residuals.get(k, {}), device))
+        return Memory(_copied(personal.get(k, {})), _copied(momenta.get(k, {})), _copied(residuals.get(k, {})))
 
     here = [k for k in collected if k in mine or not several]
     state.resume_clients(
         memories=((k, memory(k)) for k in mine),
-        collected=((k, _on_device(collected[k], device)) for k in here),
-        uploads=((k, _on_device(uploaded, device)) for k, uploaded in content.get(UPLOADS, {}).items()),
+        collected=((k, _copied(collected[k])) for k in here),
+        uploads=((k, _copied(uploaded)) for k, uploaded in content.get(UPLOADS, {}).items()),
         equipped=content.get(EQUIPPED, ()),
     )
     state.collected.know({k: tuple(collected[k]) for k in collected if k not in here})

@@ -1,4 +1,4 @@
-"""What stays with clients between visits: in memory up to a budget, the rest in files of a temporary folder."""
+"""What stays with clients between visits: in host memory up to a budget, the rest in files of a temporary folder."""
 
 import fcntl
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlit.aggregation import State
@@ -23,16 +24,17 @@ LOCK = ".lock"
 
 
 class Store:
-    """Memories by number; above the budget, those that were used longest ago go to disk.
+    """Memories by number, in host memory; above the budget, those that were used longest ago go to disk.
 
     Args:
         budget: Bytes of tensors to hold; the one in use is held whatever its size.
-        device: Where tensors come back to.
+        device: Where states come back to, as copies; what optimisers kept stays in host memory (see `revived`).
     """
 
     def __init__(self, budget: float, device: torch.device | None = None) -> None:
         self.budget, self.device = budget, device or torch.device("cpu")
         self.num_bytes = 0
+        self._pins = self.device.type == "cuda"
         self._held: OrderedDict[int, Memory] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._numbers = count()
@@ -42,23 +44,46 @@ class Store:
         """Keep a memory; its number."""
         number = next(self._numbers)
         self._sizes[number] = _size(vars(memory))
-        self._hold(number, memory)
+        self._hold(number, self._on_host(memory))
         return number
 
     def get(self, number: int) -> Memory:
         """The memory of that number, from disk if it has gone there."""
         if number not in self._held:
-            self._hold(number, self._read(number))
+            self._hold(number, self._on_host(self._read(number)))
         self._held.move_to_end(number)
-        return self._held[number]
+        held = self._held[number]
+        if self.device.type == "cpu":
+            return held
+        return Memory(self._on_device(held.state), held.optimizer, self._on_device(held.residual))
 
     def peek(self, number: int) -> Memory:
-        """The same, to be looked at once: what is on disk is mapped, not held."""
+        """The same, to be looked at once in host memory: what is on disk is mapped, not held."""
         return self._held[number] if number in self._held else self._read(number, mmap=True)
 
     def _read(self, number: int, mmap: bool = False) -> Memory:
-        device = "cpu" if mmap else self.device
-        return Memory(**torch.load(self._file(number), weights_only=True, map_location=device, mmap=mmap))
+        return Memory(**torch.load(self._file(number), weights_only=True, map_location="cpu", mmap=mmap))
+
+    def _on_device(self, state: State) -> State:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
+
+    def _on_host(self, memory: Memory) -> Memory:
+        """A copy in host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
+        if self.device.type == "cpu":
+            return memory
+        copied = Memory(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # once for all of a memory's copies
+        return copied
+
+    def _host_copy(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if self._pins:
+            try:
+                return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            except RuntimeError:  # the system limits what may be pinned
+                self._pins = False
+        return tensor.cpu()
 
     def size(self, number: int) -> int:
         """Bytes of the tensors of a memory."""

@@ -37,7 +37,8 @@ def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
 
 def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
     """What stays with a client, and what it has uploaded for the server to keep: of that its old home has a copy."""
-    return {"memory": vars(state.memories[k]), "collected": state.collected_of(k)}
+    collected = state.collected.peek(k) if k in state.collected else {}
+    return {"memory": vars(state.memories.peek(k)), "collected": collected}
 
 
 def _unpack(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ STEPPED_AT_THE_DOOR = (  # PyTorch's own whose step does nothing but what their 
     torch.optim.ASGD,
     torch.optim.Rprop,
 )
+COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
 Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
 
 
@@ -44,7 +45,7 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"]:
                 if names.get(parameter) in state:
-                    optimizer.state[parameter] = revived(state[names[parameter]], parameter)
+                    optimizer.state[parameter] = revived(state[names[parameter]], parameter, group)
     for config in schedulers:
         _scale(config.scheduler, plan.lr_factor)
     return optimizers, schedulers
@@ -117,12 +118,22 @@ def _scale(scheduler: Any, factor: float) -> None:
         scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
 
-def revived(entry: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
-    """A copy on the parameter's device and in its layout; a step counter stays where the optimiser made it."""
+def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
+    """A copy of what an optimiser kept of a parameter, each tensor where a new optimiser would have made it.
+
+    A counter of steps is on the CPU, where reading it does not wait for the device, unless the optimiser computes with
+    it on the device.
+
+    Args:
+        entry: As it was kept; it may have been on another device since.
+        parameter: Whose state it is.
+        group: The parameter group that it is of, with the optimiser's settings.
+    """
+    counts_on_device = bool(group.get("capturable") or group.get("fused"))
 
     def copied(name: str, value: Tensor) -> Tensor:
-        if name == "step":
-            return value.clone()
+        if name in COUNTERS and value.ndim == 0:
+            return value.to(parameter.device if counts_on_device else "cpu", copy=True)
         if value.shape != parameter.shape:
             return value.to(parameter.device, copy=True)
         return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
