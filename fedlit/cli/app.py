@@ -39,7 +39,7 @@ from fedlit.methods import FederatedModule
 from fedlit.records.unwritable import NotWritten
 
 TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
-PARSER = {"allow_abbrev": False, "default_env": True, "env_prefix": "FEDLIT"}
+PARSER = {"allow_abbrev": False, "default_env": False}  # the environment is read as if it were typed, after recipes
 
 
 class SaveConfig(SaveConfigCallback):
@@ -102,7 +102,7 @@ class FederatedCLI(LightningCLI):
         self.config = parser.parse_args(with_typed_first(with_functions(sys.argv[1:])))
 
     def before_instantiate_classes(self) -> None:
-        """`last` of a recipe or of the environment means what it means when it is typed."""
+        """`last` of a recipe means what it means when it is typed."""
         config = self.config[self.subcommand]
         if config.get("ckpt_path"):
             config.ckpt_path = of_own_run(str(config.ckpt_path), sys.argv[1:])

@@ -8,7 +8,8 @@ from typing import Any
 from jsonargparse import DefaultHelpFormatter
 
 ENVIRONMENT = (
-    "An option may also stand in the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3."
+    "An option may also stand in the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3. "
+    "What is typed wins over the environment, which wins over a recipe, which wins over defaults."
 )
 LIST = ", known subclasses: "
 NETWORKS = ("fedlit.networks.", "fedlit.heads.Pretrained")  # of the many modules of fedlit, what one would give

@@ -16,8 +16,9 @@ from fedlit.cli import refusal
 from fedlit.cli.classes import known_classes, nearest_in, nearest_module, needs
 from fedlit.cli.method_class import method_of, unannotated
 from fedlit.cli.recipes import recipe_content, recipe_files, written_options
-from fedlit.cli.values import parsed, typed_values
+from fedlit.cli.values import environment_options, parsed, typed_values
 from fedlit.data import FederatedData
+from fedlit.engine.visits.trainer_names import SYNONYMS
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words
@@ -32,6 +33,8 @@ REWRITTEN = {
     r"unrecognized arguments: (\S+?)(?:[= ].*)?": r"`\1` is not an option.",
     r"Option '.*' is not accepted before subcommand '(\w+)'": r"options come after the command: fedlit \1 --config ...",
     r"(?:Subcommand '\w+' does not accept o|O)ption '([\w.]+?)(?:\.init_args.*)?' ?.*": r"`\1` is not an option.",
+    r".*class_path '(?:[\w.]+\.)?(\w+Logger)': Requirement '([\w-]+).*": r"`trainer.logger: \1` needs the package \2: "
+    r"pip install \2",
     KEY + r"Multiple subclasses with name (\w+)\. .* ambiguity: (.*?)\.?": r"`\1`: several classes are named \2; "
     r"give one in full: \3.",
     KEY + r"Problem with given class_path '\S+': No module named '([\w.]+)'.*": r"`\1`: there is no module '\2'.",
@@ -127,6 +130,9 @@ def suggestion(message: str, options: set[str]) -> str:
     inner = re.search(r"there is no '(\w+)' in ([\w.]+)\.$", message)
     module = re.search(r"there is no module '(\w+)'", message)
     if option is not None:
+        known_elsewhere = _synonyms(option[2])
+        if known_elsewhere:
+            return known_elsewhere
         near = _nearest_option(option[2], options)
         if near is not None and "." not in near:
             near = option[1] + near
@@ -137,6 +143,14 @@ def suggestion(message: str, options: set[str]) -> str:
     elif module is not None:
         near = nearest_module(module[1])
     return f" Did you mean `{near}`?" if near else ""
+
+
+def _synonyms(option: str) -> str:
+    """What an option of another library is called here, if it is one."""
+    meant = SYNONYMS.get(option.rpartition(".")[2], ())
+    if not meant or option in meant:
+        return ""
+    return f" Did you mean `{'` or `'.join(name if '.' in name else f'--{name}' for name in meant)}`?"
 
 
 def _nearest_option(name: str, options: set[str]) -> str | None:
@@ -184,7 +198,20 @@ def in_full(message: str, args: list[str]) -> str:
     message = re.sub(r"^`([\w.]+\.help)` is not an option\.", lambda option: _no_help(option[1], args), message)
     message = re.sub(NO_OPTION, lambda found: _no_option(found[1], found[2], args), message)
     message = re.sub(r"^'(\w+)' must be given\.$", lambda name: _must_be_given(name[1], args), message)
-    return re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
+    message = re.sub(r"`(\w+)`", lambda name: f"`{_full_name(name[1], args)}`", message)
+    return message + _by_environment(message, args)
+
+
+def _by_environment(message: str, args: list[str]) -> str:
+    """The variables that gave what is refused, if any did and nothing that was typed came after them."""
+    variables = environment_options(args[0]) if args else []
+    names = []
+    for variable in variables:
+        option = variable.option.replace(".init_args", "")
+        given = [name for name, _ in typed_values(args) if name.replace(".init_args", "") == option]
+        if re.search(rf"`(--)?({re.escape(variable.option)}|{re.escape(option)})`", message) and len(given) < 2:
+            names.append(variable.name)
+    return f" ({', '.join(names)} of the environment)" if names else ""
 
 
 def _beside_class_path(args: list[str]) -> str | None:
@@ -215,11 +242,14 @@ def _no_option(name: str, near: str | None, args: list[str]) -> str:
         real.add(f"model.{name}")
     if name in _arguments(partition):  # of some; that of another is told below
         real.add(f"data.partition.{name}")
+    real |= {*SYNONYMS.get(name, ())}  # the same name where it belongs
     strange = sorted(given - real)
     if not strange:
         strange = [_full_name(name, args)]
-    hint = ""
-    if near is not None:
+    hint = _synonyms(strange[0])
+    if hint:
+        pass
+    elif near is not None:
         place = strange[0].rpartition(".")[0]  # where the class is, whose option was meant
         hint = f" Did you mean `{place}.{near}`?"
     elif strange == [f"data.{name}"] and name in _arguments(partition):

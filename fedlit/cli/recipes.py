@@ -17,11 +17,12 @@ import yaml
 
 import fedlit
 from fedlit.cli.refusal import OneLineParser, nearest, refuse
-from fedlit.cli.values import PREFIX, check_values, typed_values
+from fedlit.cli.values import PREFIX, check_values, environment_options, typed_values
 from fedlit.records.run_folder import RUNS, last_checkpoint
 from fedlit.strict_yaml import read_yaml
 
 CONFIG = ("-c", "--config")
+COMMANDS = ("FIT", "VALIDATE", "TEST", "PREDICT", "ADAPT")  # that have options in the environment
 CKPT_PATH = ("--ckpt_path",)
 EXAMPLES = """\
 examples:
@@ -32,11 +33,27 @@ examples:
 
 
 def with_recipes_found(args: list[str]) -> list[str]:
-    """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run."""
+    """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run.
+
+    What the environment says follows the recipes and comes before what is typed: the last one counts.
+    """
     check_values(args)
     check_environment()
-    found = with_values(recipes_first(args), CONFIG, lambda name: checked_recipe(find_recipe(name)))
+    found = with_values(with_environment(recipes_first(args)), CONFIG, lambda name: checked_recipe(find_recipe(name)))
     return with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
+
+
+def with_environment(args: list[str]) -> list[str]:
+    """The arguments, recipes first, with those of the environment: its recipe before others, its options after them."""
+    if not args or args[0].startswith("-"):
+        return args
+    variables = environment_options(args[0])
+    recipe = [f"--config={variable.value}" for variable in variables if variable.option == "config"]
+    options = [f"--{variable.option}={variable.value}" for variable in variables if variable.option != "config"]
+    end = 1
+    while end < len(args) and (args[end - 1] in CONFIG or args[end].partition("=")[0] in CONFIG):
+        end += 1
+    return [args[0], *recipe, *args[1:end], *options, *args[end:]]
 
 
 def recipes_first(args: list[str]) -> list[str]:
@@ -87,12 +104,19 @@ def _checkpoints_of(files: list[str]) -> Path | None:
 
 
 def check_environment() -> None:
-    """A recipe that is named by a variable, such as FEDLIT_FIT__CONFIG, is checked as one that is typed."""
+    """Refuse a variable that looks like an option but is of no command, and a recipe that is no file."""
     for name, value in os.environ.items():
-        if name.startswith(PREFIX) and name.endswith("__CONFIG"):
-            if not _is_file(Path(value)):
-                raise ValueError(f"`{name}` must be the path of a recipe, got {value!r}, which is no file.")
-            checked_recipe(value)
+        command, is_option, option = name.removeprefix(PREFIX).partition("__")
+        if not name.startswith(PREFIX) or not (is_option or command in ("CONFIG", "SUBCOMMAND")):
+            continue
+        if command not in COMMANDS:
+            example = f"{PREFIX}FIT__{option or command}"
+            raise ValueError(f"`{name}` names no command; variables are such as {example}.")
+        if option == "CONFIG":
+            try:
+                checked_recipe(find_recipe(value))
+            except ValueError as error:
+                raise ValueError(f"`{name}`: {error}") from error
 
 
 def recipe_files(args: list[str]) -> list[str]:

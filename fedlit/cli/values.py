@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -37,6 +37,29 @@ def typed_values(args: Iterable[str]) -> Iterator[tuple[str, str]]:
         name, _, value = arg.partition("=")
         option = name.lstrip("-")
         yield option, value
+
+
+class Variable(NamedTuple):
+    """A variable of the environment that is an option of a command."""
+
+    name: str
+    option: str
+    value: str
+
+
+def environment_options(command: str) -> list[Variable]:
+    """What the environment says for a command: FEDLIT_FIT__TRAINER__NUM_ROUNDS is `trainer.num_rounds` of `fit`.
+
+    A name in capitals is of an option in small letters; another is taken as it is written. A class comes before its
+    arguments.
+    """
+    prefix = f"{PREFIX}{command.upper()}__"
+    found = []
+    for name, value in os.environ.items():
+        if name.startswith(prefix):
+            option = name.removeprefix(prefix).replace("__", ".")
+            found.append(Variable(name, option.lower() if option.isupper() else option, value))
+    return sorted(found, key=lambda variable: (variable.option.count("."), variable.option))
 
 
 def parsed(value: str) -> Any:

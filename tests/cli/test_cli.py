@@ -77,12 +77,31 @@ def test_a_printed_config_prints_itself_again(capsys):
     assert config["model"]["init_args"]["network"]["class_path"] == "fedlit.networks.MLP"
 
 
-def test_the_command_line_beats_the_recipe_which_beats_the_environment_which_beats_the_default(capsys, monkeypatch):
+def test_the_command_line_beats_the_environment_which_beats_the_recipe_which_beats_the_default(capsys, monkeypatch):
     monkeypatch.setenv("FEDLIT_FIT__TRAINER__NUM_ROUNDS", "7")
-    monkeypatch.setenv("FEDLIT_FIT__TRAINER__LOCAL_EPOCHS", "4")
-    trainer = printed_config(FIT, capsys)["trainer"]
-    assert (trainer["num_rounds"], trainer["local_epochs"], trainer["min_clients"]) == (2, 4, 1)
+    monkeypatch.setenv("FEDLIT_FIT__MODEL__INIT_ARGS__OPTIMIZER__INIT_ARGS__LR", "0.5")
+    monkeypatch.setenv("FEDLIT_TEST__TRAINER__SEED", "of another command")
+    config = printed_config(FIT, capsys)
+    assert (config["trainer"]["num_rounds"], config["trainer"]["min_clients"]) == (7, 1)
+    assert config["trainer"]["accelerator"] == "cpu"
+    assert config["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.5
     assert printed_config([*FIT, "--trainer.num_rounds=5"], capsys)["trainer"]["num_rounds"] == 5
+
+
+def test_the_environment_names_a_recipe_as_the_command_line_does(capsys, monkeypatch):
+    monkeypatch.setenv("FEDLIT_FIT__CONFIG", "fml_fashion.yaml")
+    assert printed_config(["fit"], capsys)["model"]["class_path"] == "fedlit.methods.FML"
+    config = printed_config(["fit", "--config=fedavg_fashion.yaml"], capsys)
+    assert config["model"]["class_path"] == "fedlit.methods.FedAvg"
+
+
+def test_a_typed_option_takes_the_place_of_one_of_the_environment_and_that_of_a_recipes(capsys, monkeypatch):
+    write_recipe("epochs.yaml", ("num_rounds: 2,", "num_rounds: 2, local_epochs: 2,"))
+    monkeypatch.setenv("FEDLIT_FIT__TRAINER__LOCAL_STEPS", "5")
+    trainer = printed_config(["fit", "--config=epochs.yaml"], capsys)["trainer"]
+    assert (trainer["local_steps"], trainer["local_epochs"]) == (5, None)
+    trainer = printed_config([*FIT, "--trainer.local_epochs=3"], capsys)["trainer"]
+    assert (trainer["local_steps"], trainer["local_epochs"]) == (None, 3)
 
 
 def test_a_second_recipe_and_an_option_of_a_class_override_the_first(capsys):

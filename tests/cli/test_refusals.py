@@ -2,6 +2,7 @@
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,12 @@ COMMANDS = {
     "fit --model own_methods.Halv": r"^`model`: there is no 'Halv' in own_methods. Did you mean `own_methods.Half`\?$",
     "fit --config beside.yaml": r"^`model.network.hidden` must stand below `init_args`, not beside `class_path`.$",
     "fit --config alfa.yaml": r"^`data.partition.alfa` is not an option. Did you mean `data.partition.alpha`\?$",
+    "fit --config run.yaml --trainer.clients_per_round 2": r"is not an option. Did you mean `trainer.fraction_fit`\?$",
+    "fit --config run.yaml --learning_rate 0.1": r"^`--learning_rate` is not .*Did you mean `model.optimizer.lr`\?$",
+    "fit --config run.yaml --model.lr 0.1": r"^`model.lr` is not an option. Did you mean `model.optimizer.lr`\?$",
+    "fit --config run.yaml --trainer.gpus 1": r"Did you mean `trainer.accelerator` or `trainer.devices`\?$",
+    "fit --config run.yaml --trainer.batch_size 8": r"^`trainer.batch_size` .*Did you mean `data.batch_size`\?$",
+    "fit --config run.yaml --max_epochs 8": r"Did you mean `trainer.num_rounds` or `trainer.local_epochs`\?$",
     "fit --config hiden.yaml": r"^`model.network.hiden` is not an option. Did you mean `model.network.hidden`\?$",
     "fit --model slip.Mine": r"^`model`: cannot use slip.Mine: .*\(slip.py, line 1\)",
     "fit --model torch.nn.Linear": r"^`model`: expected a FederatedModule, got torch.nn.Linear",
@@ -437,4 +444,45 @@ def test_a_value_with_blanks_is_refused_likewise(option, told, folder, monkeypat
 def test_a_gpu_that_is_not_there_is_refused(folder, monkeypatch, capsys):
     told = r"^`trainer.accelerator` gpu, .*cannot be had here: No supported gpu backend found"
     args = [*FIT, "--trainer.accelerator=gpu"]
+    test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        (
+            "FEDLIT_FIT__TRAINER__NUM_ROUND",
+            "3",
+            r"^`trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\? "
+            r"\(FEDLIT_FIT__TRAINER__NUM_ROUND of the environment\)$",
+        ),
+        ("FEDLIT_FIT__TRAINER__SEEDS__X", "3", r"^`trainer.seeds.x` is not an option.*FEDLIT_FIT__TRAINER__SEEDS__X"),
+        (
+            "FEDLIT_FIT__MODEL__INIT_ARGS__NU",
+            "1",
+            r"^`model.init_args.nu` is not an option. \(FEDLIT_FIT__MODEL",
+        ),
+        (
+            "FEDLIT_FIT__TRAINER__NUM_ROUNDS",
+            "x",
+            r"^`trainer.num_rounds`: expected int, got 'x'. \(FEDLIT_FIT__TRAINER__NUM_ROUNDS",
+        ),
+        ("FEDLIT_FTI__TRAINER__NUM_ROUNDS", "3", r"^`FEDLIT_FTI__TRAINER__NUM_ROUNDS` names no command; variables are"),
+        ("FEDLIT_CONFIG", "run.yaml", r"^`FEDLIT_CONFIG` names no command; variables are such as FEDLIT_FIT__CONFIG"),
+        ("FEDLIT_FIT__CONFIG", "no.yaml", r"^`FEDLIT_FIT__CONFIG`: `--config no.yaml`: there is no such file here"),
+    ],
+)
+def test_what_the_environment_says_is_refused_by_name(variable, value, told, folder, monkeypatch, capsys):
+    monkeypatch.setenv(variable, value)
+    test_bad_input_is_told_in_one_line_and_nothing_is_written(FIT, told, folder, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize(("logger", "package"), [("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")])
+def test_a_logger_whose_package_is_missing_is_refused_with_what_to_install(
+    logger, package, folder, monkeypatch, capsys
+):
+    if find_spec(package) is not None:
+        pytest.skip(f"{package} is installed")
+    told = rf"^`trainer.logger: {logger}` needs the package {package}: pip install {package}$"
+    args = [*FIT, f"--trainer.logger={logger}"]
     test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder, monkeypatch, capsys)
