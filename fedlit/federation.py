@@ -1,9 +1,12 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
+from functools import wraps
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import torch
 from lightning.pytorch import Callback
@@ -44,7 +47,7 @@ from fedlit.engine.states.hosts import Hosts
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
 from fedlit.engine.visits.lightning_hooks import Command
-from fedlit.engine.visits.trainer_names import no_such_attribute
+from fedlit.engine.visits.trainer_names import no_such_attribute, no_such_option
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP
@@ -56,7 +59,22 @@ from fedlit.records.unwritable import told_if_unwritable
 from fedlit.studies.after_fit import page_after_fit
 
 Data = FederatedData | None
+Given = ParamSpec("Given")
 OPTIONS = {option.name for option in fields(Options)}
+
+
+def _names_options(init: Callable[Given, None]) -> Callable[Given, None]:
+    """Let a constructor say which option is meant where one is unknown; its signature stays the list of options."""
+    known = signature(init).parameters
+
+    @wraps(init)
+    def checked(*args: Given.args, **options: Given.kwargs) -> None:
+        for name in options:
+            if name not in known:
+                raise no_such_option(name, known)
+        init(*args, **options)
+
+    return checked
 
 
 class Federation:
@@ -77,6 +95,8 @@ class Federation:
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
         eval_every_n_epochs: Epochs between evaluations in a visit at home (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
+        enable_checkpointing: Off, no checkpoint is written, as in Lightning: a run then leaves its records alone, and
+            cannot be resumed, tested by `ckpt_path` or joined by `adapt`.
         monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy, or
             what else the task measures first.
         lr_schedule: A torch schedule that is stepped once a round.
@@ -103,7 +123,8 @@ class Federation:
         num_nodes: Machines.
         process_timeout: Seconds without a sign of life until a process is taken for dead; one that is slow has time.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
-        personal_memory: Gigabytes of what stays with clients to hold in memory; the rest goes to files in TMPDIR.
+        personal_memory: Gigabytes of what stays with clients to hold in host memory, also where a GPU trains; the rest
+            goes to files in TMPDIR.
         num_threads: Torch threads per process; the same bits need the same number.
         fast: Faster on a CPU, by other rounding than a plain loop's: still the same bits for the same seed.
         logger: Lightning loggers; true is TensorBoard in the run's folder, false is none.
@@ -116,6 +137,7 @@ class Federation:
         seed: Of every random stream of the run.
     """
 
+    @_names_options
     def __init__(
         self,
         num_rounds: int = 10,
@@ -162,6 +184,7 @@ class Federation:
         run_name: str | None = None,
         processes_per_device: int = 1,
         upload_encoder: Encoder | None = None,
+        enable_checkpointing: bool = True,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
         given["client_epochs"] = client_epochs or {}
@@ -176,6 +199,8 @@ class Federation:
         self._state: FederationState | None = None
         self.hosts: Hosts | None = None
         self._folder: Path | None = None
+        self._fit_folder: Path | None = None
+        self._has_fitted = False
         self.has_rounds_left = True  # for a fit, once it is set up
         self._begun = Beginning()
         self._run_folder = RunFolder(self.fabric, self.options)
@@ -273,26 +298,32 @@ class Federation:
         fit.close()
         return fit.rows
 
-    def validate(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
+    def validate(
+        self, model: FederatedModule | None = None, datamodule: Data = None, ckpt_path: str | None = None
+    ) -> list[Row]:
         """Evaluate every client on its own validation samples, and the global model on the test set too.
 
         Args:
-            model: The method.
-            datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the config's own run or the newest.
+            model: The method; that of the last `fit` by default, with its data.
+            datamodule: The clients' data; those that the model was fitted on, else the embedded sample, by default.
+            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of this federation's fit, of the config's
+                own run or of the newest.
         """
         self._set_up("validate", model, datamodule, ckpt_path)
         with told_of("validate", self._call):
             scorer = Scorer(self.state)
             return self._report("validate.csv", scorer.evaluate(self.state.round), scorer.failures)
 
-    def test(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
+    def test(
+        self, model: FederatedModule | None = None, datamodule: Data = None, ckpt_path: str | None = None
+    ) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
 
         Args:
-            model: The method.
-            datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of the config's own run or the newest.
+            model: The method; that of the last `fit` by default, with its data.
+            datamodule: The clients' data; those that the model was fitted on, else the embedded sample, by default.
+            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of this federation's fit, of the config's
+                own run or of the newest.
         """
         self._set_up("test", model, datamodule, ckpt_path)
         with told_of("test", self._call):
@@ -301,7 +332,7 @@ class Federation:
 
     def predict(
         self,
-        model: FederatedModule,
+        model: FederatedModule | None = None,
         datamodule: Data = None,
         ckpt_path: str | None = None,
         client: int | None = None,
@@ -312,9 +343,10 @@ class Federation:
         Class probabilities; of another task, what it takes outputs for (a list of batches, if they differ in shape).
 
         Args:
-            model: The method.
-            datamodule: The clients' data; the embedded sample by default.
-            ckpt_path: The checkpoint to use: a file, or `last` or `best` of the config's own run or the newest.
+            model: The method; that of the last `fit` by default, with its data.
+            datamodule: The clients' data; those that the model was fitted on, else the embedded sample, by default.
+            ckpt_path: The checkpoint to use: a file, or `last` or `best` of this federation's fit, of the config's
+                own run or of the newest.
             client: Whose model; the global one by default.
             images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
                 or [N, H, W, C], or a folder of image files.
@@ -324,15 +356,16 @@ class Federation:
         with told_of("predict", self._call):
             return predict(self.state, client, own, self._folder)
 
-    def load(self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None) -> None:
+    def load(self, model: FederatedModule | None = None, datamodule: Data = None, ckpt_path: str | None = None) -> None:
         """Take up a checkpoint without training or evaluating it, for its states or `network`.
 
         The data need not be there: a checkpoint knows how inputs are prepared.
 
         Args:
-            model: The method.
+            model: The method; that of the last `fit` by default, with its data.
             datamodule: The clients' data; what the checkpoint knows of them by default.
-            ckpt_path: The checkpoint: a file, or `last` or `best` of the config's own run or the newest.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of this federation's fit, of the config's
+                own run or of the newest.
         """
         self._set_up("load", model, datamodule, ckpt_path, samples=False)
 
@@ -351,14 +384,19 @@ class Federation:
         return own_network(Scorer(self.state), client, with_preprocessing)
 
     def adapt(
-        self, model: FederatedModule, datamodule: Data = None, ckpt_path: str | None = None, epochs: int = 10
+        self,
+        model: FederatedModule | None = None,
+        datamodule: Data = None,
+        ckpt_path: str | None = None,
+        epochs: int = 10,
     ) -> list[Row]:
         """Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.
 
         Args:
-            model: The method.
+            model: The method; that of the last `fit` by default, with its data.
             datamodule: The clients' data, some of which are unseen.
-            ckpt_path: Where the federation ended: a file, or `last` or `best` of the config's own run or the newest.
+            ckpt_path: Where the federation ended: a file, or `last` or `best` of this federation's fit, of the config's
+                own run or of the newest.
             epochs: Passes over a new client's samples.
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
@@ -370,10 +408,18 @@ class Federation:
         return rows
 
     def _set_up(
-        self, command: Command, model: FederatedModule, datamodule: Data, ckpt_path: str | None, samples: bool = True
+        self,
+        command: Command,
+        given_model: FederatedModule | None,
+        datamodule: Data,
+        ckpt_path: str | None,
+        samples: bool = True,
     ) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
         training = command == "fit"
+        model, datamodule = self._meant(command, given_model, datamodule)
+        if not training:
+            ckpt_path = self._of_own_fit(ckpt_path)
         self.running = False
         self._stop = StopRequest()
         torch.set_num_threads(self.options.num_threads)
@@ -387,6 +433,10 @@ class Federation:
         self.state.use(data)
         self._begun = Beginning()
         if path is not None:
+            if training and not self.options.enable_checkpointing:
+                raise ValueError(
+                    f"`--ckpt_path` {path}: resuming needs checkpoints, but `trainer.enable_checkpointing` is false."
+                )
             if training:
                 self._run_folder.take(path)
             self._begun = read_checkpoint(path)  # for callbacks, too, once they are set up
@@ -394,8 +444,34 @@ class Federation:
             self._folder = None if self.options.fast_dev_run else folder_of(path)
         if training:
             self._folder = self._run_folder.claim()
+            self._has_fitted = True
+            self._fit_folder = self._folder
         self.has_rounds_left = self.state.round < len(schedule)
         return schedule
+
+    def _meant(self, command: Command, model: FederatedModule | None, datamodule: Data) -> tuple[FederatedModule, Data]:
+        """The model and data, where none are given those of the last fit, as in Lightning; a fit itself has its own."""
+        state = None if command == "fit" else self._state
+        if model is not None and (state is None or state.module is not model):
+            return model, datamodule
+        if state is None:
+            raise ValueError(f"`{command}` needs a `model`: this federation has fitted none.")
+        if datamodule is None and not state.data.is_stand_in:
+            datamodule = state.data
+        return state.module, datamodule
+
+    def _of_own_fit(self, ckpt_path: str | None) -> str | None:
+        """After a fit of this federation, `last` and `best` are its own, though another run may be newer."""
+        if not self._has_fitted or ckpt_path not in ("last", "best"):
+            return ckpt_path
+        if self._fit_folder is None:
+            raise ValueError(f"`ckpt_path` {ckpt_path}: a development run (`trainer.fast_dev_run`) has no checkpoints.")
+        if not self.options.enable_checkpointing:
+            raise ValueError(
+                f"`ckpt_path` {ckpt_path}: `trainer.enable_checkpointing` is false, so the fit wrote none; without "
+                "`ckpt_path`, what it came to is taken."
+            )
+        return str(self._fit_folder / "checkpoints" / f"{ckpt_path}.ckpt")
 
     def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], told: str | None = None) -> list[Row]:
         if self.is_global_zero:

@@ -93,6 +93,7 @@ class Options:
     max_time: str | timedelta | Mapping[str, int] | None
     profiler: Profiler = field(repr=False)
     run_name: str | None
+    enable_checkpointing: bool
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -126,6 +127,18 @@ class Options:
         self._check_privacy()
         self._check_metrics()
         self._check_monitor()
+        self._check_checkpointing()
+
+    def _check_checkpointing(self) -> None:
+        """Nothing that says which checkpoints there are may stand beside the option that there are none."""
+        if self.enable_checkpointing:
+            return
+        for name, default in (("save_every_n_rounds", 1), ("monitor", None)):
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"`trainer.{name}` is about checkpoints, and `trainer.enable_checkpointing` false writes none; "
+                    f"give one (`--trainer.{name} {'null' if default is None else default}` takes the other back)."
+                )
 
     def _check_batches(self) -> None:
         """A number of batches, or a fraction of them."""

@@ -12,7 +12,12 @@ from fedlit.aggregation import State, Upload
 from fedlit.methods.stage import Stage
 
 OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
+BeforeStep = Callable[[int, int], object]
 KeepOptimizer = Literal["personal", "reset", "keep"]
+
+
+def unwatched(done: int, total: int) -> None:
+    """Nobody follows the steps of a plan."""
 
 
 class Interrupted(Exception):
@@ -32,6 +37,7 @@ class Plan:
         optimizer_state: Kept between visits for `personal` parameters, for all (`keep`) or for none (`reset`).
         gradient_clip_val: Largest norm of the gradient; None does not clip.
         should_stop: Asked before every batch.
+        before_step: Called before every batch with the steps that are done and how many there are in all.
         after_epoch: Called after every epoch.
         limit_batches: Batches of an epoch at most, or a fraction of them; None is all.
         is_shuffled: Whether every epoch has an order of its own; else all begin with the same batches.
@@ -45,6 +51,7 @@ class Plan:
     optimizer_state: KeepOptimizer = "personal"
     gradient_clip_val: float | None = None
     should_stop: Callable[[], bool] = bool
+    before_step: BeforeStep = unwatched
     after_epoch: Callable[[], object] = bool
     limit_batches: int | float | None = None
     is_shuffled: bool = True

@@ -1,6 +1,7 @@
 """The log of a fit: its folder, from the first picture to the last table. Only the first process keeps it."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class FitLog:
         checkpoint_read: The file that the run goes on from, if it does.
         metric: What curves are drawn of.
         title: Of pictures, before the name of the run.
+        saves: Whether there are to be checkpoints.
 
     Attributes:
         noted_round: Of the last round that is whole in the records.
@@ -47,6 +49,7 @@ class FitLog:
         checkpoint_read: Path | None = None,
         metric: str = "acc",
         title: str = "",
+        saves: bool = True,
     ) -> None:
         self.folder = folder
         self.metric = metric
@@ -54,7 +57,9 @@ class FitLog:
         self.title = title if folder is None else f"{title}: {folder.name}".lstrip(": ")
         self.progress = progress
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
-        self.checkpoints = None if folder is None else Checkpoints(folder / "checkpoints", checkpoint_read)
+        self.checkpoints: Checkpoints | None = None
+        if folder is not None and saves:
+            self.checkpoints = Checkpoints(folder / "checkpoints", checkpoint_read)
         self.noted_round = done
 
     def partition(self, data: FederatedData) -> None:
@@ -102,11 +107,6 @@ class FitLog:
         for label, row in enumerate(counts.tolist()):
             lines += [f"{label},{predicted},{samples}\n" for predicted, samples in enumerate(row)]
         (self.folder / CONFUSION).write_text("".join(lines))
-
-    def save(self, content: dict[str, Any], improved: bool) -> None:
-        """A checkpoint; the one before is kept, and the best."""
-        if self.checkpoints is not None:
-            self.checkpoints.save(content, improved)
 
     def _draw(self, folder: Path, round: int) -> None:
         """The pictures of the end."""
@@ -161,17 +161,34 @@ class FitLog:
                 self._draw(folder, round)
             self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
             self.recorder.event("end", round=round, stopped_by=stopped_by)
-            sync(folder / "checkpoints")
+            if self.checkpoints is not None:
+                sync(folder / "checkpoints")
         self.progress.close()
         self.recorder.close()
         if last:
             self.progress.print("\n" + table(last, rated))
         if folder is not None:
-            seen = folder / "curves.png" if self.draws else folder
-            self.progress.print(f"\nLook at {seen}, or run: tensorboard --logdir {folder.parent}")
-            if stopped_by is not None:
+            self.progress.print(f"\n{self._where_to_look(folder)}")
+            if stopped_by is not None and self.checkpoints is None:
+                self.progress.print(f"Stopped after round {round}; without checkpoints, it cannot go on.")
+            elif stopped_by is not None:
                 checkpoint_path = folder / "checkpoints" / "last.ckpt"
                 self.progress.print(f"Stopped after round {round}; to go on, add --ckpt_path {checkpoint_path}")
+
+    def _where_to_look(self, folder: Path) -> str:
+        """The page of the run, which `fit` writes last, its curves, and what else shows them."""
+        commands = []
+        if not self.draws:
+            seen = str(folder)
+            commands = [f"fedlit report {folder}"]
+        elif find_spec("pandas") is None:  # the extra `report`
+            seen = str(folder / "curves.png")
+            commands = [f"pip install 'fedlit[report]' && fedlit report {folder}"]
+        else:
+            seen = f"{folder / 'report.html'} and curves.png beside it"
+        if any(isinstance(logger, TensorBoardLogger) for logger in self.recorder.loggers):
+            commands.append(f"tensorboard --logdir {folder.parent}")
+        return ", or run: ".join([f"Look at {seen}", *commands])
 
 
 def _loggers(folder: Path | None, logger: Logger | Sequence[Logger] | bool, done: int) -> list[Logger]:

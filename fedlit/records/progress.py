@@ -1,14 +1,17 @@
-"""What a person sees of a run: a bar on a terminal, one line a round elsewhere, a table at the end."""
+"""What a person sees of a run: a bar on a terminal, lines elsewhere, a table at the end."""
 
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from time import monotonic
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
 
 from fedlit.records.rows import Row, summary
 
 Means = Mapping[str, float]
+PAUSE = 30.0  # seconds without a line, where there is no bar
+WORTH_A_LINE = 60.0  # seconds of a round that are announced
 
 
 class Progress:
@@ -26,13 +29,31 @@ class Progress:
         self.metric = metric
         self.enabled = enabled
         self.bar: tqdm | None = None
+        self._training = ""  # who is, in which round
+        self._printed = monotonic()
         if enabled and sys.stderr is not None and sys.stderr.isatty():  # None: it was closed
             self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True)
 
-    def client(self, position: int, clients: int) -> None:
-        """A client of the round is about to be visited."""
+        self._is_silent = not enabled or self.bar is not None  # between rounds
+
+    def training(self, round: int, who: str) -> None:
+        """A client of the round, or the server, is about to train."""
+        self._training = f"round {round}/{self.total}, {who}"
         if self.bar is not None:
-            self.bar.set_description(f"client {position}/{clients}")
+            self.bar.set_description(who)
+        elif not self._is_silent and monotonic() - self._printed >= PAUSE:
+            self.print(self._training)
+
+    def step(self, done: int, total: int) -> None:
+        """It is about to take a step: a line every half minute, where there is no bar."""
+        if not self._is_silent and monotonic() - self._printed >= PAUSE:
+            self.print(f"{self._training}, step {done}/{total}")
+
+    def expect(self, seconds: float, rounds: int, source: str) -> None:
+        """How long a round will take, and those that are left, if it is worth a line."""
+        if seconds > WORTH_A_LINE:
+            line = f"about {duration(seconds)} a round, {duration(seconds * rounds)} for {rounds} rounds ({source})"
+            (self.print if self.bar is None else self.say)(line)
 
     def round(self, number: int, stage: str, rows: list[Row], seconds: float) -> None:
         """A round has ended."""
@@ -58,12 +79,26 @@ class Progress:
     def print(self, text: str) -> None:
         """Text for people and pipes; where nobody reads on, a run goes on."""
         if self.enabled:
+            self._printed = monotonic()
             with suppress(OSError):
                 print(text, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit in which one would say it.
+
+    Example:
+        >>> [duration(seconds) for seconds in (70, 840, 84_000, 840_000)]
+        ['70 s', '14 min', '23 h', '10 days']
+    """
+    for unit, length, most in (("s", 1, 120), ("min", 60, 120), ("h", 3600, 72)):
+        if seconds < most * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"
 
 
 def table(last: Mapping[str, Mapping[str, float]], best: Mapping[str, Mapping[str, float]] | None = None) -> str:

@@ -52,13 +52,22 @@ def claim_folder(root: Path, name: str | None = None) -> Path:
 def _claimed_by_name(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     holds = any(not path.name.startswith(".") for path in folder.iterdir())
-    was_killed_at_once = (folder / LOCK).exists() and not any(folder.glob("checkpoints/*.ckpt"))
+    has_checkpoints = any(folder.glob("checkpoints/*.ckpt"))
+    is_run = has_checkpoints or _has_ended(folder)  # a run may write no checkpoints
+    was_killed_at_once = (folder / LOCK).exists() and not is_run
     if holds and not was_killed_at_once:
+        go_on = "go on with it by `--ckpt_path last`, or " if has_checkpoints else ""
         raise ValueError(
-            f"`trainer.run_name` {folder.name}: there is such a run in {folder.parent}; go on with it by "
-            "`--ckpt_path last`, or give another name (null is a number)."
+            f"`trainer.run_name` {folder.name}: there is such a run in {folder.parent}; {go_on}give another name (null "
+            "is a number)."
         )
     return folder
+
+
+def _has_ended(folder: Path) -> bool:
+    """Whether the run in a folder came to its end, by its events."""
+    events = folder / "events.jsonl"
+    return events.is_file() and '"event": "end"' in events.read_text(errors="replace")
 
 
 def lock_folder(folder: Path) -> TextIO:

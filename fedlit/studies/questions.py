@@ -18,6 +18,7 @@ NOT_COMPARED = (
     "trainer.logger",
     "trainer.enable_progress_bar",
     "trainer.report",
+    "trainer.enable_checkpointing",
 )
 
 

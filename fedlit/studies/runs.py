@@ -201,6 +201,8 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
         config = resolved[asked]
         if study.adapt is not None and not config["data"]["init_args"].get("unseen_clients"):
             raise ValueError(f"{cell}: `adapt` lets clients join who were kept out; give `data.unseen_clients`.")
+        if study.adapt is not None and not config["trainer"].get("enable_checkpointing", True):
+            raise ValueError(f"{cell}: `adapt` begins from a checkpoint; `trainer.enable_checkpointing` must be true.")
         key = json.dumps(config, sort_keys=True)
         if key not in by_config:
             home = _own_folder(output / "runs" / cell_folder(cell), roots)

@@ -1,5 +1,6 @@
 """What `fit` returns, and that a function which builds a method is called under the seed."""
 
+import re
 import signal
 import sys
 import time
@@ -100,3 +101,67 @@ def test_building_leaves_torchs_generator_as_it_was():
 def test_what_is_no_method_is_refused(model):
     with pytest.raises(ValueError, match="`model` must be a FederatedModule, got a int"):
         fit(model)
+
+
+def test_after_a_fit_its_model_data_and_checkpoints_are_meant(tmp_path):
+    federation = Federation(**QUIET, num_rounds=2, default_root_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="`test` needs a `model`: this federation has fitted none"):
+        federation.test(ckpt_path="best")
+    method, data = FedAvg(linear, SGD), toy_data()
+    folder = federation.fit(method, data).folder
+    expected = federation.test(method, data, ckpt_path=str(folder / "checkpoints" / "best.ckpt"))
+    fit(FedAvg(linear, SGD), num_rounds=1, default_root_dir=str(tmp_path))  # a newer run
+    assert federation.test(ckpt_path="best") == expected
+    assert {row.round for row in federation.validate(ckpt_path="last")} == {2}
+    assert federation.predict().shape == (30, 3)
+    assert federation.test(method) == federation.test(method, data)
+
+
+def test_after_a_development_run_no_other_runs_checkpoint_is_taken(tmp_path):
+    fit(FedAvg(linear, SGD), default_root_dir=str(tmp_path))
+    federation = Federation(**QUIET, fast_dev_run=True, default_root_dir=str(tmp_path))
+    federation.fit(FedAvg(linear, SGD), toy_data())
+    with pytest.raises(ValueError, match=r"`ckpt_path` best: a development run .* has no checkpoints"):
+        federation.test(ckpt_path="best")
+
+
+def test_without_checkpoints_a_run_leaves_its_records_alone(tmp_path):
+    options = {"default_root_dir": str(tmp_path), "enable_checkpointing": False, "run_name": "bare"}
+    federation = Federation(**QUIET, num_rounds=2, **options)
+    method, data = FedAvg(linear, SGD), toy_data()
+    found = federation.fit(method, data)
+    assert found.checkpoint is found.best_checkpoint is None
+    assert not [*tmp_path.rglob("*.ckpt")]
+    assert not (found.folder / "checkpoints").exists()
+    with_them = fit(FedAvg(linear, SGD), default_root_dir=str(tmp_path))
+    assert [row.round for row in found.rows] == [row.round for row in with_them.rows]
+    assert federation.test()
+    with pytest.raises(ValueError, match=r"`ckpt_path` best: `trainer.enable_checkpointing` is false"):
+        federation.test(ckpt_path="best")
+    with pytest.raises(ValueError, match=r"resuming needs checkpoints, but `trainer.enable_check"):
+        federation.fit(method, data, ckpt_path=str(with_them.checkpoint))
+    with pytest.raises(ValueError, match=r"there is such a run in [^;]*; give another name"):
+        federation.fit(method, data)
+
+
+@pytest.mark.parametrize("option", [{"save_every_n_rounds": 5}, {"monitor": "loss/global_on_own"}])
+def test_what_says_which_checkpoints_there_are_is_refused_where_there_are_none(option):
+    with pytest.raises(ValueError, match=r"^`trainer.(save|mon)\w+` is about checkpoints, and `trainer.enable_checkp"):
+        Federation(**QUIET, enable_checkpointing=False, **option)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            {"report": True, "logger": True},
+            r"Look at \S+report.html and curves.png beside it, or run: tensorboard",
+        ),
+        ({"report": False, "logger": False}, r"Look at \S+version_0, or run: fedlit report \S+version_0$"),
+    ],
+)
+def test_the_end_of_a_fit_says_where_to_look(options, told, tmp_path, capsys):
+    given = {**QUIET, "enable_progress_bar": True, "num_rounds": 1, **options, "default_root_dir": str(tmp_path)}
+    found = Federation(**given).fit(FedAvg(linear, SGD), toy_data())
+    assert re.search(told, capsys.readouterr().out, re.MULTILINE)
+    assert (found.folder / "report.html").exists() == options["report"]

@@ -122,3 +122,17 @@ def test_early_stopping_looks_at_least_once(options):
 def test_early_stopping_cannot_look_before_its_beginning():
     with pytest.raises(ValueError, match="`first_check` must be at least 0, got -1"):
         EarlyStopping(first_check=-1)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("max_epochs", r"^`max_epochs` is not an option of Federation. Did you mean `num_rounds` or `local_epochs`\?$"),
+        ("num_round", r"^`num_round` is not an option of Federation. Did you mean `num_rounds`\?$"),
+        ("learning_rate", r"Did you mean `model.optimizer.lr`\?$"),
+        ("xyz", r"^`xyz` is not an option of Federation.$"),
+    ],
+)
+def test_an_option_of_another_library_is_refused_with_its_name_here(option, told):
+    with pytest.raises(TypeError, match=told):
+        Federation(**{option: 3})

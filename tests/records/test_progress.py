@@ -46,3 +46,44 @@ def test_a_count_has_no_best_and_losses_and_metrics_have_one():
     assert {"acc", "loss", "train_loss", "kd_loss"} == {key.rpartition("/")[0] for key in board.rated}
     lines = {line.split()[0]: line.split() for line in table(board.last, board.rated).splitlines()}
     assert len(lines["kd_loss"]) == len(lines["steps"]) + 2
+
+
+class Clock:
+    """Ten seconds pass whenever a batch is trained."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr("fedlit.records.progress.monotonic", lambda: self.now)
+        monkeypatch.setattr("fedlit.engine.runs.fit.perf_counter", lambda: self.now)
+
+
+class Slow(FedAvg):
+    clock: Clock
+
+    def training_step(self, batch, batch_idx):
+        Slow.clock.now += 10.0
+        return super().training_step(batch, batch_idx)
+
+
+def lines_of_slow_fit(monkeypatch, capsys, **options) -> list[str]:
+    Slow.clock = Clock(monkeypatch)
+    fitted(Slow(linear, SGD), toy_data(), enable_progress_bar=True, fast_dev_run=False, **options)
+    return capsys.readouterr().out.splitlines()
+
+
+def test_where_there_is_no_bar_a_line_comes_every_half_minute(monkeypatch, capsys, tmp_path):
+    options = {"num_rounds": 2, "default_root_dir": str(tmp_path), "local_epochs": 3}
+    lines = lines_of_slow_fit(monkeypatch, capsys, **options)
+    steps = [line for line in lines if ", step " in line]
+    assert steps[:2] == ["round 1/2, client 1/3, step 3/9", "round 1/2, client 1/3, step 6/9"]
+    assert "round 2/2, client 3/3, step 6/9" in steps
+    assert [line for line in lines if line.startswith("about")] == [
+        "about 4 min a round, 9 min for 2 rounds (from client 0; cpu)"
+    ]
+
+
+def test_local_steps_are_counted_too_and_short_rounds_print_nothing_more(monkeypatch, capsys, tmp_path):
+    options = {"num_rounds": 1, "default_root_dir": str(tmp_path)}
+    assert "round 1/1, client 1/3, step 3/5" in lines_of_slow_fit(monkeypatch, capsys, local_steps=5, **options)
+    short = lines_of_slow_fit(monkeypatch, capsys, local_steps=1, **options)
+    assert not [line for line in short if ", step " in line or line.startswith("about")]

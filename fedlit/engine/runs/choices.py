@@ -35,6 +35,7 @@ OF_NO_CONSEQUENCE = {
         "fast_dev_run",
         "enable_progress_bar",
         "report",
+        "enable_checkpointing",
         "max_time",
         "profiler",
     },

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +37,15 @@ from fedlit.records.stop_signals import stop_signals
 from fedlit.records.unwritable import is_full
 
 
+@dataclass
+class First:
+    """The first client that trains in a round: who, since when, and whether its steps were counted."""
+
+    client: int
+    start: float
+    has_steps: bool = False
+
+
 class Fit:
     """One fit, from the round that its state has come to.
 
@@ -66,6 +76,8 @@ class Fit:
         self.budget = Budget(schedule, self.options)
         self.waiting_for = "this round"  # whoever asks to stop is told
         self.rows: list[Row] = []  # of the last round
+        self.first: First | None = None  # who trained in this round, here
+        self.is_expected = False  # whether it was said how long a round takes
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown, state.measures.first)
@@ -80,6 +92,7 @@ class Fit:
             begun.checkpoint,
             metric=state.measures.first,
             title=title_of(state),
+            saves=options.enable_checkpointing,
         )
         self._begin_log(begun)
 
@@ -233,12 +246,14 @@ class Fit:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
         stage = self.schedule.stage(number)
         should_stop = self._should_stop_visit()
-        plan_for = partial(self.schedule.plan, number, should_stop)
-        follow_up = self.schedule.follow_up(number, should_stop)
+        before_step = self._before_step
+        plan_for = partial(self.schedule.plan, number, should_stop, before_step=before_step)
+        follow_up = self.schedule.follow_up(number, should_stop, before_step)
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
 
         def train(clients: list[int]) -> RoundRecord:
             self.call("on_round_start", number, clients)
+            self.first = None
             tell = partial(self._tell, clients)
             if stage.side == "server":
                 return serve(self.state, number, plan_for(SERVER), tell)
@@ -257,7 +272,39 @@ class Fit:
         """Somebody is about to train."""
         whose = f"client {clients[position - 1]}'s" if clients else "the server's"
         self.waiting_for = f"{whose} batch"
-        self.progress.client(position, num_clients)
+        self.progress.training(self.state.round + 1, f"client {position}/{num_clients}" if clients else "server")
+        if clients and not self.is_expected and self.progress.enabled:
+            self._expect(clients, clients[position - 1])
+
+    def _before_step(self, done: int, total: int) -> None:
+        if self.first is not None:
+            self.first.has_steps = True
+        self.progress.step(done, total)
+
+    def _expect(self, clients: list[int], client: int) -> None:
+        """After the first client of a fit: how long the round will take by its time, and all that are like it."""
+        if self.first is None:
+            self.first = First(client, perf_counter())
+            return
+        self.is_expected = True
+        if not self.first.has_steps:  # trained elsewhere, or side by side with others
+            return
+        state = self.state
+        number = state.round + 1
+        stage = self.schedule.stage(number)
+        share = self._num_steps(self.first.client) / sum(map(self._num_steps, clients))
+        seconds = (perf_counter() - self.first.start) / share / state.fabric.world_size
+        rounds = sum(self.schedule.stage(later) is stage for later in range(number, len(self.schedule) + 1))
+        self.progress.expect(seconds, rounds, f"from client {self.first.client}; {state.fabric.device.type}")
+
+    def _num_steps(self, k: int) -> int:
+        """Of a client in this round, roughly."""
+        data = self.state.data
+        number = self.state.round + 1
+        plan = self.schedule.plan(number, bool, k)
+        client = data.client(k, number)
+        samples = client.num_samples if plan.stage.samples == "all" else client.num_opted_in
+        return max(1, plan.num_steps(max(1, samples // data.batch_size)))
 
     def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
         self.waiting_for = f"the evaluation of round {number}"

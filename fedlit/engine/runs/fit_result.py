@@ -46,12 +46,12 @@ class FitResult:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last one."""
+        """The last one; None without `trainer.enable_checkpointing`."""
         return self._checkpoint("last")
 
     @property
     def best_checkpoint(self) -> Path | None:
-        """The best by `trainer.monitor`, or by the clients' own accuracy."""
+        """The best by `trainer.monitor`, or by the clients' own accuracy; None where there is none."""
         return self._checkpoint("best")
 
     def _checkpoint(self, which: str) -> Path | None:

@@ -20,7 +20,7 @@ class Saving:
     Args:
         state: Of the federation.
         schedule: The programme of its rounds.
-        folder: Of the run; None saves nothing.
+        folder: Of the run; None saves nothing, as `trainer.enable_checkpointing` false does.
         call: Calls a hook of every callback, with details.
         begun: What the fit begins from.
 
@@ -43,7 +43,8 @@ class Saving:
         self.run_with = run_with(state)
         self.round = state.round
         self._clients: SavedClients | None = None
-        if folder is not None:
+        self.is_enabled = state.options.enable_checkpointing
+        if folder is not None and self.is_enabled:
             self._clients = SavedClients(state, folder / "checkpoints", begun.checkpoint, begun.content)
             self._go_back(Checkpoints(folder / "checkpoints"), begun.checkpoint)
 
@@ -58,13 +59,13 @@ class Saving:
     @property
     def can_be_alone(self) -> bool:
         """Whether this process has all that there is to save: others may be past asking."""
-        return not self.state.homes
+        return self.is_enabled and not self.state.homes
 
     def save(self, log: FitLog, improved: bool) -> None:
-        """A checkpoint of the rounds so far."""
+        """A checkpoint of the rounds so far, if there are to be any."""
         files = self._files()
-        if log.folder is not None:
-            log.save(self._content(files), improved)
+        if log.checkpoints is not None:
+            log.checkpoints.save(self._content(files), improved)
         self.round = self.state.round
 
     def _files(self) -> dict[int, str] | None:

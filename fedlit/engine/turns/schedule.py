@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit.data.client import SERVER
 from fedlit.engine.options import Options
-from fedlit.engine.plan import Plan
+from fedlit.engine.plan import BeforeStep, Plan, unwatched
 from fedlit.methods.stage import Stage
 
 MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
@@ -80,7 +80,9 @@ class Schedule:
         within = min(max(number, 1), len(self))
         return next(part for part in self.parts if within <= part.last)
 
-    def plan(self, number: int, should_stop: Callable[[], bool], client: int) -> Plan:
+    def plan(
+        self, number: int, should_stop: Callable[[], bool], client: int, before_step: BeforeStep = unwatched
+    ) -> Plan:
         """How a client trains in a round."""
         options = self.options
         part = self._part(number)
@@ -96,10 +98,13 @@ class Schedule:
             optimizer_state="reset" if is_over else options.optimizer_state,
             gradient_clip_val=options.gradient_clip_val,
             should_stop=should_stop,
+            before_step=before_step,
             **self._batches(),
         )
 
-    def follow_up(self, number: int, should_stop: Callable[[], bool]) -> Plan | None:
+    def follow_up(
+        self, number: int, should_stop: Callable[[], bool], before_step: BeforeStep = unwatched
+    ) -> Plan | None:
         """How the server trains at the end of a round of clients, if it does."""
         follower = self._part(number).stage.followed_by
         if follower is None:
@@ -114,6 +119,7 @@ class Schedule:
             optimizer_state="keep" if self.options.optimizer_state == "keep" else "reset",
             gradient_clip_val=self.options.gradient_clip_val,
             should_stop=should_stop,
+            before_step=before_step,
             **self._batches(),
         )
 

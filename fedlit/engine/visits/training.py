@@ -106,6 +106,7 @@ class LocalEpochs:
         self.trainer = trainer
         self.batches = self._batches(client)
         self.num_batches = plan.num_batches(len(self.batches))
+        self.num_steps = plan.num_steps(len(self.batches))
         self.validation: Validation | None = None
         if validates(learner, client, trainer):
             self.validation = Validation(fabric, learner, client, trainer)
@@ -176,6 +177,7 @@ class LocalEpochs:
         for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
             if self.plan.should_stop():
                 raise Interrupted
+            self.plan.before_step(self.steps, self.num_steps)
             step = self._next_step()
             if step(batch, batch_idx) is False:
                 return False
