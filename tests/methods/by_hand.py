@@ -45,14 +45,15 @@ class Alone(LocalOnly):
 
 
 def visit_batches(data, number, k, epochs):
-    """Batches of a client in a round, under the seed of that visit."""
+    """Batches of a client in a round, under the seed of that visit; a last batch of one sample is skipped."""
     x, y = data.images.train_x[data.assignment.train[k]], data.images.train_y[data.assignment.train[k]]
     torch.manual_seed(derive(0, "visit", "federate", number, k))
     shuffle = generator(0, "batches", "federate", number, k)
     for epoch in range(epochs):
         order = torch.randperm(len(y), generator=shuffle)
         for chosen in order.split(data.batch_size):
-            yield epoch, x[chosen], y[chosen]
+            if len(chosen) > 1:
+                yield epoch, x[chosen], y[chosen]
 
 
 def mean_of(states):

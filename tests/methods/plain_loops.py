@@ -24,13 +24,17 @@ def samples(data, k):
 
 
 def batches(data, number, k, epochs=1):
-    """A client's batches of a round, in the order of the stage `federate`; torch's own generator is seeded for it."""
+    """A client's batches of a round, in the order of the stage `federate`; torch's own generator is seeded for it.
+
+    A last batch of one sample is skipped (`data.drop_last: single`); no client of `uneven` has a single sample.
+    """
     x, y = samples(data, k)
     torch.manual_seed(derive(0, "visit", "federate", number, k))
     shuffle = generator(0, "batches", "federate", number, k)
     for _ in range(epochs):
         for batch in torch.randperm(len(y), generator=shuffle).split(8):
-            yield x[batch], y[batch]
+            if len(batch) > 1:
+                yield x[batch], y[batch]
 
 
 def gradients(network, loss) -> list[torch.Tensor]:
