@@ -2,12 +2,14 @@
 
 python tools/same_bits.py > before.txt    # on one commit
 python tools/same_bits.py | diff before.txt -    # on another, with the same CPU, torch and number of threads
+python tools/same_bits.py FedAvg Ditto --drop_last false    # some methods, with every last batch
 """
 
+import argparse
 import hashlib
-import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -93,12 +95,15 @@ METHODS = {
     "FedMD": lambda: FedMD(MLP, plain_sgd, subset=200, public_epochs=1, private_epochs=1),
 }
 WITH_A_POOL = ("DLAD", "FedDF", "FedMD")
+DROP_LAST = {"single": "single", "true": True, "false": False}
 
 
-def data(method: str) -> FederatedData:
+def data(method: str, **options: Any) -> FederatedData:
     public = 0.5 if method in WITH_A_POOL else 0.0
     samples = Dirichlet(alpha=0.5, min_samples=30)
-    return FederatedData(num_clients=12, partition=samples, batch_size=20, opt_out_samples=0.2, public=public)
+    return FederatedData(
+        num_clients=12, partition=samples, batch_size=20, opt_out_samples=0.2, public=public, **options
+    )
 
 
 def state_hash(federation: Federation) -> str:
@@ -112,9 +117,13 @@ def state_hash(federation: Federation) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("methods", nargs="*", help="all by default")
+    parser.add_argument("--drop_last", choices=DROP_LAST, help="`data.drop_last`; its default if not given")
+    args = parser.parse_args()
+    options = {} if args.drop_last is None else {"drop_last": DROP_LAST[args.drop_last]}
     torch.set_num_threads(1)
-    chosen = sys.argv[1:] or list(METHODS)
-    for name in chosen:
+    for name in args.methods or METHODS:
         for fast in (False, True):
             with tempfile.TemporaryDirectory() as folder:
                 torch.manual_seed(1)
@@ -128,7 +137,7 @@ def main() -> None:
                     accelerator="cpu",
                     seed=3,
                 )
-                federation.fit(METHODS[name](), data(name))
+                federation.fit(METHODS[name](), data(name, **options))
                 metrics = next(Path(folder).rglob("metrics.csv")).read_bytes()
                 records = hashlib.sha256(metrics).hexdigest()[:16]
                 mode = "fast" if fast else "exact"

@@ -14,6 +14,7 @@ Laws: with one client the consensus is its own scores; without digestion a clien
 """
 
 from collections.abc import Iterator
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from fedlit.bounds import check_count
+from fedlit.data.batches import num_batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.methods.base import FederatedModule
@@ -106,9 +108,11 @@ class FedMD(FederatedModule):
         if client is None or not self._exchanges or not self.scores.any():  # nobody has said anything yet
             return
         optimizer = for_client(self.optimizer, self.client_optimizers, client)(self.network.parameters())
+        # As many as in local training by `data.drop_last`: a last batch of one sample is no step.
+        num_steps = max(1, num_batches(len(self.scores), client.data.batch_size, client.data.drop_last))
         for _ in range(self.digest_epochs):
             said = 0
-            for x in self._public(client, client.round):
+            for x in islice(self._public(client, client.round), num_steps):
                 consensus = self.scores[said : said + len(x)]
                 said += len(x)
                 optimizer.zero_grad()
