@@ -150,6 +150,13 @@ class Split(FedAvg):
     shared = ("network.extractor.",)
 
 
+class SplitWithForward(Split):
+    """The same, with a `forward` of its own."""
+
+    def forward(self, x):
+        return self.network.head(self.network.extractor(x))
+
+
 class SplitWithAPeer(Split):
     """What a client uses itself is another network."""
 
@@ -166,10 +173,15 @@ def models_on_own(method, **options):
     return {(row["model"], row["data"]) for row in rows(federation) if row["model"] != "trained"}
 
 
-def test_a_model_that_is_partly_a_clients_own_is_personal_and_not_global():
-    assert models_on_own(Split(TrunkAndHead, SGD)) == {("personal", "own"), ("global", "unseen")}
-    assert ("global", "own") in models_on_own(SplitWithAPeer(TrunkAndHead, SGD))
-    assert ("global", "own") in models_on_own(FedAvg(TrunkAndHead, SGD))
+@pytest.mark.parametrize("method", [Split, SplitWithForward, SplitWithAPeer])
+def test_a_model_that_is_partly_a_clients_own_is_personal_and_not_global(method):
+    with pytest.warns(Notice, match=rf"^`data.unseen_clients`: {method.__name__} has no global model"):
+        assert models_on_own(method(TrunkAndHead, SGD)) == {("personal", "own")}
+
+
+def test_a_model_that_the_server_holds_is_global():
+    of_the_server = {("global", "own"), ("global", "pooled"), ("global", "unseen")}
+    assert models_on_own(FedAvg(TrunkAndHead, SGD)) == of_the_server
 
 
 def test_it_is_told_who_has_no_validation_samples_and_what_unseen_clients_lack():

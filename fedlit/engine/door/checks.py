@@ -14,7 +14,7 @@ from fedlit.data import FederatedData
 from fedlit.data.labels import tell_labels
 from fedlit.engine.door.network_checks import check_clients
 from fedlit.engine.door.task_checks import check_measures, first_line
-from fedlit.engine.door.travels import check_travels
+from fedlit.engine.door.travels import check_travels, has_global_model
 from fedlit.engine.guards.child_process import check_timeout
 from fedlit.engine.module.modes import left_in_evaluation
 from fedlit.engine.options import Options
@@ -52,7 +52,7 @@ def check_experiment(
     if command == "fit":
         _tell_modes(model)
         _tell_what_plays_no_part(model, stages, options)
-        _tell_what_is_not_measured(model, stages, data)
+        _tell_what_is_not_measured(model, stages, data, options)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(with_followers(stages), model, data)
@@ -68,14 +68,15 @@ def check_experiment(
     return stages
 
 
-def _tell_what_is_not_measured(model: FederatedModule, stages: list[Stage], data: FederatedData) -> None:
+def _tell_what_is_not_measured(
+    model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options
+) -> None:
     """Rows that somebody may look for in vain."""
     without = sum(1 for own in data.assignment.val if not len(own))
     if without:
         told = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
         warnings.warn(f"{told}: nothing is measured on their own.", Notice, stacklevel=2)
-    is_shared = any(stage.upload != "none" or stage.side == "server" for stage in stages)
-    if data.unseen_clients and not is_shared:
+    if data.unseen_clients and not has_global_model(model, stages, options.batch_norm):
         told = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
         warnings.warn(f"{told}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,13 +111,10 @@ class Scorer:
 
     def own_job(self, what: str, k: int, round: int) -> Job:
         """An evaluation of one client, as its own host is asked for it."""
-        on_global = partial(self._client_on_own, k, "global", round)
-        if self.has_complete_global_model:
-            on_global = partial(self._global_on_own, [k], round)
         evaluations: dict[str, Callable[[], Found]] = {
-            "global": on_global,
+            "global": partial(self._global_on_own, [k], round),
             "probe": partial(self._probed, k, round),
-            "personal": partial(self._client_on_own, k, "personal", round),
+            "personal": partial(self._personal_on_own, k, round),
             "personal pooled": partial(self._client_on_pooled, k, round),
         }
         return Job(what, k, evaluations[what])
@@ -135,23 +132,19 @@ class Scorer:
             return jobs
         seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
-            jobs += [Job("personal", k, partial(self._client_on_own, k, "personal", round)) for k in seen]
+            jobs += [Job("personal", k, partial(self._personal_on_own, k, round)) for k in seen]
         if self.stage.reported_on_pooled and not data.is_stand_in:
             jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
         return jobs
 
     def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
-        if self.has_complete_global_model:
-            jobs = [] if self.state.data.is_stand_in else [Job(SERVERS, 0, self._global_on_pooled)]
-            for group in self._groups(clients, round):
-                jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
-            return jobs
-        if any(self._held(self.network)):  # a part of it is the clients' own
-            if not is_overridden("forward", self.personal, FederatedModule):
-                # With a client's own part it is that client's personal model, and told as such.
-                clients = [k for k in clients if k >= self._num_seen]
-            return [Job("global", k, partial(self._client_on_own, k, "global", round)) for k in clients]
-        return []
+        """None unless the server holds the whole model: with a client's own part it is that client's personal one."""
+        if not self.has_complete_global_model:
+            return []
+        jobs = [] if self.state.data.is_stand_in else [Job(SERVERS, 0, self._global_on_pooled)]
+        for group in self._groups(clients, round):
+            jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
+        return jobs
 
     @property
     def _num_seen(self) -> int:
@@ -254,28 +247,22 @@ class Scorer:
         logits, target = outputs(self.state.fabric, self.network, batches)
         return scores_by_group(logits, target, sizes, self.state.options.metrics)
 
-    def _client_on_own(self, k: int, model: Literal["global", "personal"], round: int) -> Found:
+    def _personal_on_own(self, k: int, round: int) -> Found:
+        """On the client's validation samples, and on its share of the test set if it has one."""
+
         def look() -> Found:
             found = Found()
-            if model == "global":
-                self.state.enter(k, "server", round)
-                self._add_own(found, k, "global", self.network, round)
-            else:
-                self.state.enter(k, "personal", round)
-                make_its_own(self.state, self.stage, self.personal, k, round)
-                self._add_own(found, k, self._reported_as, self.personal, round)
-                found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
+            self.state.enter(k, "personal", round)
+            make_its_own(self.state, self.stage, self.personal, k, round)
+            batches, _ = self.state.data.val_batches([k], round)
+            found.add(k, self._reported_as, self._whose(k), self._scores(self.personal, batches))
+            if self._has_own_test(k, round):
+                batches, _ = self.state.data.own_test_batches([k], round)
+                found.add(k, self._reported_as, "own_test", self._scores(self.personal, batches))
+            found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
             return found
 
         return found_of(self.state, k, look)
-
-    def _add_own(self, found: Found, k: int, model: str, network: nn.Module, round: int) -> None:
-        """On the client's validation samples, and on its share of the test set if it has one."""
-        batches, _ = self.state.data.val_batches([k], round)
-        found.add(k, model, self._whose(k), self._scores(network, batches))
-        if self._has_own_test(k, round):
-            batches, _ = self.state.data.own_test_batches([k], round)
-            found.add(k, model, "own_test", self._scores(network, batches))
 
     def _has_own_test(self, k: int, round: int) -> bool:
         own_test = self.state.data.at_round(round).own_test

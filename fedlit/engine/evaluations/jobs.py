@@ -75,8 +75,7 @@ def looked(scorer: "Scorer", jobs: list[Job], round: int) -> Iterator[tuple[Job,
 
 def _owners(scorer: "Scorer", jobs: Sequence[Job]) -> list[int]:
     """The process of each job: the home of the client whose own part is looked at."""
-    of_nobody = (SERVERS, "global") if scorer.has_complete_global_model else (SERVERS,)
-    whose = [None if job.what in of_nobody else job.whose for job in jobs]
+    whose = [None if job.what in (SERVERS, "global") else job.whose for job in jobs]
     return at_home(whose, scorer.state.homes, scorer.state.fabric.world_size)
 
 
