@@ -5,7 +5,7 @@ stage, 12, 7)`` whether it runs first or last, in this process or another, or af
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 
@@ -40,18 +40,36 @@ def stream(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, client, *purpose.encode()])
 
 
-def default_generators() -> list[torch.Generator]:
-    """Torch's global generators that are in use: the CPU's, and that of the current device of each accelerator.
+def torch_states() -> dict[str, Tensor]:
+    """States of torch's global generators: the CPU's, and that of the current device of each accelerator in use.
 
     To ask CUDA or XPU before anybody has used it would create its context, which no forked process could use.
     """
-    found = [torch.default_generator]
-    for accelerator in (torch.cuda, torch.xpu):
-        if accelerator.is_initialized():
-            found.append(accelerator.default_generators[accelerator.current_device()])
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state()
+    if torch.xpu.is_initialized():
+        states["xpu"] = torch.xpu.get_rng_state()
     if torch.backends.mps.is_available():  # its generator is plain memory of the host
-        found.append(torch.mps._get_default_mps_generator())
-    return found
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def set_torch_states(states: dict[str, Tensor]) -> None:
+    """Put torch's global generators back to what `torch_states` returned."""
+    for device, state in states.items():
+        module = torch if device == "cpu" else getattr(torch, device)
+        module.set_rng_state(state)
+
+
+def _seed_torch(seed: int, devices: Iterable[str]) -> None:
+    """Seed torch's global generators of these devices."""
+    for device in devices:
+        if device == "cpu":
+            # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
+            torch.default_generator.manual_seed(seed)
+        else:
+            getattr(torch, device).manual_seed(seed)
 
 
 @contextmanager
@@ -60,20 +78,17 @@ def isolated(seed: int) -> Iterator[None]:
 
     But for the second of a pair of normal numbers, if numpy's global generator held one back: it draws a new pair.
     """
-    generators = default_generators()
-    torch_before = [used.get_state() for used in generators]
+    torch_before = torch_states()
     numpy_before = get_bit_generator()
     numpy_inside = SPARE_GENERATORS.pop() if SPARE_GENERATORS else np.random.MT19937(0)
     random_before = random.getstate()
     set_bit_generator(numpy_inside)
-    seed_cpu(seed)
-    for used in generators[1:]:
-        used.manual_seed(seed)
+    _seed_torch(seed, torch_before)
+    _seed_others(seed)
     try:
         yield
     finally:
-        for used, before in zip(generators, torch_before, strict=True):
-            used.set_state(before)
+        set_torch_states(torch_before)
         set_bit_generator(numpy_before)
         SPARE_GENERATORS.append(numpy_inside)
         random.setstate(random_before)
@@ -81,8 +96,11 @@ def isolated(seed: int) -> Iterator[None]:
 
 def seed_cpu(seed: int) -> None:
     """Seed the global generators of torch (on the CPU), numpy and random: within `isolated`, or in a worker."""
-    # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
-    torch.default_generator.manual_seed(seed)
+    _seed_torch(seed, ["cpu"])
+    _seed_others(seed)
+
+
+def _seed_others(seed: int) -> None:
     np.random.seed(seed % 2**32)
     random.seed(seed)
 
@@ -96,19 +114,13 @@ class Stream:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._states: list[Tensor] = []  # of the default generators, once they have been used
+        self._states: dict[str, Tensor] = {}
 
     def __enter__(self) -> None:
-        generators = default_generators()
-        self._outer = [used.get_state() for used in generators]
-        for number, used in enumerate(generators):
-            if number < len(self._states):
-                used.set_state(self._states[number])
-            else:
-                used.manual_seed(self.seed)
+        self._outer = torch_states()
+        _seed_torch(self.seed, self._outer.keys() - self._states.keys())
+        set_torch_states(self._states)
 
     def __exit__(self, *error: object) -> None:
-        generators = default_generators()
-        self._states = [used.get_state() for used in generators]
-        for used, outer in zip(generators, self._outer, strict=False):  # what was not in use before has no outer state
-            used.set_state(outer)
+        self._states = torch_states()
+        set_torch_states(self._outer)

@@ -83,14 +83,12 @@ def test_a_device_that_is_there_but_not_in_use_is_not_asked(monkeypatch):
 def gpu(request, monkeypatch):
     """A generator in the place of an accelerator's current one."""
     generator = torch.Generator()
-    if request.param == "mps":
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-        monkeypatch.setattr(torch.mps, "_get_default_mps_generator", lambda: generator)
-        return generator
     accelerator = getattr(torch, request.param)
-    monkeypatch.setattr(accelerator, "is_initialized", lambda: True)
-    monkeypatch.setattr(accelerator, "current_device", lambda: 1)
-    monkeypatch.setattr(accelerator, "default_generators", (None, generator))
+    available = "is_available" if request.param == "mps" else "is_initialized"
+    monkeypatch.setattr(torch.backends.mps if request.param == "mps" else accelerator, available, lambda: True)
+    monkeypatch.setattr(accelerator, "get_rng_state", generator.get_state)
+    monkeypatch.setattr(accelerator, "set_rng_state", generator.set_state)
+    monkeypatch.setattr(accelerator, "manual_seed", generator.manual_seed)
     return generator
 
 

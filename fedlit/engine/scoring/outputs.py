@@ -14,7 +14,7 @@ from fedlit.data.loaded import AnyBatches
 from fedlit.engine.module.modes import modes_of, restore
 from fedlit.engine.module.precision import autocast, convert_input, mapped_tensors
 from fedlit.inputs import applied
-from fedlit.rng import default_generators, isolated
+from fedlit.rng import isolated, torch_states
 from fedlit.tasks import Classification, Task
 
 CLASSES = Classification()
@@ -75,7 +75,7 @@ def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) 
     if not isinstance(batches, Batches):  # they would have to be read twice
         return False
     with isolated(0):
-        before = [used.get_state() for used in default_generators()]
+        before = torch_states()
         try:
             half = batches.num_samples // 2
             parts = [slice(None, half), slice(half, None)]
@@ -83,8 +83,8 @@ def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) 
             apart = torch.cat([outputs(fabric, network, _part(batches, part))[0] for part in parts])
         except Exception:  # its evaluation will tell, or its samples are no tensors that could be cut
             return False
-        after = [used.get_state() for used in default_generators()]
-        draws = not all(map(torch.equal, before, after))
+        after = torch_states()
+        draws = any(not torch.equal(state, after[device]) for device, state in before.items())
     scale = float(together.abs().nan_to_num().max())
     is_full = fabric.strategy.precision.precision in ("32-true", "64-true")
     tolerance = scale * (1e-4 if is_full else 3e-2)  # batches of another size round otherwise
