@@ -40,6 +40,20 @@ def data_root(tmp_path_factory) -> Path:
     return root
 
 
+@pytest.fixture(scope="session")
+def device_process():
+    """A process with a pretend CUDA device: `device_process.run(function, *args)`, see `device/process.py`."""
+    from device.build import CannotBuild
+    from device.process import DeviceProcess
+
+    try:
+        process = DeviceProcess()
+    except CannotBuild as reason:
+        pytest.skip(f"No pretend CUDA device: {reason}.")
+    yield process
+    process.close()
+
+
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path, monkeypatch):
     """Runs go where the test stands, and no test depends on another's random numbers."""

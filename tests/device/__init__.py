@@ -1,0 +1,1 @@
+"""The pretend CUDA device: see `process.py` for how a test runs on it."""
