@@ -8,22 +8,20 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
-
 from fedlit.aggregation import State, num_bytes
 from fedlit.engine.evaluations.evaluation import Scorer
-from fedlit.engine.evaluations.found import Found
-from fedlit.engine.guards.guard import left_out
+from fedlit.engine.evaluations.found import Found, checked_found
+from fedlit.engine.guards.answers import unusable
 from fedlit.engine.rounds.downloads import is_sent
 from fedlit.engine.rounds.round import ClientRound
-from fedlit.engine.rounds.visited import Visited, unpack
+from fedlit.engine.rounds.visited import Visited, received
 from fedlit.engine.states.hosts import Names
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.flower import wire
 from fedlit.flower.host import digest_of
 from fedlit.methods.stage import Stage
-from fedlit.records.round_record import LONGEST_REASON, Failure
+from fedlit.records.round_record import Failure, reported
 
 BESIDE = 2**24  # bytes of an answer beside its tensors
 MOST = 2**31  # bytes of an answer whose tensors are not known beforehand
@@ -144,16 +142,13 @@ class RemoteHosts:
             most = BESIDE + 2 * num_bytes(state.expected_upload(k)) if stage.upload == "aggregate" else MOST
             answer = wire.unpack(data, state.fabric.device, most)
             if answer["failed"]:
-                return Visited(_failure(answer), {})
+                return Visited(reported(answer), {})
             names = tuple(map(str, answer.pop("names")))
-            _check_answer(answer, stage)
-            if answer["upload"] is not None:
-                answer["upload"]["client"] = k
-            visited = unpack({**answer, "memory": {}})
+            visited = received({**answer, "memory": {}}, stage, k)
             self._told[k] = names
             return visited
         except Exception as error:  # it may hold anything
-            return Visited(_not_understood(error), {})
+            return Visited(unusable(error), {})
 
 
 def travelling(state: FederationState) -> State:
@@ -171,30 +166,6 @@ def evaluated(scorer: Scorer) -> State:
     return {name: value for name, value in held.items() if name in live and id(live[name]) in own}
 
 
-def _failure(answer: Mapping[str, Any]) -> Failure:
-    return Failure(str(answer["reason"])[:LONGEST_REASON], is_usage=bool(answer["is_usage"]))
-
-
-def _not_understood(error: Exception) -> Failure:
-    problem = left_out(error)
-    return Failure(f"its answer cannot be used: {problem.reason}"[:LONGEST_REASON], problem.details)
-
-
-def _check_answer(answer: Mapping[str, Any], stage: Stage) -> None:
-    """What numbers and tensors are to be is that."""
-    for part in ("scores", "logs", "validation_logs"):
-        if not all(isinstance(name, str) and isinstance(value, float) for name, value in answer[part].items()):
-            raise ValueError(f"`{part}` must be numbers by name.")
-    for epoch, data, metric, value in answer["epochs"]:
-        if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
-            raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
-    upload = answer["upload"]
-    if (upload is None) != (stage.upload == "none"):
-        raise ValueError(f"stage {stage.name!r} has {'no' if stage.upload == 'none' else 'an'} upload.")
-    if upload is not None and not all(isinstance(value, torch.Tensor) for value in upload["state"].values()):
-        raise ValueError("an upload must be tensors.")
-
-
 def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, Found]:
     """What a client's evaluations found, by what was looked at; its answer tells of itself alone."""
     try:
@@ -203,22 +174,9 @@ def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, Found]:
         else:
             answer = wire.unpack(data, most=BESIDE)
             if not answer["failed"]:
-                founds = [_checked_found(k, one) for one in answer["found"]]
+                founds = [checked_found(k, one) for one in answer["found"]]
                 return dict(zip(jobs, founds, strict=True))
-            problem = _failure(answer)
+            problem = reported(answer)
     except Exception as error:  # it may hold anything
-        problem = _not_understood(error)
+        problem = unusable(error)
     return {what: Found(failed={k: vars(problem)}) for what in jobs}
-
-
-def _checked_found(k: int, packed: Mapping[str, Any]) -> Found:
-    found = Found()
-    for client, model, data, metric, value in packed["values"]:
-        if client != k or not isinstance(value, float):
-            raise ValueError(f"it tells of client {client}: {metric!r} is {value!r}.")
-        found.values.append((k, str(model), str(data), str(metric), value))
-    for client, told in packed["failed"].items():
-        if client != k:
-            raise ValueError(f"it tells of client {client}.")
-        found.failed[k] = vars(_failure(told))
-    return found

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlit.engine.plan import is_plain
+from fedlit.engine.guards.answers import unpack_plain
 
+unpack = unpack_plain
 PROTOCOL = 1  # of what messages mean; hosts that differ refuse each other
 
 
@@ -29,22 +30,6 @@ def pack(value: Any) -> bytes:
     buffer = io.BytesIO()
     torch.save(compact(value), buffer)
     return buffer.getvalue()
-
-
-def unpack(data: bytes, device: torch.device | str = "cpu", most: int | None = None) -> Any:
-    """And back; what is larger than it may be, or not plain, is refused.
-
-    Args:
-        data: As it came.
-        device: Where tensors go.
-        most: Bytes that it may have; None is any number.
-    """
-    if most is not None and len(data) > most:
-        raise ValueError(f"the message has {len(data)} bytes, at most {most} were expected.")
-    value = torch.load(io.BytesIO(data), weights_only=True, map_location=device)
-    if not is_plain(value):
-        raise ValueError("the message holds what is neither tensor, number nor string.")
-    return value
 
 
 def to(value: Any, device: torch.device) -> Any:

@@ -2,8 +2,10 @@
 
 import re
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedlit.records.rows import EpochRow, LedgerRow, Row
 
@@ -63,6 +65,13 @@ def failure(error: BaseException) -> Failure:
     except BaseException:  # its text, its cause or its notes are not to be had
         details = "".join(traceback.format_tb(error.__traceback__)) + reason
     return Failure(reason, _encodable(details)[-LONGEST_DETAILS:])
+
+
+def reported(told: Mapping[str, Any]) -> Failure:
+    """A failure as another process or host reports it: no longer than our own, and nothing that a terminal obeys."""
+    reason = _printable(str(told["reason"]))[:LONGEST_REASON]
+    details = _encodable(str(told.get("details", "")))[-LONGEST_DETAILS:]
+    return Failure(reason, details, is_usage=bool(told["is_usage"]))
 
 
 def _name(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """What an evaluation found, and of which client it could not."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from fedlit.engine.guards.child_process import in_child
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
-from fedlit.records.round_record import Failure
+from fedlit.records.round_record import Failure, reported
 
 
 @dataclass
@@ -38,7 +39,7 @@ def found_of(state: FederationState, k: int, look: Callable[[], Found]) -> Found
     timeout = state.options.client_timeout
     if timeout is None:
         return attempt()
-    found = in_child(attempt, timeout, bool, pack, unpack)
+    found = in_child(attempt, timeout, bool, pack, partial(checked_found, k))
     return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
 
@@ -55,3 +56,17 @@ def pack(found: Found) -> dict[str, Any]:
 
 def unpack(packed: dict[str, Any]) -> Found:
     return Found(**packed)
+
+
+def checked_found(k: int, packed: Mapping[str, Any]) -> Found:
+    """What was found of a client in its own process or on its host, if that tells of this client and of numbers."""
+    found = Found()
+    for client, model, data, metric, value in packed["values"]:
+        if client != k or not isinstance(value, float):
+            raise ValueError(f"it tells of client {client}: {metric!r} is {value!r}.")
+        found.values.append((k, str(model), str(data), str(metric), value))
+    for client, told in packed["failed"].items():
+        if client != k:
+            raise ValueError(f"it tells of client {client}.")
+        found.failed[k] = vars(reported(told))
+    return found

@@ -21,6 +21,7 @@ from typing import IO, Any, NoReturn, TypeVar
 
 import torch
 
+from fedlit.engine.guards.answers import unpack_plain, unusable
 from fedlit.engine.plan import Interrupted
 from fedlit.records.round_record import Failure
 
@@ -28,6 +29,8 @@ Result = TypeVar("Result")
 END = os._exit  # as it is before anybody replaces it
 DONE = b"d"
 LOOK = 0.2  # seconds between looks at a child whose own children hold its pipe, and for a request to stop
+LOOK_CLOSED = 0.005  # and at one whose pipe is closed
+MOST_READ = 4096  # bytes; a child that works as it should writes one
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
@@ -66,7 +69,7 @@ def in_child(
         timeout: Seconds until the child is killed.
         should_stop: Whether the run was asked to end: the child is killed then, too.
         pack: Turns a result into containers of tensors, numbers and strings.
-        unpack: And back.
+        unpack: And back; validates them, and raises if they are not what `pack` returns.
     """
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as file:
@@ -79,14 +82,18 @@ def in_child(
         os.close(writing)
         try:
             reason = _awaited(child, reading, timeout, should_stop)
-            if reason is not None:
-                return Failure(reason)
-            return unpack(_read(file))
-        except pickle.UnpicklingError:
-            return Failure("it brought what cannot be read without running code")
         finally:
             os.close(reading)
             child.kill()
+        if reason is not None:
+            return Failure(reason)
+        try:
+            file.seek(0)
+            return unpack(unpack_plain(file.read()))
+        except pickle.UnpicklingError:
+            return Failure("it brought what cannot be read without running code")
+        except Exception as error:  # it may hold anything, or nothing
+            return unusable(error)
 
 
 @dataclass
@@ -110,11 +117,6 @@ class Child:
         if self.status is None:
             os.kill(self.pid, signal.SIGKILL)
             self.has_ended(flags=0)
-
-
-def _read(file: IO[bytes]) -> Any:
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def _fork() -> int:
@@ -145,19 +147,26 @@ def _die_with_parent() -> None:
 
 
 def _awaited(child: Child, reading: int, timeout: float, should_stop: Callable[[], bool]) -> str | None:
-    """Wait until a child is done; why it will not be, if so."""
+    """Wait until a child is done, whatever it does to its end of the pipe; why it will not be, if so."""
     end = monotonic() + timeout
+    pipes = [reading]
     while True:
-        left = end - monotonic()
-        if left <= 0:
-            return f"it took longer than `trainer.client_timeout`, {timeout:g} s, and was ended"
-        ready, _, _ = select.select([reading], [], [], min(left, LOOK))
+        has_ended = child.has_ended()  # before the pipe is read: what it wrote last is there then
+        left = max(end - monotonic(), 0.0)
+        pause = LOOK if pipes else LOOK_CLOSED
+        ready, _, _ = select.select(pipes, [], [], 0.0 if has_ended else min(left, pause))
         if should_stop():
             raise Interrupted
-        if ready and os.read(reading, 1) == DONE:
-            return None
-        if child.has_ended(flags=0 if ready else os.WNOHANG):
+        if ready:
+            written = os.read(reading, MOST_READ)
+            if DONE in written:
+                return None
+            if not written:
+                pipes = []  # nothing more can come; the child is about to end, or has closed it
+        if has_ended:
             return _death(child.status or 0)
+        if left == 0:
+            return f"it took longer than `trainer.client_timeout`, {timeout:g} s, and was ended"
 
 
 def _death(status: int) -> str:

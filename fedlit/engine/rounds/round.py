@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from fedlit.engine.rounds.server import Served
 from fedlit.engine.rounds.server_step import server_step
 from fedlit.engine.rounds.soundness import Soundness, hint
 from fedlit.engine.rounds.spread import Uploads, begun, exhaust
-from fedlit.engine.rounds.visited import Visited, pack, unpack
+from fedlit.engine.rounds.visited import Visited, pack, received, unpack
 from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.client_store import States
@@ -80,7 +80,6 @@ class ClientRound:
         self.uploads = States(state.memories.store)  # of those who are aggregated, where somebody asks for them later
         self.soundness = Soundness(state, self.stage, number, plan_for)
         self.encoding = encoding_of(state, self.stage, number)
-        self.unpack = partial(unpack, decode=self.encoding.decoded if self.encoding else None)
 
     def train(self) -> RoundRecord:
         """Visit the clients and let the server agree on a new state; a client that fails is left out and named.
@@ -240,13 +239,18 @@ class ClientRound:
         return self._visits([k])(k)
 
     def _visits(self, mine: list[int]) -> Visits:
-        return Visits(self.state, self.number, self.clients, mine, self.plan_for, self._looked_at, self.unpack)
+        return Visits(self.state, self.number, self.clients, mine, self.plan_for, self._looked_at, self._received)
 
     def _tell_of(self, k: int) -> None:
         self.tell(self.clients.index(k) + 1, len(self.clients))
 
+    def _received(self, k: int, sent: Sent | None, packed: dict[str, Any]) -> Visited:
+        """What a client's own process brings; it is trusted no more than another host."""
+        decode = None if self.encoding is None else self.encoding.decoded
+        return self._looked_at_again(received(packed, self.stage, k, decode), sent)
+
     def _looked_at_again(self, visited: Visited, sent: Sent | None) -> Visited:
-        """What another host says is sound need not be."""
+        """What another process or host says is valid need not be."""
         if isinstance(visited.outcome, Failure) or visited.problem is not None:
             return visited
         return visited._replace(problem=self.soundness.problem(visited.outcome, sent))

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fedlit.aggregation import State, Upload
 from fedlit.engine.plan import Memory, Outcome
-from fedlit.engine.rounds.encoding import Encoded
+from fedlit.engine.rounds.encoding import Encoded, check_sendable
 from fedlit.engine.scoring.tally import Scores
-from fedlit.records.round_record import Failure
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure, reported
 
 
 class Visited(NamedTuple):
@@ -105,3 +106,56 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     memory = Memory(**packed["memory"])
     outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
     return Visited(outcome, scores, problem, sent, encoded, packed["norm"])
+
+
+def received(
+    packed: dict[str, Any], stage: Stage, client: int, decode: Callable[[int, Encoded], State] | None = None
+) -> Visited:
+    """As `unpack`, from a client's own process or host, which might have sent anything.
+
+    Raises unless every part is of the kind that it must be. Whose it is, what the client was sent and how far it has
+    moved is known or computed here, whatever is said of it. Names, shapes and values of tensors, and weights, are
+    validated after this, as every client's are.
+    """
+    if packed["failed"]:
+        return Visited(reported(packed), {})
+    for part in ("scores", "logs", "validation_logs"):
+        if not all(isinstance(name, str) and isinstance(value, float) for name, value in packed[part].items()):
+            raise ValueError(f"`{part}` must be numbers by name.")
+    for epoch, data, metric, value in packed["epochs"]:
+        if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
+            raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
+    _check_memory(packed["memory"])
+    problem = packed["problem"] and vars(reported(packed["problem"]))
+    upload = packed["upload"]
+    if problem is None and (upload is None) != (stage.upload == "none"):
+        raise ValueError(f"stage {stage.name!r} has {'no' if stage.upload == 'none' else 'an'} upload.")
+    if upload is not None:
+        _check_upload(upload, packed["encoded"], decode is not None)
+        upload = {**upload, "client": client}
+    return unpack({**packed, "upload": upload, "problem": problem, "sent": None, "norm": None}, decode)
+
+
+def _check_upload(upload: dict[str, Any], encoded: dict[str, Any] | None, is_encoded: bool) -> None:
+    _check_state(upload["state"], "an upload")
+    if not isinstance(upload["weight"], float):
+        raise ValueError(f"the weight of an upload must be a number, got {upload['weight']!r}.")
+    if (encoded is not None) != is_encoded:
+        raise ValueError(f"an upload must {'be encoded' if is_encoded else 'not be encoded'}.")
+    if encoded is not None:
+        check_sendable(encoded["content"])
+        _check_state(encoded["plain"], "what is not encoded of an upload")
+
+
+def _check_memory(memory: dict[str, Any]) -> None:
+    for part in ("state", "residual"):
+        _check_state(memory.get(part, {}), "what a client keeps")
+    for kept in memory.get("optimizer", {}).values():
+        if not isinstance(kept, dict):
+            raise ValueError("what a client keeps of its optimisers must be by name of the parameter.")
+
+
+def _check_state(state: Any, what: str) -> None:
+    is_named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not (is_named and all(isinstance(value, Tensor) for value in state.values())):
+        raise ValueError(f"{what} must be tensors by name.")

@@ -38,7 +38,7 @@ class Visits:
         mine: Those that this process visits.
         plan_for: How a client trains; all belong to one stage.
         look: What to make of an outcome, and of the network that was trained; the live one if there is none.
-        unpack: Reads what comes from a process of a client's own.
+        received: Validates what comes from a process of a client's own, and says what came of the visit.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Visits:
         mine: list[int],
         plan_for: Callable[[int], Plan],
         look: Callable[[int, Outcome, Sent | None, nn.Module | None], Visited],
-        unpack: Callable[[dict[str, Any]], Visited],
+        received: Callable[[int, Sent | None, dict[str, Any]], Visited],
     ) -> None:
         self.state = state
         self.number = number
@@ -57,7 +57,7 @@ class Visits:
         self.mine = mine
         self.plan_for = plan_for
         self.look = look
-        self.unpack = unpack
+        self.received = received
         self.constant = frozenset(state.constant)
         options = state.options
         self.is_all_ours = is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder)
@@ -158,7 +158,7 @@ class Visits:
         if k in state.guard.suspects and not can_fork(state.options.num_threads, state.fabric.device):
             return Visited(Failure("it was being visited when its process died"), {})
         timeout = state.options.client_timeout or inf
-        result = in_child(visited, timeout, should_stop, pack, self.unpack)
+        result = in_child(visited, timeout, should_stop, pack, partial(self.received, k, sent))
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:
