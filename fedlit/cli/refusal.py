@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from fedlit.records.unwritable import is_full
+
 DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 LONGEST_WORD = 200  # characters of what is repeated of the user's input
 LONGEST_LINE = 800
@@ -52,13 +54,16 @@ def give_up(message: str, is_fit: bool) -> NoReturn:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Within, what is wrong with the user's input (a ValueError, a file that cannot be read) is told in one line."""
+    """Within, what is wrong with the user's input (a ValueError, a file that cannot be read) is told in one line.
+
+    The exit code is 2, and 4 where a disk is full.
+    """
     try:
         yield
     except (ValueError, OSError) as error:
         if DEBUG:
             raise
-        refuse(str(error))
+        refuse(str(error), NOT_WRITTEN if is_full(error) else BAD_INPUT)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

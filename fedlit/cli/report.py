@@ -1,5 +1,6 @@
 """`fedlit report`: the page of a run."""
 
+import sys
 from pathlib import Path
 
 from fedlit.cli.extras import need_report
@@ -28,10 +29,14 @@ def main(args: list[str]) -> None:
     with refusals():
         _check_output(given.output, given.runs)
         folders = [_run(path) for path in given.runs]
+        from fedlit.studies.outcome import Outcome
         from fedlit.studies.run_page import write_run_page
 
         for folder in folders:
             print(write_run_page(folder, given.output))
+            half_lines = Outcome(folder).half_lines
+            if half_lines:
+                print(f"fedlit: note: {half_lines}", file=sys.stderr)
 
 
 def _check_output(output: Path | None, runs: list[Path]) -> None:

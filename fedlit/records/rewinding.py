@@ -1,8 +1,12 @@
-"""The records of a run that goes on: looked at before anything is written, and taken back to its last saved round."""
+"""The records of a run that goes on: looked at before anything is written, and taken back to its last saved round.
+
+A run that is killed while it writes leaves half a line at the end of a file, and no other line that is not whole.
+"""
 
 import csv
 import json
 from pathlib import Path
+from types import NoneType
 from typing import Any, NoReturn
 
 from fedlit.records.rows import EpochRow, LedgerRow, Row
@@ -16,6 +20,11 @@ TABLES: dict[str, tuple[str, ...]] = {
     EPOCHS: EpochRow._fields,
 }
 OF_ROUNDS = {"round", "left_out", "too_few", "not_evaluated", "metric_left_out"}  # told again when a round is repeated
+DETAILS: dict[str, dict[str, type | tuple[type, ...]]] = {  # of events that are read back, with their types
+    "round": {"round": int, "seconds": (int, float)},
+    "left_out": {"round": int, "client": int, "reason": str},
+    "end": {"round": int, "stopped_by": (int, NoneType)},
+}
 UNREADABLE = "\ufffd"  # stands for what is not UTF-8
 SHOWN = 40  # characters of a line
 
@@ -49,11 +58,43 @@ def rewind(folder: Path, last_round: int) -> None:
         write_whole(folder / EVENTS, "".join(f"{text}\n" for text in told))
 
 
+def cut_off(folder: Path) -> list[str]:
+    """Names of the records that end in half a line."""
+    found = []
+    for name in (*TABLES, EVENTS):
+        content = (folder / name).read_bytes() if (folder / name).is_file() else b""
+        if content and not content.endswith(b"\n"):
+            found.append(name)
+    return found
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """events.jsonl of a run, without half a line at its end.
+
+    Raises:
+        ValueError: A line is no event, or an event lacks what it must have.
+    """
+    events = []
+    for number, text in enumerate(_whole_lines(path), 1):
+        event = _event(text)
+        if event is None:
+            raise ValueError(f"line {number} of {path} is not an event that a run writes: {_shown(text)!r}.")
+        for name, kind in DETAILS.get(event["event"], {}).items():
+            if not isinstance(event.get(name, ...), kind):
+                raise ValueError(f"line {number} of {path}: the event `{event['event']}` has no valid `{name}`.")
+        events.append(event)
+    return events
+
+
 def _refuse(path: Path, number: int, text: str) -> NoReturn:
-    shown = text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
     raise ValueError(
-        f"`--ckpt_path`: line {number} of {path} is none that a run has written: {shown!r}; take it out or mend it."
+        f"`--ckpt_path`: line {number} of {path} is none that a run has written: {_shown(text)!r}; "
+        "take it out or mend it."
     )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
 
 
 def _whole_lines(path: Path) -> list[str]:

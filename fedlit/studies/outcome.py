@@ -1,16 +1,21 @@
 """What a run left behind, read from its folder: every number of a study comes from these files."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
-from fedlit.records.rows import CONVERGENCE, POOLED
+from fedlit.records.frames import read_table
+from fedlit.records.rewinding import cut_off, read_events
+from fedlit.records.rows import CONVERGENCE, POOLED, EpochRow, LedgerRow, Row
+from fedlit.strict_yaml import read_yaml
 from fedlit.studies.measure import KEY, OF_NEWCOMERS, Direction, Measure
+
+OF_LEDGER = {"round": "int64", "client": "int64", "direction": "str", "kind": "str", "bytes": "int64"}
+OPTIONS = ("model", "data", "trainer")  # of config.yaml, each by name
+OF_PARTITION = ("client", "split", "label")  # columns of partition.csv that are read
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Outcome:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """metrics.csv."""
-        return _read(self.folder / "metrics.csv")
+        return _read(self.folder / "metrics.csv", Row._fields)
 
     @cached_property
     def epochs(self) -> pd.DataFrame:
@@ -30,7 +35,7 @@ class Outcome:
         path = self.folder / "epochs.csv"
         if not path.exists():
             raise ValueError(f"{self.folder} has no epochs.csv; set `trainer.eval_every_n_epochs`.")
-        rows = _read(path)
+        rows = _read(path, EpochRow._fields)
         last = rows[rows["round"] == rows["round"].max()]
         return last.drop(columns="round").rename(columns={"epoch": "round"})
 
@@ -40,28 +45,26 @@ class Outcome:
         path = self.folder / "adapt.csv"
         if not path.exists():
             raise ValueError(f"{self.folder} has no adapt.csv; call `fedlit adapt`.")
-        return _read(path)
+        return _read(path, Row._fields)
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
         """ledger.csv: what crossed a client's border."""
-        return pd.read_csv(self.folder / "ledger.csv")
+        return read_table(self.folder / "ledger.csv", LedgerRow._fields, OF_LEDGER)
 
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """events.jsonl, without half a line that a kill may have left."""
-        found = []
-        for line in (self.folder / "events.jsonl").read_text().splitlines():
-            try:
-                found.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return found
+        return read_events(self.folder / "events.jsonl")
 
     @cached_property
     def partition(self) -> pd.DataFrame:
         """partition.csv: who holds how many samples of which class."""
-        return pd.read_csv(self.folder / "partition.csv")
+        path = self.folder / "partition.csv"
+        try:
+            return pd.read_csv(path, usecols=OF_PARTITION, dtype={"client": "int64", "label": "Int64"})
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from error
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -69,7 +72,32 @@ class Outcome:
         path = self.folder / "config.yaml"
         if not path.exists():
             return {}
-        return yaml.safe_load(path.read_text())
+        content = read_yaml(path, str(path))
+        parts = [content]
+        if isinstance(content, dict):
+            parts += [content.get(name, {}) for name in OPTIONS]
+        for part in parts:
+            if not isinstance(part, dict):
+                raise ValueError(f"{path} must hold the options of a run by name, got {part!r}.")
+        return content
+
+    @cached_property
+    def half_lines(self) -> str:
+        """A sentence on records that end in half a line, as those of a killed run may; empty if all are whole."""
+        names = cut_off(self.folder)
+        if not names:
+            return ""
+        return f"{self.folder}: the last line of {' and of '.join(names)} is not whole, and was left out."
+
+    def check(self) -> None:
+        """Read the records that every study needs, so that what is wrong with them is found.
+
+        Raises:
+            ValueError: A file is not as a run writes it; the text names it.
+            OSError: A file cannot be read.
+        """
+        for name in ("metrics", "ledger", "rounds", "config"):
+            getattr(self, name)  # reads it
 
     @property
     def environment(self) -> dict[str, Any]:
@@ -169,9 +197,10 @@ class Outcome:
         return _keys(self.metrics)
 
 
-def _read(path: Path) -> pd.DataFrame:
+def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     """Rows as a run writes them; `client` is text, as `all` stands for the pooled test set."""
-    return pd.read_csv(path, dtype={"client": str, "stage": str, "model": str, "data": str})
+    kinds = {name: "int64" if name in ("round", "epoch") else "str" for name in columns[:-1]}
+    return read_table(path, columns, kinds)
 
 
 def _where(measure: Measure) -> str:
@@ -227,8 +256,10 @@ def worst_tenth(values: pd.Series, rises: bool = True) -> float:
 
 
 def number_of(outcome: Outcome, measure: Measure) -> float | None:
-    """The measured number; None where the target was not reached."""
+    """The measured number; None where the target was not reached, and where all values are NaN."""
     curve = outcome.curve(measure).dropna()
+    if curve.empty:  # a loss that was never finite
+        return None
     if measure.at == "last":
         return float(curve.iloc[-1])
     if measure.at == "best":

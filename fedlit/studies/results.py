@@ -206,9 +206,9 @@ def client_values(outcome: Outcome, measure: Measure) -> pd.Series | None:
     values = outcome.by_client(measure)
     if list(values.columns) == [POOLED] or measure.client is not None:
         return None
-    if measure.at != "best":
-        return values.iloc[-1].dropna()
     curve = over_clients(values, measure)
+    if measure.at != "best" or curve.isna().all():
+        return values.iloc[-1].dropna()
     best = curve.idxmax() if measure.rises else curve.idxmin()
     return values.loc[best].dropna()
 

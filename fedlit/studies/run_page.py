@@ -65,10 +65,14 @@ def score_grid(tables: Mapping[str, pd.DataFrame], directions: Mapping[str, str]
         mean = values.mean(axis=1)
         metric = key.rpartition("/")[0]
         falls = directions.get(metric, "min" if FALLING in metric else "max") == "min"
-        best = mean.idxmin() if falls else mean.idxmax()
         last = values.iloc[-1]
-        numbers = [mean.iloc[-1], last.min(), last.max(), mean[best]]
-        rows.append((key, *[f"{number:.4f}" for number in numbers], str(best)))
+        numbers = [f"{number:.4f}" for number in (mean.iloc[-1], last.min(), last.max())]
+        if mean.notna().any():
+            best = mean.idxmin() if falls else mean.idxmax()
+            numbers += [f"{mean[best]:.4f}", str(best)]
+        else:  # it was never finite
+            numbers += ["", ""]
+        rows.append((key, *numbers))
     head = ("", "last mean", "least", "most", "best mean", "its round")
     return Grid("Scores", head, tuple(rows), "Mean, least and most over clients in the last round that was measured.")
 
@@ -119,6 +123,8 @@ def _ledger(page: Page, outcome: Outcome) -> None:
 def _events(page: Page, outcome: Outcome) -> None:
     """Whatever happened but rounds, which the seconds tell of."""
     parts = []
+    if outcome.half_lines:
+        parts.append(tag("p", outcome.half_lines, class_="note"))
     if not outcome.rounds.empty:
         parts.append(page.figure("Seconds by round", seconds_chart(outcome)))
     happened = [event for event in outcome.events if event["event"] != "round"]

@@ -167,14 +167,15 @@ def is_finished(folder: Path) -> bool:
     events = folder / "events.jsonl"
     if not events.exists():
         return False
-    for line in reversed(events.read_text().splitlines()):
+    for line in reversed(events.read_text(errors="replace").splitlines()):
         try:
             event = json.loads(line)
         except json.JSONDecodeError:  # half a line of a killed run
             continue
-        if event["event"] == "end":
-            return event["stopped_by"] is None
-        if event["event"] in ("fit", "round"):
+        kind = event.get("event") if isinstance(event, dict) else None
+        if kind == "end":
+            return event.get("stopped_by", ...) is None
+        if kind in ("fit", "round"):
             return False
     return False
 

@@ -1,5 +1,7 @@
 import csv
 import json
+import re
+from math import nan
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
@@ -153,6 +155,12 @@ def test_a_run_without_a_round_has_a_page(tmp_path):
     assert "0 of 2 rounds are done" in PageReader(run_page(Outcome(folder))).text
 
 
+def test_a_metric_that_was_never_finite_has_no_best_round(tmp_path):
+    outcome = Outcome(write_run(tmp_path / "run", {1: {0: nan}, 2: {0: nan}}))
+    scores = PageReader(run_page(outcome)).table("", "last mean")
+    assert scores["acc/global_on_own"] == ["nan", "nan", "nan", "", ""]
+
+
 def test_many_clients_and_rounds_make_a_page_of_bounded_size(tmp_path):
     values = {round: dict.fromkeys(range(300), 0.123456789) for round in range(1, 301)}
     page = write_run_page(write_run(tmp_path / "run", values))
@@ -220,3 +228,42 @@ def test_bad_input_is_one_line_and_nothing_is_written(args, told, tmp_path, caps
     assert end.value.code == 2
     assert capsys.readouterr().err == f"fedlit: error: {told}\n"
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_half_a_last_line_of_a_killed_run_is_left_out_and_said(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", steady(0.5))
+    for name, half in (("metrics.csv", "3,feder"), ("ledger.csv", "3,0,u"), ("events.jsonl", '{"event": "ro')):
+        (folder / name).write_text((folder / name).read_text() + half)
+    report.main(["run"])
+    told = "run: the last line of metrics.csv and of ledger.csv and of events.jsonl is not whole, and was left out."
+    assert capsys.readouterr().err == f"fedlit: note: {told}\n"
+    page = PageReader((folder / "report.html").read_text())
+    assert told in page.text
+    assert "2 of 2 rounds are done" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "told"),
+    [
+        ("metrics.csv", ",value", "", "metrics.csv must begin with 'round,.*: the column `value` is missing"),
+        ("metrics.csv", ",value", ",value,x", "metrics.csv must begin with 'round,.*: the column `x` is not known"),
+        ("metrics.csv", ",acc,0.25", ",acc", "line 2 of .*metrics.csv is not one that a run writes"),
+        ("ledger.csv", ",bytes", ",size", "ledger.csv must begin with 'round,.*: the column `bytes` is missing"),
+        ("ledger.csv", "1,0,up,model,100", "1,0,up,model,1,1", "line 3 of .*ledger.csv is not one"),
+        ("ledger.csv", "1,0,up", "1,all,up", "ledger.csv cannot be read: .*'all'"),
+        ("events.jsonl", '"seconds"', '"minutes"', "events.jsonl: the event `round` has no valid `seconds`"),
+        ("events.jsonl", '"event": "round"', '"what": "round"', "line 2 of .*events.jsonl is not an event"),
+        ("partition.csv", "label", "class", "partition.csv cannot be read: .*'label'"),
+        ("config.yaml", "model:", "model: [", "config.yaml must be YAML"),
+    ],
+)
+def test_records_that_no_run_writes_are_refused_by_file(name, before, after, told, tmp_path, capsys):
+    folder = write_run(tmp_path / "run", steady(0.5))
+    text = (folder / name).read_text()
+    assert before in text
+    (folder / name).write_text(text.replace(before, after))
+    with pytest.raises(SystemExit) as end:
+        report.main(["run"])
+    assert end.value.code == 2
+    assert re.fullmatch(f"fedlit: error: .*{told}.*\n", capsys.readouterr().err)
+    assert not (folder / "report.html").exists()
