@@ -108,7 +108,7 @@ class Outcome:
     """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
 
     `epochs` holds what its model came to on the way: epoch, data, metric and value. What its own validation logged
-    stands apart: it was measured on other samples.
+    stands apart: it was measured on other samples. `skipped` is the number of steps if none of them had a loss.
     """
 
     upload: Upload | None
@@ -116,3 +116,4 @@ class Outcome:
     logs: dict[str, float]
     epochs: list[tuple[int, str, str, float]] = field(default_factory=list)
     validation_logs: dict[str, float] = field(default_factory=dict)
+    skipped: int = 0

@@ -1,6 +1,7 @@
 """What a visit does: steps, optimisers, schedules, early stopping, BatchNorm."""
 
 import gc
+import warnings
 import weakref
 from functools import partial
 
@@ -11,6 +12,7 @@ from torch import nn
 from toys import SGD, Diary, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
+from fedlit.notices import Notice
 
 
 def test_local_epochs_steps_and_batch_sizes_can_differ_by_client():
@@ -46,6 +48,49 @@ def test_skipping_one_sample_is_training_on_the_others(fast):
         states.append(fitted(FedAvg(linear, SGD), data, num_rounds=2, fast=fast, seed=1).global_state)
     assert equal(states[0], states[1])
     assert not equal(states[0], states[2])
+
+
+class NoLoss(FedAvg):
+    """Whose steps forget to return their loss."""
+
+    def training_step(self, batch, batch_idx):
+        super().training_step(batch, batch_idx)
+
+
+class NoLossWithHooks(NoLoss):
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        pass
+
+
+class EverySecondLoss(FedAvg):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return loss if batch_idx == 1 else None
+
+
+class Manual(NoLoss):
+    automatic_optimization = False
+
+
+def notices_of(method, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fitted(method(linear, SGD), num_rounds=2, **options)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, Notice)]
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [(NoLoss, {}), (NoLossWithHooks, {}), (NoLoss, {"client_timeout": 60.0})]
+)
+def test_a_method_whose_steps_all_return_none_is_named_once_with_its_client(method, options):
+    [notice] = notices_of(method, **options)
+    told = f"`training_step` of {method.__name__} returned None in every step of client 0 (3 in all)"
+    assert notice == f"{told}, so nothing was trained; return a loss."
+
+
+@pytest.mark.parametrize("method", [EverySecondLoss, Manual])
+def test_a_step_may_be_skipped_and_one_that_steps_itself_need_not_return_a_loss(method):
+    assert notices_of(method) == []
 
 
 @pytest.mark.parametrize("steps", [1, 3, 7])

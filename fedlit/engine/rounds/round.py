@@ -33,6 +33,7 @@ from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import Brought, FederationState
 from fedlit.engine.turns.sampling import fewest_usable
 from fedlit.engine.usage import UsageError
+from fedlit.engine.visits.step_contract import warn_of_no_loss
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, Row
 from fedlit.rng import derive, isolated
@@ -301,6 +302,8 @@ class ClientRound:
         return {} if memory is None else memory.residual
 
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
+        if outcome.skipped:
+            warn_of_no_loss(self.stage.module or self.state.module, k, outcome.skipped)
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
             for name, value in values.items():
                 self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))

@@ -11,6 +11,7 @@ from fedlit.engine.states.homes import collected_for_server
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.optimizers import optimizer_state
+from fedlit.engine.visits.step_contract import warn_of_no_loss
 from fedlit.engine.visits.training import train
 from fedlit.records.round_record import RoundRecord, failure
 from fedlit.records.rows import POOLED, Row
@@ -90,6 +91,8 @@ def _trained(
         raise
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
+    if trained.skipped:
+        warn_of_no_loss(plan.stage.module or state.module, SERVER, trained.skipped)
     live = state.module.state_dict()
     kept = [] if plan.optimizer_state == "reset" else state.server_names
     momenta = optimizer_state(state.module, trained.optimizers, kept)

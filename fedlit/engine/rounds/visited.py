@@ -84,6 +84,7 @@ def pack(visited: Visited) -> dict[str, Any]:
         "logs": outcome.logs,
         "epochs": outcome.epochs,
         "validation_logs": outcome.validation_logs,
+        "skipped": outcome.skipped,
     }
 
 
@@ -104,7 +105,8 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     if encoded is not None and decode is not None and upload is not None and problem is None:
         upload = replace(upload, state=decode(upload.client, encoded))
     memory = Memory(**packed["memory"])
-    outcome = Outcome(upload, memory, packed["logs"], packed["epochs"], packed["validation_logs"])
+    logged = (packed["logs"], packed["epochs"], packed["validation_logs"])
+    outcome = Outcome(upload, memory, *logged, packed.get("skipped", 0))
     return Visited(outcome, scores, problem, sent, encoded, packed["norm"])
 
 

@@ -41,6 +41,7 @@ class HookedStep:
         self.num_batches = num_batches
         self.context = autocast(trainer.fabric)
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
+        self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
         """One batch; whether the epoch goes on after it."""
@@ -83,6 +84,7 @@ class HookedStep:
             outputs.clear()
             result = self._training_step(batch, batch_idx)
             loss = loss_of(result)
+            self.has_loss = loss is not None
             learner.on_before_zero_grad(optimizer)
             learner.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
             if loss is None:

@@ -37,6 +37,7 @@ class PlainStep:
         self.context = autocast(fabric)
         self.is_scaled = has_scaler(fabric)
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
+        self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
         self.closed_form: ClosedForm | None = None
         is_plain = clip is None and not self.is_scaled and self.context is nullcontext
         if is_plain and not overridden(learner, STEP_HOOKS):
@@ -46,12 +47,14 @@ class PlainStep:
         """One batch."""
         if self.closed_form is not None and self.closed_form.takes(batch):
             self.learner.log("train_loss", self.closed_form(*batch))
+            self.has_loss = True
             return
         with self.context():
             result = self._result(batch, batch_idx)
         if not self.learner.automatic_optimization:
             return
         loss = result if isinstance(result, Tensor) else loss_of(result)
+        self.has_loss = loss is not None
         if loss is None:
             return
         self._clear()

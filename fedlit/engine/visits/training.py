@@ -29,11 +29,15 @@ Uploads = Mapping[int, State]  # what the server has collected, by client id
 
 
 class Trained(NamedTuple):
-    """What training leaves beside the state: its optimisers, means of what it logged, and of what validation did."""
+    """What training leaves beside the state: its optimisers, means of what it logged, and of what validation did.
+
+    `skipped` is the number of steps if none of them had a loss.
+    """
 
     optimizers: list[Optimizer]
     logs: dict[str, float]
     validation_logs: dict[str, float]
+    skipped: int = 0
 
 
 def train(
@@ -70,12 +74,13 @@ def train(
         names = parameter_names(module) if kept else {}
         trainer.take(*optimizers_of(learner, plan, names, kept))
         learner.on_fit_start()
-        LocalEpochs(fabric, learner, client, plan, trainer).run()
+        epochs = LocalEpochs(fabric, learner, client, plan, trainer)
+        epochs.run()
         learner.on_fit_end()
         learner.teardown("fit")
         if uploads is None:
             module.on_client_end(client)
-        return Trained(trainer.optimizers, means.result(), trainer.validation_logs)
+        return Trained(trainer.optimizers, means.result(), trainer.validation_logs, epochs.skipped)
 
 
 def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
@@ -116,6 +121,7 @@ class LocalEpochs:
             self.best = Best(rule, fabric, learner, client, self.validation)
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None
+        self.had_loss: set[bool | None] = set()
 
     def _batches(self, client: Client) -> AnyBatches | Converted:
         stage = self.plan.stage
@@ -142,6 +148,11 @@ class LocalEpochs:
         if self.best is not None:
             self.best.restore()
             self.trainer.validation_logs = self.best.logs
+
+    @property
+    def skipped(self) -> int:
+        """How many steps there were, if each was skipped by a `training_step` that returned None."""
+        return self.steps if self.had_loss == {False} else 0
 
     def _run_epochs(self, limit: int) -> None:
         for epoch in range(limit):
@@ -184,6 +195,7 @@ class LocalEpochs:
             if isinstance(step, PlainStep):
                 self.trainer.global_step += 1
             self.steps += 1
+            self.had_loss.add(step.has_loss)
             if self.steps == self.plan.steps or self.trainer.should_stop:
                 break
         return True

@@ -58,7 +58,7 @@ def visit(
     for tensor in live.values():  # they end with the visit: a step in closed form has none, and nobody is to miss them
         tensor.grad = None
     kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
-    return Outcome(upload, kept_memory, trained.logs, validation_logs=trained.validation_logs)
+    return Outcome(upload, kept_memory, trained.logs, validation_logs=trained.validation_logs, skipped=trained.skipped)
 
 
 def structure_of(state: State) -> dict[str, tuple]:
