@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import nn
+from torchmetrics.classification import MulticlassF1Score
 from toys import SGD, SmallCNN, TrunkAndHead, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, LocalOnly
@@ -17,6 +18,7 @@ from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.scoring.scores import evaluate, scores_by_group
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
+from fedlit.tasks import Accuracy, Classification, Task
 
 
 def clients(*sizes):
@@ -27,10 +29,10 @@ def clients(*sizes):
 @pytest.mark.parametrize("sizes", [(4, 1, 7), (0, 4, 0, 0, 5, 0), (3,), (0,), ()])
 def test_every_group_has_the_scores_that_it_has_alone(sizes):
     logits, target, sizes = clients(*sizes)
-    together = scores_by_group(logits, target, sizes, {})
+    together = scores_by_group(logits, target, sizes)
     alone = []
     for z, y in zip(logits.split(list(sizes)), target.split(list(sizes)), strict=True) if sizes else ():
-        alone += scores_by_group(z, y, [len(y)], {})
+        alone += scores_by_group(z, y, [len(y)])
     assert [scores.keys() for scores in together] == [scores.keys() for scores in alone]
     assert [list(scores.values()) for scores in together] == [pytest.approx(list(s.values())) for s in alone]
 
@@ -38,9 +40,9 @@ def test_every_group_has_the_scores_that_it_has_alone(sizes):
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_one_client_s_bad_sample_is_its_own_affair(bad):
     logits, target, sizes = clients(2, 3, 4)
-    clean = scores_by_group(logits, target, sizes, {})
+    clean = scores_by_group(logits, target, sizes)
     logits[2] = bad
-    spoilt = scores_by_group(logits, target, sizes, {})
+    spoilt = scores_by_group(logits, target, sizes)
     assert [spoilt[0], spoilt[2]] == [clean[0], clean[2]]
     assert not math.isfinite(spoilt[1]["loss"])
 
@@ -182,6 +184,24 @@ def test_a_model_that_is_partly_a_clients_own_is_personal_and_not_global(method)
 def test_a_model_that_the_server_holds_is_global():
     of_the_server = {("global", "own"), ("global", "pooled"), ("global", "unseen")}
     assert models_on_own(FedAvg(TrunkAndHead, SGD)) == of_the_server
+
+
+def test_a_metric_that_is_added_to_a_task_is_recorded_of_every_model(tmp_path, monkeypatch):
+    """As if it stood in fedlit/tasks.py: not in a subclass, of which everything is asked anyway."""
+    monkeypatch.setattr(Classification, "metrics", lambda self: {"acc": Accuracy(), "f1": MulticlassF1Score(3)})
+    imported = tuple((cls, dict(vars(cls))) for cls in (Task, Classification))
+    monkeypatch.setattr("fedlit.fast.permission.TASK_AS_IMPORTED", imported)
+    federation = fitted(FedAvg(linear, SGD), num_rounds=1, default_root_dir=str(tmp_path))
+    found = {}
+    for row in rows(federation):
+        found.setdefault((row["client"], row["model"], row["data"]), []).append(row["metric"])
+    measured = {what: names for what, names in found.items() if what[2] != "train"}
+    assert len(measured) == 7  # of three clients the global model and the trained copy, and the pooled test set
+    assert all(names == ["acc", "f1", "loss"] for names in measured.values())
+    logits = federation.state.module.network(federation.state.data.splits.test.x)
+    expected = MulticlassF1Score(3)(logits, federation.state.data.splits.test.y)
+    (pooled,) = [row["value"] for row in rows(federation) if (row["data"], row["metric"]) == ("pooled", "f1")]
+    assert float(pooled) == pytest.approx(float(expected))
 
 
 def test_it_is_told_who_has_no_validation_samples_and_what_unseen_clients_lack():

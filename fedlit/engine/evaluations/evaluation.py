@@ -210,7 +210,7 @@ class Scorer:
             found.add(POOLED, "global", "pooled", evaluate(self.state.fabric, self.network, batches, self.measures))
         elif batches.num_samples:
             logits, target = outputs(self.state.fabric, self.network, batches)
-            [scores] = scores_by_group(logits, target, [len(target)], self.state.options.metrics)
+            [scores] = scores_by_group(logits, target, [len(target)], self.measures)
             found.add(POOLED, "global", "pooled", scores)
             found.confused = confusion(logits, target)
         return found
@@ -245,7 +245,7 @@ class Scorer:
         if len(sizes) == 1:
             return [evaluate(self.state.fabric, self.network, batches, self.measures)]
         logits, target = outputs(self.state.fabric, self.network, batches)
-        return scores_by_group(logits, target, sizes, self.state.options.metrics)
+        return scores_by_group(logits, target, sizes, self.measures)
 
     def _personal_on_own(self, k: int, round: int) -> Found:
         """On the client's validation samples, and on its share of the test set if it has one."""

@@ -1,6 +1,6 @@
 """Scores of a network: of any task for one client, of a classification for many in one pass."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -15,6 +15,9 @@ from fedlit.engine.scoring.measures import LOSS, Measures
 from fedlit.engine.scoring.outputs import each_output, outputs
 from fedlit.engine.scoring.tally import Scores, Tally, tell_left_out
 from fedlit.records.rows import Row
+from fedlit.tasks import Accuracy, Classification
+
+DEFAULT = Classification().metrics()
 
 
 def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: Measures | None = None) -> Scores:
@@ -27,45 +30,51 @@ def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: 
             tally.add(output, target)
         return tally.scores()
     logits, target = outputs(fabric, network, batches)
-    more = {} if measures is None else measures.more
-    return scores_by_group(logits, target, [len(target)], more)[0]
+    return scores_by_group(logits, target, [len(target)], measures)[0]
 
 
 def scores_by_group(
-    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, metrics: Mapping[str, Metric]
+    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, measures: Measures | None = None
 ) -> list[Scores]:
     """Scores of consecutive groups of samples, such as the clients' validation sets laid end to end.
 
+    Args:
+        logits: ``[N, C]``.
+        target: Classes ``[N]``.
+        sizes: Samples of each group.
+        measures: What is measured beside cross-entropy; accuracy by default.
+
     Example:
         >>> z = torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
-        >>> [round(s["acc"], 2) for s in scores_by_group(z, torch.tensor([0, 1, 0]), [1, 2], {})]
+        >>> [round(s["acc"], 2) for s in scores_by_group(z, torch.tensor([0, 1, 0]), [1, 2])]
         [1.0, 0.5]
     """
-    right = logits.argmax(dim=1) == target  # torchmetrics' accuracy costs more than a small client's evaluation
-    columns = {"acc": right, "loss": F.cross_entropy(logits, target, reduction="none")}
+    metrics = DEFAULT if measures is None else measures.metrics
+    names = [*DEFAULT, LOSS] if measures is None else measures.names
+    columns = {LOSS: F.cross_entropy(logits, target, reduction="none")}
+    for name, metric in metrics.items():
+        if type(metric) is Accuracy:  # of all groups at once: a metric costs more than a small client's evaluation
+            columns[name] = logits.argmax(dim=1) == target
     bounds = [0, *accumulate(map(int, sizes))]
     means = {name: _means(values.double().numpy(), bounds) for name, values in columns.items()}
     groups: list[Scores] = []
     for group, (start, stop) in enumerate(pairwise(bounds)):
         scores: Scores = {}
-        if stop > start:
-            scores = {name: values[group] for name, values in means.items()}
-            for name, metric in metrics.items():
-                value = _measured(name, metric, logits[start:stop], target[start:stop])
-                if value is not None:
-                    scores[name] = value
+        for name in names if stop > start else ():
+            if name in means:
+                scores[name] = means[name][group]
+                continue
+            try:
+                scores[name] = _measured(metrics[name], logits[start:stop], target[start:stop])
+            except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
+                tell_left_out(name if measures is None else measures.told(name), error)
         groups.append(scores)
     return groups
 
 
-def _measured(name: str, metric: Metric, logits: Tensor, target: Tensor) -> float | None:
-    """What a metric says of a client's samples; one that cannot says nothing, and is told of."""
-    try:
-        metric.reset()
-        return float(metric(logits, target))
-    except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
-        tell_left_out(f"`trainer.metrics.{name}`", error)
-        return None
+def _measured(metric: Metric, logits: Tensor, target: Tensor) -> float:
+    metric.reset()
+    return float(metric(logits, target))
 
 
 def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int | str, str, str, str]]:
