@@ -178,3 +178,13 @@ def test_what_an_optimiser_kept_comes_back_to_where_it_would_have_been_made(kind
     counters = {"step", "mu_product"} & found.keys()
     assert {found[name].device.type for name in counters} == {"meta" if settings else "cpu"}
     assert {value.device.type for name, value in found.items() if name not in counters} == {"meta"}
+
+
+def test_a_history_of_tensors_comes_back_to_the_device_as_a_copy():
+    """LBFGS keeps lists, and appends to them."""
+    parameter = nn.Parameter(torch.empty(3, device="meta"))
+    kept = {"old_dirs": [torch.ones(3), torch.ones(3)], "al": [None], "n_iter": 2}
+    found = revived(kept, parameter, {})
+    assert [direction.device.type for direction in found["old_dirs"]] == ["meta", "meta"]
+    assert found["old_dirs"] is not kept["old_dirs"]
+    assert [found["al"], found["n_iter"]] == [[None], 2]

@@ -84,4 +84,6 @@ def on_cpu(value: Any) -> Any:
     """Tensors in containers, where a checkpoint has them."""
     if hasattr(value, "detach"):
         return value.detach().cpu()
+    if isinstance(value, list):
+        return [on_cpu(entry) for entry in value]
     return {key: on_cpu(entry) for key, entry in value.items()} if isinstance(value, dict) else value

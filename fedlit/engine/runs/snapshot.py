@@ -234,4 +234,6 @@ def _copied(value: Any) -> Any:
     """In memory: a checkpoint is a mapped file, which somebody may write over."""
     if isinstance(value, torch.Tensor):
         return value.clone()
+    if isinstance(value, list):
+        return [_copied(entry) for entry in value]
     return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value

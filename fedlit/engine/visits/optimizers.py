@@ -1,6 +1,7 @@
 """The optimisers of a visit: as the method configures them, with what was kept for them and this round's rate."""
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit import bounds
+from fedlit.engine.module.precision import mapped_tensors
 from fedlit.engine.plan import OptimizerState, Plan
 from fedlit.fast.sgd import prepare
 from fedlit.methods.base import FederatedModule
@@ -138,7 +140,8 @@ def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any
             return value.to(parameter.device, copy=True)
         return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
-    return {name: copied(name, value) if isinstance(value, Tensor) else value for name, value in entry.items()}
+    # A list is LBFGS's history, to which it appends.
+    return {name: mapped_tensors(partial(copied, name), value) for name, value in entry.items()}
 
 
 def as_list(configured: Any) -> list[Optimizer]:

@@ -1,0 +1,168 @@
+"""What a run does on a GPU, on the pretend device."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from toys import SGD, SmallCNN, equal, fitted, toy_data
+
+from fedlit import FedAvg
+from fedlit.engine.plan import Memory
+from fedlit.engine.states.client_store import Store
+from fedlit.methods import APFL, FML, Ditto, LocalOnly
+
+
+def with_dropout():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
+
+
+def run(method, data=None, **options):
+    """A federation on the device, and its global state in host memory."""
+    torch.manual_seed(0)
+    federation = fitted(method(), data, **{"accelerator": "gpu", "seed": 1, **options})
+    return federation, {name: tensor.cpu() for name, tensor in federation.global_state.items()}
+
+
+# --------------------------------------------------------------------------------------------------- mixed precision
+
+
+def trained_in(precision, fast):
+    federation, state = run(lambda: FedAvg(SmallCNN, SGD), num_rounds=1, precision=precision, fast=fast)
+    return federation.fabric.device.type, all(bool(tensor.isfinite().all()) for tensor in state.values())
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_mixed_precision_trains_on_a_gpu(device_process, precision, fast):
+    assert device_process.run(trained_in, precision, fast) == ("cuda", True)
+
+
+# --------------------------------------------------------------------------------------------------- random numbers
+
+
+def on_the_cpu_beside_a_gpu():
+    federation, _ = run(
+        lambda: FedAvg(SmallCNN, SGD), num_rounds=1, accelerator="cpu", client_timeout=60.0, default_root_dir="."
+    )
+    with open(f"{federation.log_dir}/events.jsonl") as file:
+        events = [json.loads(line)["event"] for line in file]
+    return torch.cuda.is_available(), torch.cuda.is_initialized(), events.count("left_out")
+
+
+def test_a_run_on_the_cpu_leaves_the_gpu_alone(device_process):
+    """Or no client could be visited in a forked process."""
+    assert device_process.run(on_the_cpu_beside_a_gpu) == (True, False, 0)
+
+
+METHODS = {
+    "FedAvg": partial(FedAvg, with_dropout, SGD),
+    "Ditto": partial(Ditto, with_dropout, SGD),
+    "APFL": partial(APFL, with_dropout, SGD),
+    "FML": partial(FML, SmallCNN, with_dropout, SGD, beta=1.0),
+}
+
+
+def with_equal_weights(name):
+    """A network whose first weights do not depend on what else a method builds."""
+    torch.manual_seed(0)
+    method = METHODS[name]()
+    torch.manual_seed(7)
+    network = method.meme if name == "FML" else method.network
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    return method
+
+
+def shared_after_training(names):
+    return [list(run(partial(with_equal_weights, name))[1].values()) for name in names]
+
+
+def test_with_dropout_the_global_model_is_fedavgs_on_a_gpu(device_process):
+    first, *others = device_process.run(shared_after_training, list(METHODS))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+# ------------------------------------------------------------------------------------------- what stays with clients
+
+ADAM = partial(torch.optim.Adam, lr=0.01)
+
+
+def memory_of(num_clients):
+    before = torch.cuda.memory_allocated()
+    federation, _ = run(partial(LocalOnly, with_dropout, ADAM), toy_data(num_clients=num_clients), num_rounds=1)
+    state = federation.personal_states[0]
+    return torch.cuda.memory_allocated() - before, {tensor.device.type for tensor in state.values()}
+
+
+def memory_by_clients():
+    memory_of(2)  # what is allocated once
+    return [memory_of(number) for number in (2, 12)]
+
+
+def test_personal_states_and_momenta_take_no_memory_of_the_gpu(device_process):
+    (few, _), (many, _) = device_process.run(memory_by_clients)
+    assert many == few
+
+
+def put_and_read(budget):
+    """Where a memory lies, and what it holds, also if the host reads it at once."""
+    store = Store(budget, torch.device("cuda"))
+    values = torch.arange(3.0, device="cuda")
+    numbers = [store.put(Memory({"w": values + k}, {"train": {"w": {"exp_avg": values + k}}})) for k in range(2)]
+    kept = store.peek(numbers[1])
+    used = [store.get(number).state["w"] for number in numbers]
+    is_pinned = kept.state["w"].is_pinned() and kept.optimizer["train"]["w"]["exp_avg"].is_pinned()
+    return is_pinned, kept.state["w"].tolist(), [(tensor.device.type, tensor.tolist()) for tensor in used]
+
+
+@pytest.mark.parametrize("budget", [0.0, 1e9])
+def test_what_stays_with_clients_is_in_pinned_host_memory_then_on_disk(device_process, budget):
+    is_pinned, kept, used = device_process.run(put_and_read, budget)
+    assert is_pinned
+    assert kept == [1.0, 2.0, 3.0]
+    assert used == [("cuda", [0.0, 1.0, 2.0]), ("cuda", [1.0, 2.0, 3.0])]
+
+
+OPTIMIZERS = {
+    "plain": ADAM,
+    "fused": partial(ADAM, fused=True),
+    "capturable": partial(ADAM, capturable=True),
+    "LBFGS": partial(torch.optim.LBFGS, lr=0.1, max_iter=2),
+}
+
+
+class Counting(FedAvg):
+    """Notes how often the host waits for the device in local training, beyond its epochs' ends."""
+
+    waits: list[int] = []  # noqa: RUF012  (of this process)
+
+    def on_train_start(self):
+        import pretend_cuda
+
+        Counting.waits.append(-pretend_cuda.counts()["waits"])
+
+    def on_train_end(self):
+        import pretend_cuda
+
+        Counting.waits[-1] += pretend_cuda.counts()["waits"]
+
+
+def gone_on(name, precision="32-true"):
+    """A run in one go, the same resumed in its middle, and waits in a first and a last local training."""
+    method = partial(Counting, with_dropout, OPTIMIZERS[name])
+    options = {"optimizer_state": "keep", "precision": precision}
+    at_once = run(method, toy_data(30), num_rounds=2, default_root_dir="once", **options)[1]
+    run(method, toy_data(30), num_rounds=1, default_root_dir="twice", **options)
+    resumed = run(method, toy_data(30), num_rounds=2, default_root_dir="twice", ckpt_path="last", **options)[1]
+    return at_once, resumed, Counting.waits[0], Counting.waits[-1]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimiser_goes_on_on_a_gpu_as_if_it_had_not_been_moved(device_process, name):
+    """Its counter of steps is where it counts: one on the device would be waited for in each step of a plain Adam."""
+    at_once, resumed, first, last = device_process.run(gone_on, name)
+    assert equal(at_once, resumed)
+    assert last <= first or name == "LBFGS"  # which reads its history
