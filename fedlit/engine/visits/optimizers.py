@@ -131,14 +131,16 @@ def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any
         parameter: Whose state it is.
         group: The parameter group that it is of, with the optimiser's settings.
     """
+    device = parameter.device
+    is_async = device.type == "cuda"  # what is kept is pinned there: the host need not wait for the copies
     counts_on_device = bool(group.get("capturable") or group.get("fused"))
 
     def copied(name: str, value: Tensor) -> Tensor:
-        if name in COUNTERS and value.ndim == 0:
-            return value.to(parameter.device if counts_on_device else "cpu", copy=True)
+        if name in COUNTERS and value.ndim == 0 and not counts_on_device:
+            return value.to("cpu", copy=True)
         if value.shape != parameter.shape:
-            return value.to(parameter.device, copy=True)
-        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
+            return value.to(device, copy=True, non_blocking=is_async)
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value, non_blocking=is_async)
 
     # A list is LBFGS's history, to which it appends.
     return {name: mapped_tensors(partial(copied, name), value) for name, value in entry.items()}
