@@ -70,7 +70,8 @@ class FederatedData(LightningDataModule):
         opt_out: Clients that share nothing: their fraction in [0, 1], or their ids.
         opt_out_samples: Fraction in [0, 1] of every other client's training samples that it does
             not share.
-        unseen_clients: The last so many clients never train; the global model is evaluated on them.
+        unseen_clients: The last so many clients never train; the global model is evaluated on them, if there
+            is one.
         public: A public pool without labels: a fraction in [0, 1) of the training set, or the data
             set's `valid` part.
         eval_batch_size: Samples per batch in evaluation.
