@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 FIXED_WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)
 
 Mix = Literal["log_prob", "prob", "logits"]
+PrototypeReduction = Literal["mean", "sum"]
 
 
 def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu: float) -> Tensor | float:
@@ -194,27 +195,39 @@ def class_sums(values: Tensor, target: Tensor, num_classes: int) -> tuple[Tensor
     return members.T.to(values) @ values, members.sum(dim=0)
 
 
-def prototype_distance(features: Tensor, target: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    r"""How far the classes of a batch are from their prototypes.
+def prototype_distance(
+    features: Tensor,
+    target: Tensor,
+    prototypes: Tensor,
+    known: Tensor,
+    reduction: PrototypeReduction = "mean",
+) -> Tensor:
+    r"""How far the features of a batch are from the prototypes of their classes.
 
-    .. math:: \sum_{j} \| C^j - \bar C^j \|^2
+    .. math:: \frac{1}{N D} \sum_n \| f_n - \bar C^{y_n} \|^2, \quad \sum_{j} \| C^j - \bar C^j \|^2
 
+    `mean` is the first, over samples and features; a sample whose class has no prototype counts 0. `sum` is the second,
     over the classes of the batch that have a prototype, with :math:`C^j` the mean of their features.
 
     Args:
-        features: ``[N, D]``.
-        target: Class indices ``[N]``.
+        features: ``f``, ``[N, D]``.
+        target: ``y``, class indices ``[N]``.
         prototypes: One for each class, ``[C, D]``; they receive no gradient.
         known: Whether there is one, ``[C]``.
+        reduction: Which of the two; `sum` grows with D.
 
     Example:
         >>> features = torch.tensor([[1.0, 0.0], [3.0, 0.0], [7.0, 7.0]])
-        >>> prototype_distance(features, torch.tensor([0, 0, 1]), torch.zeros(2, 2), torch.tensor([True, False]))
-        tensor(4.)
+        >>> batch = features, torch.tensor([0, 0, 1]), torch.zeros(2, 2), torch.tensor([True, False])
+        >>> prototype_distance(*batch), prototype_distance(*batch, reduction="sum")
+        (tensor(1.6667), tensor(4.))
     """
+    prototypes = prototypes.detach()
+    if reduction == "mean":
+        return ((features - prototypes[target]).square() * known[target][:, None]).mean()
     sums, counts = class_sums(features, target, len(prototypes))
     means = sums / counts.clamp_min(1)[:, None]
-    distances = (means - prototypes.detach()).square().sum(dim=1)
+    distances = (means - prototypes).square().sum(dim=1)
     return (distances * (known & (counts > 0))).sum()
 
 

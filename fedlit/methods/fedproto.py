@@ -2,13 +2,17 @@
 
 Clients share no weights, only the mean feature of each class, its prototype. C_i^j is client i's of class j:
 
-    loss = CE(p, y) + lam * sum_j ||C_i^j - Cbar^j||^2       over the classes of a batch, and C_i^j of the batch
-    C_i^j = mean of f_i(x) over own samples of class j       after local training, in evaluation mode
-    Cbar^j = sum_i |D_i^j| C_i^j / sum_i |D_i^j|             over clients of the round that hold class j
+    loss = CE(p, y) + lam / (N D) * sum_n ||f_i(x_n) - Cbar^{y_n}||^2    over a batch of N samples with D features
+    C_i^j = mean of f_i(x) over own samples of class j                   after local training, in evaluation mode
+    Cbar^j = sum_i |D_i^j| C_i^j / sum_i |D_i^j|                         over clients of the round that hold class j
 
 f_i is a network up to its last linear layer: networks may differ in all but the width there. A class keeps its last
-prototype in a round without it. We follow the paper, but for the 1 / |N_j| of its equation 6, which would shrink
-prototypes; the authors' code has `weighting: uniform`, mean squares over samples and features, and C_i^j of batches.
+prototype in a round without it, and a sample whose class has none no term.
+
+The loss is that of the authors' code, where `lam` means the same for any number of features. The paper's, `distance:
+sum`, is CE + lam * sum_j ||C_i^j - Cbar^j||^2 over the classes of a batch, with C_i^j of the batch. The rest is the
+paper's, but for the 1 / |N_j| of its equation 6, which would shrink prototypes; the code has `weighting: uniform`, and
+C_i^j of the features that training saw.
 
 Laws: lam = 0 is local training; a class that nobody holds has no prototype, and no term.
 """
@@ -24,7 +28,7 @@ from fedlit.aggregation import State, Upload, check_class_counts, class_totals
 from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.heads import last_linear, with_features
-from fedlit.losses import prototype_distance
+from fedlit.losses import PrototypeReduction, prototype_distance
 from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
@@ -39,11 +43,12 @@ class FedProto(FederatedModule):
     Args:
         network: Builds the network of a client; it ends in a linear layer.
         optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
-        lam: Strength of the pull of features towards prototypes; 0 is local training.
+        lam: Strength of the pull of features towards prototypes; 0 is local training. The authors: 1, for CIFAR-10 0.1.
         predict: By the network's `classifier`, or the class of the nearest `prototype`.
         weighting: Prototypes count by `examples` of their class (the paper), or all the same (`uniform`, the code).
         client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
+        distance: What `lam` multiplies: the `mean` square over samples and features (the code), or the paper's `sum`.
     """
 
     card = Card(
@@ -75,13 +80,16 @@ class FedProto(FederatedModule):
         weighting: Weighting = "examples",
         client_networks: ClientNetworks = None,
         client_optimizers: ClientOptimizers = None,
+        distance: PrototypeReduction = "mean",
     ) -> None:
         super().__init__(optimizer, client_optimizers)
         check_choice("model.predict", predict, Predict)
+        check_choice("model.distance", distance, PrototypeReduction)
         self.factory = network
         self.client_networks = client_networks
         self.network = build(network, "model.network")
         self.lam = check_number("model.lam", lam, least=0)
+        self.distance = distance
         self.predict = predict
         self.weighting = weighting
         _, last = last_linear(self.network)
@@ -115,7 +123,7 @@ class FedProto(FederatedModule):
         self.log("train_loss", loss)
         if self.lam == 0:
             return loss
-        distance = prototype_distance(features, y, self.prototypes, self.known)
+        distance = prototype_distance(features, y, self.prototypes, self.known, self.distance)
         self.log("distance", distance)
         return loss + self.lam * distance
 

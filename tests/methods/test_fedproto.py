@@ -54,7 +54,16 @@ class Alone(LocalOnly):
 # --- a plain loop
 
 
-def plain_fedproto(data, networks, lam):
+def plain_pull(f, y, cbar, known, distance):
+    if distance == "mean":
+        return ((f - cbar[y]).square() * known[y][:, None]).mean()
+    members = F.one_hot(y, 3)
+    means = (members.T.float() @ f) / members.sum(dim=0).clamp_min(1)[:, None]
+    there = known & (members.sum(dim=0) > 0)
+    return ((means - cbar).square().sum(dim=1) * there).sum()
+
+
+def plain_fedproto(data, networks, lam, distance):
     """Algorithm 1, written out."""
     cbar, known = torch.zeros(3, 6), torch.zeros(3, dtype=torch.bool)
     for number, cohort in enumerate(COHORTS, start=1):
@@ -64,11 +73,8 @@ def plain_fedproto(data, networks, lam):
             body, last = network[:-1], network[-1]
             for x, y in batches(data, number, k):
                 f = body(x)
-                members = F.one_hot(y, 3)
-                means = (members.T.float() @ f) / members.sum(dim=0).clamp_min(1)[:, None]
-                there = known & (members.sum(dim=0) > 0)
-                distance = ((means - cbar).square().sum(dim=1) * there).sum()
-                directions = gradients(network, F.cross_entropy(last(f), y) + lam * distance)
+                pull = plain_pull(f, y, cbar, known, distance)
+                directions = gradients(network, F.cross_entropy(last(f), y) + lam * pull)
                 with torch.no_grad():
                     for p, g in zip(network.parameters(), directions, strict=True):
                         p.add_(g, alpha=-RATE)
@@ -87,14 +93,15 @@ def plain_fedproto(data, networks, lam):
     return cbar, known
 
 
-def test_three_rounds_are_algorithm_1_by_a_plain_loop_bit_for_bit():
-    method = taking_part(FedProto, COHORTS)(narrow, PLAIN, lam=0.5)
+@pytest.mark.parametrize(("given", "distance"), [({}, "mean"), ({"distance": "sum"}, "sum")])
+def test_three_rounds_are_algorithm_1_by_a_plain_loop_bit_for_bit(given, distance):
+    method = taking_part(FedProto, COHORTS)(narrow, PLAIN, lam=0.5, **given)
     federation = fitted(method, uneven())
     networks = {}
     for k in range(3):
         federation.state.live._build(federation.state.data.client(k))  # as a client's first visit finds it
         networks[k] = method.network
-    cbar, known = plain_fedproto(uneven(), networks, lam=0.5)
+    cbar, known = plain_fedproto(uneven(), networks, lam=0.5, distance=distance)
     assert torch.equal(federation.global_state["prototypes"], cbar)
     assert torch.equal(federation.global_state["known"], known)
     for k, state in federation.personal_states.items():
@@ -150,13 +157,37 @@ def test_prototypes_are_weighted_by_hand(weighting, expected):
     assert method.aggregate(iter(uploads), current)["prototypes"].tolist() == [[expected], [5.0]]
 
 
-def test_the_distance_and_its_gradient_by_hand():
-    """Class 0 has mean (2, 0) and prototype (1, 1): 1 + 1; each of its two samples moves the mean by a half."""
-    features = tensor([[1.0, 0.0], [3.0, 0.0], [9.0, 9.0]], requires_grad=True)
-    distance = prototype_distance(features, tensor([0, 0, 1]), tensor([[1.0, 1.0], [0.0, 0.0]]), tensor([True, False]))
+@pytest.mark.parametrize(
+    ("given", "expected", "gradient"),
+    [
+        # Samples (1, 0) and (4, 0) of class 0 less its prototype (1, 1): 0 + 1 + 9 + 1, over 3 samples of 2 features
+        ({}, 11 / 6, [[0, -1 / 3], [1, -1 / 3], [0, 0]]),
+        # Their mean (2.5, 0) less (1, 1): 2.25 + 1; each of the two samples moves the mean by a half
+        ({"reduction": "sum"}, 3.25, [[1.5, -1], [1.5, -1], [0, 0]]),
+    ],
+)
+def test_the_distance_and_its_gradient_by_hand(given, expected, gradient):
+    features = tensor([[1.0, 0.0], [4.0, 0.0], [9.0, 9.0]], requires_grad=True)
+    known, prototypes = tensor([True, False]), tensor([[1.0, 1.0], [0.0, 0.0]])
+    distance = prototype_distance(features, tensor([0, 0, 1]), prototypes, known, **given)
     distance.backward()
-    assert distance.item() == 2.0
-    assert features.grad.tolist() == [[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]]
+    assert distance.item() == pytest.approx(expected)
+    assert_close(features.grad, tensor(gradient, dtype=torch.float32))
+
+
+@pytest.mark.parametrize(("given", "same"), [({}, True), ({"distance": "sum"}, False)])
+def test_lam_multiplies_the_same_for_any_number_of_features(given, same):
+    """Features twice as many, each of them there twice over: as far from the prototypes as before."""
+
+    def pull(copies):
+        method = FedProto(lambda: nn.Linear(2 * copies, 3), PLAIN, lam=1.0, **given)
+        method.prototypes.copy_(tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]).repeat(1, copies))
+        method.known.fill_(True)
+        nn.init.zeros_(method.network.weight)
+        nn.init.zeros_(method.network.bias)  # cross-entropy: log 3
+        return method.training_step((torch.ones(4, 2 * copies), tensor([0, 1, 2, 2])), 0)
+
+    assert torch.isclose(pull(1), pull(2)).item() is same
 
 
 def test_the_nearest_prototype_is_predicted_and_an_unknown_class_never():
@@ -192,6 +223,7 @@ def test_networks_may_differ_in_all_but_the_width_of_features(tmp_path):
         ({"client_networks": {7: Wide}}, r"`model.client_networks` names client 7"),
         ({"lam": -1}, r"`model.lam` must be at least 0"),
         ({"predict": "both"}, r"`model.predict` must be one of classifier, prototype"),
+        ({"distance": "max"}, r"`model.distance` must be one of mean, sum"),
         ({"network": nn.Flatten}, r"Flatten must hold a linear layer as its last"),
     ],
 )
