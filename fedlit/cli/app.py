@@ -8,6 +8,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NoReturn
 
 from jsonargparse import Namespace
@@ -21,6 +22,7 @@ from fedlit.cli.command import SUBCOMMANDS
 from fedlit.cli.exclusive import with_typed_first
 from fedlit.cli.help import ENVIRONMENT
 from fedlit.cli.kept import tell_kept
+from fedlit.cli.linked import link_num_classes
 from fedlit.cli.messages import in_full, plain, refuse
 from fedlit.cli.method_class import with_functions
 from fedlit.cli.notices import notices_in_one_line
@@ -97,9 +99,11 @@ class FederatedCLI(LightningCLI):
         parser.add_lightning_class_args(FederatedModule, "model", subclass_mode=True)
         parser.add_lightning_class_args(FederatedData, "data", subclass_mode=True, required=False)
         parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
+        parser.complete = partial(link_num_classes, args=sys.argv[1:])  # type: ignore[attr-defined]  # a Parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(with_typed_first(with_functions(sys.argv[1:])))
+        link_num_classes(self.config[self.config.subcommand], sys.argv[1:])
 
     def before_instantiate_classes(self) -> None:
         """`last` of a recipe means what it means when it is typed."""

@@ -60,7 +60,7 @@ def kept_arguments(args: list[str], config: Mapping[str, Any]) -> list[str]:
         config: What came of it.
     """
     options: dict[str, Named] = {}
-    for option, value in _given(args):
+    for option, value in given_options(args):
         _note(options, option, value)
     lines = []
     for option, named in options.items():
@@ -76,8 +76,8 @@ def kept_arguments(args: list[str], config: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _given(args: list[str]) -> Iterator[tuple[str, Any]]:
-    """Every option and its value, in the order in which they count."""
+def given_options(args: list[str]) -> Iterator[tuple[str, Any]]:
+    """Every option that recipes, the environment or the user give, and its value, in the order in which they count."""
     for file in recipe_files(args):
         yield from written_options(recipe_content(file))
     for option, text in typed_values(args):

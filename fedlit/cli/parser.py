@@ -10,8 +10,11 @@ from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
+from torch import nn
+from torchmetrics import Metric
 
 from fedlit.cli.help import ShortHelp
+from fedlit.cli.linked import NUM_CLASSES
 from fedlit.cli.messages import plain, refuse, suggestion
 from fedlit.cli.refusal import DEBUG
 from fedlit.cli.values import parsed, typed_values
@@ -19,10 +22,22 @@ from fedlit.federation import Federation
 
 
 class Parser(LightningArgumentParser):
-    """A parser that refuses in one line, in the user's words, with the nearest option for a slip."""
+    """A parser that refuses in one line, in the user's words, with the nearest option for a slip.
+
+    Attributes:
+        complete: Sets options that follow from others, before they are printed (`--print_config`) or saved.
+    """
+
+    complete: Callable[[Namespace], None] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": ShortHelp, **kwargs})
+
+    def dump(self, cfg: Namespace, *args: Any, **kwargs: Any) -> str:
+        if self.complete is not None:
+            cfg = cfg.clone()
+            self.complete(cfg)
+        return super().dump(cfg, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if DEBUG:
@@ -49,8 +64,21 @@ class Parser(LightningArgumentParser):
         instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
         return instantiate(cfg, **kwargs)
 
+    def add_class_arguments(self, class_type: type, *args: Any, **kwargs: Any) -> list[str]:
+        added = super().add_class_arguments(class_type, *args, **kwargs)
+        if isclass(class_type) and issubclass(class_type, nn.Module) and not issubclass(class_type, Metric):
+            self._leave_to_link()
+        return added
+
+    def _leave_to_link(self) -> None:
+        """A network's `num_classes` may be missing here: `link_num_classes` gives it that of the data, or refuses."""
+        for action in self._actions:
+            if action.dest == NUM_CLASSES:
+                action.required = False
+
     def add_function_arguments(self, *args: Any, **kwargs: Any) -> list[str]:
         added = super().add_function_arguments(*args, **kwargs)
+        self._leave_to_link()
         for name in added:
             default = self.get_default(name)
             if isinstance(default, Namespace | dict) and "class_path" in default:

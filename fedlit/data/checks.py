@@ -20,6 +20,7 @@ Validation = Literal["train", "test", "reserve"]
 MOST_CLIENTS = 1_000_000
 MOST_WORKERS = 1024
 MOST_PIXELS = 100_000
+MOST_CLASSES = 1_000_000
 
 
 def check_options(data: "FederatedData") -> None:
@@ -78,6 +79,8 @@ def _check_reading(data: "FederatedData") -> None:
         raise ValueError(f"`data.collate_fn` must be a function of a list of items, got {data.collate_fn!r}.")
     if data.image_size is not None:
         check_count("data.image_size", data.image_size, most=MOST_PIXELS)
+    if data.num_classes is not None:
+        check_count("data.num_classes", data.num_classes, most=MOST_CLASSES)
     if data.test_size is not None and not 0 < check_number("data.test_size", data.test_size) < 1:
         raise ValueError(f"`data.test_size` is a fraction in (0, 1), got {data.test_size}.")
     if data.image_size is not None and data.train_dataset is not None:

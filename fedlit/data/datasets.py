@@ -31,6 +31,16 @@ DATASETS = tuple(_FACTS)
 _SAMPLE = Path(__file__).parent / "assets" / "fashion_mnist_7000.npz"
 
 
+def published_classes(dataset: str) -> int | None:
+    """How many classes a data set has, where that is known without reading it.
+
+    Example:
+        >>> published_classes("cifar100"), published_classes("own.npz")
+        (100, None)
+    """
+    return _FACTS[dataset].num_classes if dataset in _FACTS else None
+
+
 def read_images(dataset: str, root: str) -> Splits:
     """A data set by its name, or from the user's own file.
 

@@ -29,6 +29,7 @@ from fedlit.data.items import Roles
 from fedlit.data.normalisation import measured_on_opted_in, normalisation
 from fedlit.data.parts import Splits
 from fedlit.data.public_pool import PublicPool, set_apart
+from fedlit.data.splitting import with_num_classes
 from fedlit.data.stacking import Reading
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
@@ -93,6 +94,9 @@ class FederatedData(LightningDataModule):
             trains. Results are the same.
         collate_fn: Makes a batch, (input, target) or a dict, of a list of items, such as texts of different
             lengths; by default they are stacked.
+        num_classes: How many classes there are, where samples do not show it: no class is above it, and some may have
+            no samples. By default, the data set's own, or one more than the highest label. The command line gives it
+            to networks that have a `num_classes`, unless they are given another.
     """
 
     _splits: Splits | None = None
@@ -100,6 +104,7 @@ class FederatedData(LightningDataModule):
     _assignment: Assignment | None = None
     _batching: Batching | None = None
     is_stand_in = False  # blank samples in place of data that are not there
+    only_client: int | None = None  # whose samples these are, on a host of its own
 
     def __init__(
         self,
@@ -132,6 +137,7 @@ class FederatedData(LightningDataModule):
         in_memory: bool | Literal["auto"] = "auto",
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_classes: int | None = None,
     ) -> None:
         super().__init__()
         self.dataset = fspath(dataset) if isinstance(dataset, PathLike) else dataset
@@ -163,6 +169,7 @@ class FederatedData(LightningDataModule):
         self.in_memory = in_memory
         self.num_workers = num_workers
         self.collate_fn = collate_fn
+        self.num_classes = num_classes
         check_options(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -214,7 +221,7 @@ class FederatedData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self._assignment is not None:
             return
-        whole = self._read()
+        whole = with_num_classes(self._read(), self.num_classes)
         public_seed = derive(self.partition_seed, "public")
         self._splits, self._public_pool, private = set_apart(whole, self.public, public_seed)
         self._dealer = Dealer(self, self._splits, private)

@@ -34,14 +34,28 @@ def keep_for(data: FederatedData, client: int) -> None:
     data.opt_out = [0] if client in data.opt_out else []
     data.partition = IID()
     data.num_clients = 1
+    data.only_client = client
     data.prepare_data()
-    data.setup()
+    try:
+        data.setup()
+    except ValueError as error:
+        raise ValueError(f"Data of client {client}: {error}") from error
     if data.splits.measured and data.mean is None and data.inputs.normalisation is not None:
         raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
     data._splits = replace(data.splits, lowest_class=0)  # a client need not have samples of every class
     vars(data)["num_clients"] = num_clients  # an option is fixed by now for whoever is not told here
     data._assignment = lifted(data.assignment, client, num_clients)
     data._resplit = (0, data._assignment)
+
+
+def take_classes(data: FederatedData, outputs: int) -> None:
+    """Let there be as many classes as its network has outputs, unless the user says how many there are.
+
+    A client need not have samples of the highest class.
+    """
+    if data.num_classes is None and 0 < data.splits.num_classes <= outputs:
+        data._splits = replace(data.splits, num_classes=outputs)
+        vars(data)["num_classes"] = outputs  # an option is fixed by now for whoever is not told here
 
 
 def lifted(of_one: Assignment, client: int, num_clients: int) -> Assignment:

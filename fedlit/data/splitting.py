@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedlit.data.assignment import split_off
+from fedlit.data.checks import MOST_CLASSES
 from fedlit.data.normalisation import mean_std
 from fedlit.data.parts import Part, Read, Splits, Stacked
 from fedlit.data.trees import leaves, told
 
-MOST_CLASSES = 1_000_000
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
 
 
@@ -55,6 +55,23 @@ def splits_of(
         facts = Facts(_num_classes(checked, names, num_classes), *_measured(checked["train"]))
     valid = checked.get("valid")
     return Splits(checked["train"], checked["test"], *facts, valid, measured, lowest_class)
+
+
+def with_num_classes(splits: Splits, num_classes: int | None) -> Splits:
+    """The data set with as many classes as the user says; None leaves them as they were counted."""
+    if num_classes is None:
+        return splits
+    highest = -1
+    for part in (splits.train, splits.test, splits.valid):
+        if part is not None and part.labels is not None:
+            highest = max(highest, int(part.labels.max()))
+    if highest < 0:
+        raise ValueError("`data.num_classes` has no meaning for these data: their targets are no classes.")
+    if highest >= num_classes:
+        raise ValueError(
+            f"`data.num_classes` must be at least {highest + 1}, since labels go up to {highest}, got {num_classes}."
+        )
+    return replace(splits, num_classes=num_classes, lowest_class=0)
 
 
 def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]:

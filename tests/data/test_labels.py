@@ -81,6 +81,35 @@ def test_a_client_on_a_host_of_its_own_need_not_have_class_0():
     assert whole.splits.lowest_class == 1
 
 
+# --- how many there are
+
+
+def test_the_highest_classes_need_no_samples_where_the_user_says_how_many_there_are():
+    labels = torch.arange(40) % 4, torch.arange(12) % 4
+    data = labelled(*labels, num_classes=6)
+    fit(data, outputs=6)
+    assert [data.client(k).num_classes for k in range(2)] == [6, 6]
+    assert data.class_counts().sum(axis=0)[4:].tolist() == [0, 0]
+    with pytest.raises(ValueError, match=r"must give 4 outputs, .*, or `data.num_classes: 6` if no sample "):
+        fit(labelled(*labels), outputs=6)
+    with pytest.raises(ValueError, match=r"must give 6 outputs, one per class of the data, got shape \[4\]"):
+        fit(labelled(*labels, num_classes=6), outputs=4)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_classes", "told"),
+    [
+        (torch.arange(40) % 5, 3, r"`data.num_classes` must be at least 5, since labels go up to 4, got 3\."),
+        (torch.arange(40.0), 3, r"`data.num_classes` has no meaning for these data: their targets are no classes"),
+        (torch.arange(40) % 5, 0, r"`data.num_classes` must be at least 1, got 0"),
+        (torch.arange(40) % 5, 2.5, r"`data.num_classes` must be a whole number, got 2.5"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused(labels, num_classes, told):
+    with pytest.raises(ValueError, match=told):
+        labelled(labels, labels, num_classes=num_classes).setup()
+
+
 @pytest.mark.usefixtures("_own_folder")
 def test_the_table_of_who_holds_what_says_it_too(capsys):
     images = np.zeros((20, 8, 8), np.uint8)

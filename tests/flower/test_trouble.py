@@ -190,13 +190,13 @@ def test_clients_that_do_not_join_are_missed_by_their_numbers(tmp_path, monkeypa
 # --- data of their own
 
 
-def write_images(path: Path, size: int, seed: int) -> str:
+def write_images(path: Path, size: int, seed: int, num_classes: int = 3) -> str:
     draw = np.random.default_rng(seed)
     parts = {"train": size, "test": 6}
     arrays = {}
     for name, number in parts.items():
         arrays[f"{name}_images"] = draw.integers(0, 256, (number, 8, 8), dtype=np.uint8)
-        arrays[f"{name}_labels"] = np.arange(number) % 3
+        arrays[f"{name}_labels"] = np.arange(number) % num_classes
     np.savez(path, **arrays)
     return str(path)
 
@@ -250,6 +250,22 @@ def test_clients_with_data_of_their_own_count_by_their_samples(tmp_path):
     assert [data.client(k).num_samples for k in (0, 1)] == [18, 36]
     assert [data.client(k).num_opted_in for k in (0, 1)] == [18, 36]
     assert {row["client"] for row in rows(found) if row["data"] == "own"} == {"0", "1"}
+
+
+@pytest.mark.parametrize("num_classes", [(2, 3), (2, 2)])  # the network has three outputs
+def test_a_client_with_data_of_its_own_need_not_have_the_highest_class(num_classes, tmp_path):
+    paths = [write_images(tmp_path / f"{k}.npz", 20, k, number) for k, number in enumerate(num_classes)]
+    found = fitted_on(paths, tmp_path)
+    assert {row["client"] for row in rows(found) if row["data"] == "own"} == {"0", "1"}
+    assert found.state.data.splits.num_classes == 3
+
+
+def test_a_client_with_a_class_that_the_network_has_not_is_refused_by_its_own_name(tmp_path):
+    paths = [write_images(tmp_path / f"{k}.npz", 20, k, number) for k, number in enumerate((3, 4))]
+    with pytest.raises(ValueError, match=r"the network of client 1 must give 4 outputs, one per class of the data"):
+        WithOwnData(paths, tmp_path).host(1)
+    with pytest.raises(ValueError, match=r"^Data of client 1: `data.num_classes` must be at least 4, since "):
+        own(paths[1], 1, 2, num_classes=3)
 
 
 def test_hosts_that_would_each_normalise_by_their_own_are_refused(tmp_path):

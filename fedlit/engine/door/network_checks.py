@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.data.labels import told_labels
+from fedlit.data.own_data import take_classes
 from fedlit.engine.door.task_checks import check_own_task, check_targets, first_line, told_tree
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.module.precision import autocast, convert_input
@@ -56,7 +57,7 @@ def networks_to_try(
     x = two_samples(data, fabric)[0]
     tried: set[str] = set()
     with isolated(0):
-        for k in range(min(data.num_clients, CHECKED_CLIENTS)):
+        for k in _clients_to_try(data):
             client = data.client(k)
             chosen = _chosen(model, client)
             if chosen not in tried:
@@ -68,6 +69,13 @@ def networks_to_try(
                 trial.eval()
                 yield trial, client, x
             tried.add(chosen)
+
+
+def _clients_to_try(data: FederatedData) -> list[int]:
+    """The first ones; on the host of a client, that client."""
+    if data.only_client is not None:
+        return [data.only_client]
+    return list(range(min(data.num_clients, CHECKED_CLIENTS)))
 
 
 def _chosen(model: FederatedModule, client: Client) -> str:
@@ -138,11 +146,16 @@ def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, 
     except ValueError as error:
         raise ValueError(f"`model`: the {whose}{str(error).removeprefix('a network')}") from error
     shape = list(z.shape)
+    if client.data.only_client is not None and len(shape) == 2:
+        take_classes(client.data, shape[1])
+        client = client.data.client(client.id)
     if shape == [number, client.num_classes]:
         return
     remedy = "change its last layer"
     if any("num_classes" in signature(type(part)).parameters for part in network.modules()):
         remedy = "set its `num_classes`"
+    if len(shape) == 2 and shape[1] > client.num_classes and client.data.num_classes is None:
+        remedy += f", or `data.num_classes: {shape[1]}` if no sample is of the highest classes"
     wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
     labels = told_labels(client.data)
     if labels is None:
