@@ -28,7 +28,7 @@ from fedlit.cli.method_class import with_functions
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
 from fedlit.cli.partitions import tell_partitions
-from fedlit.cli.recipes import of_own_run, with_recipes_found
+from fedlit.cli.recipes import of_own_run, tell_configs, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
 from fedlit.engine.cluster import endings, heartbeat
@@ -162,6 +162,7 @@ def _run() -> Federation:
         tell_kept(sys.argv[1:], cli.config[cli.subcommand].as_dict())
     with refused_in_one_line(lambda: cli.trainer.running):
         cli.start()
+    tell_configs(sys.argv[1:])
     return cli.trainer
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from fedlit.cli.refusal import OneLineParser, refusals
 from fedlit.cli.values import typed_values
 from fedlit.records.export_formats import FORMATS, TOLERANCE, check_format
-from fedlit.records.run_folder import find_checkpoint
+from fedlit.records.run_folder import RUNS, find_checkpoint
 
 EXAMPLES = f"""\
 What was written is read again and compared with the network on test samples: outputs must be equal, to the bit for
@@ -24,7 +24,7 @@ def main(args: list[str]) -> None:
     parser = OneLineParser("fedlit export", str(main.__doc__), epilog=EXAMPLES)
     parser.add_argument("--ckpt_path", required=True, help="A checkpoint file, or `last` or `best` of the newest run.")
     parser.add_argument(
-        "-c", "--config", metavar="RECIPE", action="append", default=[], help="That of the run if none."
+        "-c", "--config", metavar="RECIPE", action="append", default=[], help=f"That of a run in {RUNS} if none."
     )
     parser.add_argument("--client", type=int, metavar="K", help="Whose model; the global one by default.")
     parser.add_argument(
@@ -58,7 +58,10 @@ def _check(given: Namespace) -> None:
 
 
 def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
-    """`--config` as it was given, else the config of the checkpoint's own run, which may be named in the rest."""
+    """`--config` as it was given, else the config of the checkpoint's own run, which may be named in the rest.
+
+    That of a run which was made elsewhere is nobody's to build from unasked: it may have been downloaded.
+    """
     if given:
         return [word for recipe in given for word in ("--config", recipe)]
     typed = dict(typed_values(rest))
@@ -68,4 +71,9 @@ def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
     config = found.parent.parent / "config.yaml"
     if not config.is_file():
         raise ValueError(f"`--config` must be given: `--ckpt_path` {ckpt_path} is of no run that has a {config}.")
+    if not found.resolve().is_relative_to(Path(RUNS).resolve()):
+        raise ValueError(
+            f"`--config` must be given: `--ckpt_path` {ckpt_path} lies outside {RUNS}, and a config is a program "
+            f"(docs/security.md); if you trust that of the run: --config {config}"
+        )
     return ["--config", str(config)]

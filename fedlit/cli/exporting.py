@@ -10,7 +10,7 @@ import numpy as np
 
 from fedlit.cli.app import FederatedCLI, refused_in_one_line
 from fedlit.cli.notices import notices_in_one_line
-from fedlit.cli.recipes import with_recipes_found
+from fedlit.cli.recipes import tell_configs, with_recipes_found
 from fedlit.data import FederatedData
 from fedlit.data.stand_in import noise_like
 from fedlit.inputs import batch_size
@@ -35,6 +35,7 @@ def write(given: Namespace, args: list[str]) -> None:
         network = cli.trainer.network(given.client, given.with_preprocessing)
         output = _output(given, Path(cli.trainer.log_dir or "."))
         x = _samples(cli.trainer.state.data, given.client, given.with_preprocessing)
+        tell_configs(sys.argv[1:])
     try:
         difference = export(network, x, output, given.format)
     except NotTheSame as error:

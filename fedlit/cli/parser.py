@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from torchmetrics import Metric
 
+from fedlit.cli.forbidden import check_calls
 from fedlit.cli.help import ShortHelp
 from fedlit.cli.linked import NUM_CLASSES
 from fedlit.cli.messages import plain, refuse, suggestion
@@ -56,6 +57,8 @@ class Parser(LightningArgumentParser):
     def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
         if cfg.get("subcommand"):
             cfg = cfg.clone()
+            for name in ("trainer", "model", "data"):
+                check_calls(cfg[cfg.subcommand].get(name), name)
             check_nulls(cfg[cfg.subcommand].get("trainer"), "trainer", Federation)
             for name in ("model", "data"):
                 check_nulls(cfg[cfg.subcommand].get(name), name)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 import fedlit
 from fedlit.cli.refusal import OneLineParser, nearest, refuse
 from fedlit.cli.values import PREFIX, check_values, environment_options, typed_values
+from fedlit.notices import Notice
 from fedlit.records.run_folder import RUNS, last_checkpoint
 from fedlit.strict_yaml import read_yaml
 
@@ -41,6 +43,17 @@ def with_recipes_found(args: list[str]) -> list[str]:
     check_environment()
     found = with_values(with_environment(recipes_first(args)), CONFIG, lambda name: checked_recipe(find_recipe(name)))
     return with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
+
+
+def tell_configs(args: list[str]) -> None:
+    """Name the configs that a command other than `fit` has built from, beside what came of it; a fit saves its own.
+
+    Args:
+        args: Of the command line, with recipes found.
+    """
+    files = recipe_files(args)
+    if files and args[0] != "fit":
+        warnings.warn(f"Built from the config {', '.join(files)}.", Notice, stacklevel=2)
 
 
 def with_environment(args: list[str]) -> list[str]:

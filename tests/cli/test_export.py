@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -100,6 +101,25 @@ def test_last_and_best_are_of_the_newest_run(capsys):
     assert (RUN / "network_global.pt").is_file()
 
 
+def test_a_run_in_its_place_is_exported_by_its_own_config_which_is_named(capsys):
+    main([*BEST, "--format", "state_dict"])
+    assert capsys.readouterr().err == f"fedlit: note: Built from the config {RUN / 'config.yaml'}.\n"
+
+
+def test_the_config_of_a_run_from_elsewhere_is_not_built_from_unasked(tmp_path, capsys):
+    shutil.copytree(RUN, tmp_path / "downloaded")
+    config = tmp_path / "downloaded/config.yaml"
+    config.write_text(config.read_text().replace("num_clients: 3", "num_clients: 0"))  # not even looked at
+    args = ["--ckpt_path", str(tmp_path / "downloaded/checkpoints/best.ckpt"), "--format", "state_dict"]
+    with pytest.raises(SystemExit, match="2"):
+        main(args)
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(r"`--config` must be given: .* lies outside lightning_logs, and a config is a program", line)
+    shutil.copy(RUN / "config.yaml", config)
+    main([*args, "--config", str(config)])
+    assert (tmp_path / "downloaded/network_global.pt").is_file()
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -190,7 +210,8 @@ def test_what_cannot_be_exported_ends_with_code_1(monkeypatch, capsys):
     monkeypatch.setattr(exports, "TOLERANCE", -1.0)
     with pytest.raises(SystemExit, match="1"):
         main([*BEST, "--format", "torchscript", "--output", "never.pt"])
-    assert capsys.readouterr().err.startswith("fedlit: error: as torchscript, outputs differ by 0.0e+00 of the largest")
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("fedlit: error: as torchscript, outputs differ by 0.0e+00 of the largest")
     assert not Path("never.pt").exists()
 
 
