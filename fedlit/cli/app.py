@@ -38,7 +38,7 @@ from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
-from fedlit.records.unwritable import NotWritten
+from fedlit.records.unwritable import NOT_WRITTEN, NotWritten
 
 TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
 PARSER = {"allow_abbrev": False, "default_env": False}  # the environment is read as if it were typed, after recipes
@@ -184,7 +184,7 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
     except NotWritten as error:
         if DEBUG:
             raise
-        refusal.refuse(str(error), refusal.NOT_WRITTEN)
+        refusal.refuse(str(error), NOT_WRITTEN)
     except (TooFewClients, RuleFailed) as error:
         if DEBUG:
             raise

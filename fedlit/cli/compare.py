@@ -46,6 +46,7 @@ def parser() -> OneLineParser:
     found.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="Rows and columns, such as 'F*' 'IID'.")
     found.add_argument("--array", metavar="N/M", help="Run the N-th of M shares, on a cluster.")
     found.add_argument("--jobs", type=int, help="Runs side by side; one for each core by default.")
+    found.add_argument("--run-timeout", type=float, metavar="SECONDS", help="A run that takes longer is ended: failed.")
     found.add_argument("--output", type=Path, help="Folder of the study; studies/NAME by default.")
     found.add_argument("--dry-run", action="store_true", help="List the runs and about how long they take.")
     found.add_argument(
@@ -116,6 +117,10 @@ def _check(given: Namespace, overrides: list[str]) -> None:
         raise ValueError("`--from-runs` takes runs that are there; it does not go with recipes or a study.")
     if given.from_runs and overrides:
         raise ValueError(f"`{overrides[0].partition('=')[0]}` cannot change runs that are there already.")
+    if given.from_runs and given.run_timeout is not None:
+        raise ValueError("`--run-timeout` is for runs that are made; it does not go with `--from-runs`.")
+    if given.run_timeout is not None and not given.run_timeout > 0:
+        raise ValueError(f"`--run-timeout` must be above 0, got {given.run_timeout:g}.")
     for name in ("seeds", "jobs"):
         value = getattr(given, name)
         if value is not None and value < 1:

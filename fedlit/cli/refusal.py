@@ -9,13 +9,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from fedlit.records.unwritable import is_full
+from fedlit.records.unwritable import NOT_WRITTEN, is_full
 
 DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 LONGEST_WORD = 200  # characters of what is repeated of the user's input
 LONGEST_LINE = 800
 BAD_INPUT = 2
-NOT_WRITTEN = 4  # the disk is full, or the run's folder gone
 
 
 def refuse(message: str, code: int = BAD_INPUT) -> NoReturn:
@@ -63,7 +62,9 @@ def refusals() -> Iterator[None]:
     except (ValueError, OSError) as error:
         if DEBUG:
             raise
-        refuse(str(error), NOT_WRITTEN if is_full(error) else BAD_INPUT)
+        if isinstance(error, OSError) and is_full(error):
+            refuse(f"{error.filename or 'a file'} cannot be written: {error.strerror}; make room.", NOT_WRITTEN)
+        refuse(str(error))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

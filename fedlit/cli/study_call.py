@@ -9,6 +9,7 @@ from typing import Any
 
 from fedlit.cli.recipes import find_recipe
 from fedlit.cli.resolve import resolve
+from fedlit.records.unwritable import NOT_WRITTEN, is_full
 from fedlit.studies.births import births
 from fedlit.studies.execution import Execution
 from fedlit.studies.outcome import Outcome
@@ -55,6 +56,9 @@ class StudyCall:
     def run(self) -> int:
         """Make the runs that are left, and write what is known; the exit code."""
         if self.given.from_runs:
+            for outcome in self.outcomes.values():
+                if outcome.half_lines:
+                    print(f"fedlit: note: {outcome.half_lines}", file=sys.stderr)
             with study_lock(self.output):
                 self._write()
             return 0
@@ -62,18 +66,29 @@ class StudyCall:
         for run in runs:
             run.check_config()
         progress = StudyProgress(runs, self.jobs)
-        execution = Execution(runs, self.jobs, progress, waits=self.given.array is None, births=births())
+        execution = Execution(
+            runs,
+            self.jobs,
+            progress,
+            waits=self.given.array is None,
+            births=births(),
+            run_timeout=self.study.run_timeout,
+        )
         execution.run()
         progress.close()
         self.failures = execution.failures
-        with study_lock(self.output):  # whoever writes last has seen the most
-            self._gather()
-            self._write()
+        try:
+            with study_lock(self.output):  # whoever writes last has seen the most
+                self._gather()
+                self._write()
+        finally:
+            for run, reason in self.failures.items():
+                print(f"fedlit: failed: {run}: {reason}", file=sys.stderr)
         if execution.stopped_by is not None:
             print("Stopped; the same command goes on where it was.", file=sys.stderr)
             return 128 + execution.stopped_by
-        for run, reason in self.failures.items():
-            print(f"fedlit: failed: {run}: {reason}", file=sys.stderr)
+        if execution.is_disk_full:
+            return NOT_WRITTEN
         return 1 if self.failures else 0
 
     def tell_plan(self) -> None:
@@ -136,7 +151,7 @@ class StudyCall:
     def _said(self) -> dict[str, Any]:
         """What the command's options say of the study."""
         said: dict[str, Any] = {}
-        for name in ("seeds", "baseline"):
+        for name in ("seeds", "baseline", "run_timeout"):
             if getattr(self.given, name) is not None:
                 said[name] = getattr(self.given, name)
         measure = {name: getattr(self.given, name) for name in MEASURED if getattr(self.given, name) is not None}
@@ -145,12 +160,19 @@ class StudyCall:
         return said
 
     def _gather(self) -> None:
-        """Whatever is done by now, by whichever call."""
+        """Whatever is done by now, by whichever call; a run whose records cannot be read has failed."""
         for cell, runs in self.planned.items():
             for run in runs:
                 folder = run.folder
-                if folder is not None and run.has(cell.measure):
-                    self.outcomes[cell, run.seeds] = Outcome(folder)
+                if folder is None or not run.has(cell.measure):
+                    continue
+                outcome = Outcome(folder)
+                try:
+                    outcome.check()
+                except (ValueError, OSError) as error:
+                    self.failures[run] = str(error)
+                else:
+                    self.outcomes[cell, run.seeds] = outcome
 
     def _write(self) -> None:
         failures = {}
@@ -163,6 +185,11 @@ class StudyCall:
         if not self.outcomes:
             print("No run is done yet: there is nothing to compare.", file=sys.stderr)
             return
-        write_all(results, self.output, command)
+        try:
+            write_all(results, self.output, command)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise OSError(error.errno, error.strerror, str(self.output)) from error
         print(terminal_table(results))
         print(f"\nLook at {self.output}/report.html")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+NOT_WRITTEN = 4  # exit code of a command that could not write: the disk is full, or the run's folder gone
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

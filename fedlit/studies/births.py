@@ -12,7 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 FEDLIT = "fedlit"  # the module that is run
 IMPORTED = "fedlit.cli.app"  # by the process that is forked
@@ -75,11 +75,23 @@ class Nursery:
         self.server: subprocess.Popen | None = None
 
     def start(self, arguments: list[str], log: int, claim: int) -> Process:
-        """A process with the arguments, which prints into a file and holds a claim as long as it lives."""
+        """A process with the arguments, which prints into a file and holds a claim as long as it lives.
+
+        Raises:
+            ChildProcessError: The process that is forked has died, and so has the one that took its place.
+        """
+        with contextlib.suppress(ChildProcessError):
+            return self._forked(arguments, log, claim)
+        return self._forked(arguments, log, claim)  # by another one
+
+    def _forked(self, arguments: list[str], log: int, claim: int) -> "Child":
         if self.channel is None:
             self._open()
         assert self.channel is not None
-        socket.send_fds(self.channel, [json.dumps([self.module, *arguments]).encode()], [log, claim])
+        try:
+            socket.send_fds(self.channel, [json.dumps([self.module, *arguments]).encode()], [log, claim])
+        except ConnectionError as error:
+            self._lose(error)
         while True:
             told = self._hear()
             if "born" in told:
@@ -118,25 +130,30 @@ class Nursery:
             self.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return False
+        except ConnectionError:  # its end is news, too
+            return True
         return True
 
     def _hear(self) -> dict[str, int]:
         assert self.channel is not None
-        message = self.channel.recv(MESSAGE)
+        try:
+            message = self.channel.recv(MESSAGE)
+        except ConnectionError as error:
+            self._lose(error)
         if not message:
             self._lose()
-            raise ChildProcessError("the process that runs are forked from has died")
         told = json.loads(message)
         if "ended" in told:
             self.children.pop(told["ended"]).code = told["code"]
         return told
 
-    def _lose(self) -> None:
+    def _lose(self, error: ConnectionError | None = None) -> NoReturn:
         """Its children are asked to end by the system."""
         for child in self.children.values():
             child.code = -signal.SIGTERM
         self.children.clear()
         self.close()
+        raise ChildProcessError("the process that runs are forked from has died") from error
 
 
 class Child:
@@ -162,7 +179,8 @@ class Child:
     def terminate(self) -> None:
         """Ask it to end."""
         if self.poll() is None:
-            os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, signal.SIGTERM)
 
 
 def environment() -> dict[str, str]:

@@ -90,13 +90,15 @@ class Outcome:
         return f"{self.folder}: the last line of {' and of '.join(names)} is not whole, and was left out."
 
     def check(self) -> None:
-        """Read the records that every study needs, so that what is wrong with them is found.
+        """Read the records that a study shows, so that what is wrong with them is found.
 
         Raises:
             ValueError: A file is not as a run writes it; the text names it.
             OSError: A file cannot be read.
         """
-        for name in ("metrics", "ledger", "rounds", "config"):
+        wanted = ["metrics", "ledger", "rounds", "config"]
+        wanted += [name for name in ("partition", "epochs") if (self.folder / f"{name}.csv").is_file()]
+        for name in wanted:
             getattr(self, name)  # reads it
 
     @property

@@ -1,9 +1,11 @@
 """What a person sees of a study that runs: a bar on a terminal, a line for each run elsewhere."""
 
+import os
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -36,7 +38,8 @@ class StudyProgress:
         for run in self.runs:
             folder = run.folder
             if folder is not None and run.status == "done":
-                self.seconds[str(run.cell)].append(seconds_of(run.root, Outcome(folder)))
+                with suppress(ValueError, OSError):  # its records are not as it left them: told when they are gathered
+                    self.seconds[str(run.cell)].append(seconds_of(run.root, Outcome(folder)))
         if enabled and sys.stderr.isatty():
             self.bar = tqdm(
                 total=len(self.runs),
@@ -108,12 +111,12 @@ class StudyProgress:
 
 def part_done(run: Run) -> float:
     """The part of a run's rounds that is behind it, by what it printed last."""
-    log = run.root / LOG
-    if not log.exists():
+    try:
+        with (run.root / LOG).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
+            found = ROUND.findall(file.read().decode(errors="replace"))
+    except FileNotFoundError:  # it has not begun, or its folder was deleted
         return 0.0
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL))
-        found = ROUND.findall(file.read().decode(errors="replace"))
     if not found:
         return 0.0
     number, total = found[-1]

@@ -15,6 +15,7 @@ import yaml
 
 from fedlit.records.run_folder import newest_run
 from fedlit.records.whole_files import write_whole
+from fedlit.strict_yaml import read_yaml
 from fedlit.studies.made_of import digest, made_of
 from fedlit.studies.measure import Measure
 from fedlit.studies.seeds import SeedPair
@@ -121,10 +122,10 @@ class Run:
         path = self.root / CONFIG
         if not path.exists():
             return
-        before = flat(yaml.safe_load(path.read_text()))
+        before = flat(_written(path))
         now = flat(self.whole_config)
-        del before["trainer.default_root_dir"]  # a study may be moved
-        del now["trainer.default_root_dir"]
+        before.pop("trainer.default_root_dir", None)  # a study may be moved
+        now.pop("trainer.default_root_dir")
         for name in [*now, *before]:
             if before.get(name) != now.get(name):
                 raise ValueError(
@@ -137,12 +138,20 @@ class Run:
         path = self.root / MADE_OF
         if not path.exists():  # of a version that did not write it
             return
-        for name, before in json.loads(path.read_text()).items():
+        for name, before in _written(path).items():
             if self.digests.get(name, before) != before:
                 raise ValueError(
                     f"{self.root} was run with another {name}: it has changed since; "
                     "give another `--output`, or delete what is to be run again."
                 )
+
+
+def _written(path: Path) -> dict[str, Any]:
+    """What a run has noted when it began; JSON is YAML, too."""
+    content = read_yaml(path, str(path))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold what the run began with, got {content!r}; delete {path.parent} to run it.")
+    return content
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -181,12 +190,15 @@ def is_finished(folder: Path) -> bool:
 
 
 def epochs_adapted(folder: Path) -> int | None:
-    """For how many epochs newcomers of a run have trained; None if none has joined."""
+    """For how many epochs newcomers of a run have trained; None if none has joined, or adapt.csv says it otherwise."""
     path = folder / "adapt.csv"
     if not path.exists():
         return None
-    with path.open(newline="", encoding="utf-8") as file:
-        return max((int(row["round"]) for row in csv.DictReader(file)), default=None)
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        try:
+            return max((int(row["round"]) for row in csv.DictReader(file)), default=None)
+        except (KeyError, TypeError, ValueError, csv.Error):
+            return None
 
 
 def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> dict[Cell, list[Run]]:

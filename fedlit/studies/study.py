@@ -26,6 +26,7 @@ KEYS = (
     "seeds",
     "measure",
     "adapt",
+    "run_timeout",
     "baseline",
     "paper",
 )
@@ -81,6 +82,7 @@ class Study:
         source: Of the paper's numbers.
         note: What a reader must know.
         adapt: Epochs for which unseen clients train at home once a fit is done; None where none is to join.
+        run_timeout: Seconds after which a run is ended and has failed; None is without a limit.
     """
 
     title: str
@@ -92,6 +94,7 @@ class Study:
     source: str = ""
     note: str = ""
     adapt: int | None = None
+    run_timeout: float | None = None
 
     def cell(self, row: str, column: str) -> Cell | None:
         """The cell of a row and a column, if the study has it."""
@@ -138,6 +141,7 @@ def build_study(content: Mapping[str, Any], path: Path | None = None) -> Study:
         source=str(content.get("source", "")),
         note=str(content.get("note", "")),
         adapt=_adapt(content, cells),
+        run_timeout=_run_timeout(content),
     )
 
 
@@ -221,6 +225,13 @@ def _adapt(content: Mapping[str, Any], cells: Iterable[Cell]) -> int | None:
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise ValueError(f"`adapt` must be a number of epochs, at least 1, got {epochs!r}.")
     return epochs
+
+
+def _run_timeout(content: Mapping[str, Any]) -> float | None:
+    seconds = content.get("run_timeout")
+    if seconds is not None and (not is_number(seconds) or seconds <= 0):
+        raise ValueError(f"`run_timeout` must be a number of seconds above 0, or null, got {seconds!r}.")
+    return seconds
 
 
 def _is_left_out(content: Mapping[str, Any], row: str, column: str) -> bool:

@@ -6,6 +6,8 @@ becomes of the run.
 
 import json
 import os
+import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -24,8 +26,16 @@ def fit(config_path: Path) -> None:
     dataset = config["data"]["init_args"]["dataset"]
     if dataset == "bad":
         sys.exit("fedlit: error: a line that says why")
-    if dataset == "slow":
+    if dataset == "stuck":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if dataset in ("slow", "stuck"):
         time.sleep(60)
+    if dataset == "deleted":
+        shutil.rmtree(root)
+        sys.exit(4)
+    if dataset == "full.npz":
+        (root / "lightning_logs" / "version_0").mkdir(parents=True)
+        sys.exit(4)
     number = len((root / "calls.txt").read_text().splitlines())
     level = config["model"]["init_args"]["optimizer"]["init_args"]["lr"]
     write_run(root / "lightning_logs" / f"version_{number}", [[level, level / 2]], seed=config["seed_everything"])

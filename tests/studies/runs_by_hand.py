@@ -32,7 +32,7 @@ def write_run(
     (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
     (folder / "ledger.csv").write_text("\n".join(ledger) + "\n")
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (folder / "partition.csv").write_text("client,class,train,val\n0,0,5,1\n1,1,5,1\n")
+    (folder / "partition.csv").write_text("client,split,index,label,shared\n0,train,0,0,1\n1,train,1,1,1\n")
     config = {
         "seed_everything": seed,
         "trainer": {"num_rounds": len(curve)},

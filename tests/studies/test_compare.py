@@ -1,6 +1,8 @@
 """`fedlit compare`: bad input, runs that are never repeated, shares of a cluster, and a kill in the middle."""
 
+import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +50,8 @@ def write_study(**changes) -> None:
         (["swift.yaml", "--seeds", "0"], "`--seeds` must be at least 1, got 0."),
         (["swift.yaml", "--seeds", "many"], "argument --seeds: invalid int value: 'many'"),
         (["swift.yaml", "--jobs", "-1"], "`--jobs` must be at least 1, got -1."),
+        (["swift.yaml", "--run-timeout", "0"], "`--run-timeout` must be above 0, got 0."),
+        (["--from-runs", "x", "--run-timeout", "9"], "`--run-timeout` is for runs that are made"),
         (["swift.yaml", "--target", "high"], "argument --target: invalid float value: 'high'"),
         (["swift.yaml", "--array", "3/2"], "`--array` must be N/M with N from 1 to M, such as 1/4, got 3/2."),
         (["swift.yaml", "--array", "half"], "`--array` must be N/M with N from 1 to M, such as 1/4, got half."),
@@ -135,6 +139,29 @@ def first_rounds(folder: str) -> dict[str, int]:
         lines = events.read_text().splitlines()
         counts[str(events)] = sum('"event": "round", "round": 1,' in line for line in lines)
     return counts
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_and_damaged_records_are_failures_of_their_runs(monkeypatch, capsys):
+    """The others' results are written; the exit code is 4 where the disk was full, else 1."""
+    written = []
+    monkeypatch.setattr("fedlit.cli.study_call.births", lambda: NewProcesses("fake_fit"))
+    monkeypatch.setattr("fedlit.cli.study_call.write_all", lambda results, *_: written.append(results.runs))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    write_study(rows={"good": {}, "bad": {"data.dataset": "full.npz"}, "damaged": {"model.optimizer.lr": 0.5}})
+    assert compare("study.yaml", "--output", "out") == 4
+    assert "fedlit: failed: bad, seed 1: " in capsys.readouterr().err
+    (ledger,) = Path("out/runs/damaged").rglob("ledger.csv")
+    ledger.write_text("client,bytes\n")
+    assert compare("study.yaml", "--output", "out", "--only", "[dg]*") == 1
+    assert re.search(r"failed: damaged, seed 1: \S*ledger.csv must begin with .*: the col", capsys.readouterr().err)
+    assert [runs["status"].tolist() for runs in written] == [["done", "failed", "done"], ["done", "failed"]]
+    monkeypatch.setattr("fedlit.cli.study_call.write_all", full)
+    assert compare("study.yaml", "--output", "out", "--only", "good") == 4
+    assert capsys.readouterr().err == "fedlit: error: out cannot be written: No space left on device; make room.\n"
 
 
 @pytest.mark.slow

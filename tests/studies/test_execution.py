@@ -1,5 +1,6 @@
 """Runs of a study: claimed, made once, resumed, shared out; here with a fit that ends at once."""
 
+import errno
 import json
 import os
 import signal
@@ -63,9 +64,9 @@ def planned(output, rows=None, seeds=2, **more):
     return plan_runs(study, output, resolve)
 
 
-def make(runs, jobs=2, waits=True, births=None):
+def make(runs, jobs=2, waits=True, births=None, run_timeout=None):
     births = births or NewProcesses(FAKE.stem)
-    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, births)
+    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, births, run_timeout)
     made.run()
     return made
 
@@ -336,6 +337,65 @@ def test_when_the_process_that_is_forked_dies_its_runs_end_and_the_next_begins_w
         (other,) = in_order(planned(tmp_path / "other", rows={"a": {}}, seeds=1))
         make([other], births=births)
         assert other.status == "done"
+
+
+def one_beside_a_good_one(tmp_path, dataset):
+    return in_order(planned(tmp_path, rows={"bad": {"data.dataset": dataset}, "good": {}}, seeds=1))
+
+
+def test_a_run_whose_folder_was_deleted_has_failed_and_the_others_go_on(tmp_path):
+    bad, good = one_beside_a_good_one(tmp_path, "deleted")
+    made = make([bad, good])
+    assert made.failures == {bad: f"{bad.root} is gone: it was deleted while the run was writing it (exit 4)"}
+    assert not made.is_disk_full
+    assert good.status == "done"
+
+
+def test_a_run_that_finds_the_disk_full_has_failed_and_the_others_go_on(tmp_path, monkeypatch):
+    bad, good = one_beside_a_good_one(tmp_path / "of the run", "full.npz")
+    made = make([bad, good])
+    assert ([*made.failures], made.is_disk_full, good.status) == ([bad], True, "done")
+    bad, good = in_order(planned(tmp_path / "of the study", seeds=1))
+    write_config = Run.write_config
+
+    def full(run):
+        if run == bad:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write_config(run)
+
+    monkeypatch.setattr(Run, "write_config", full)
+    made = make([bad, good])
+    assert ([*made.failures], made.is_disk_full, good.status) == ([bad], True, "done")
+    assert "No space left on device" in made.failures[bad]
+    lock_folder(bad.root).close()  # nobody holds it
+
+
+def test_where_the_process_that_is_forked_has_died_the_next_run_begins_with_another(tmp_path):
+    first, second = in_order(planned(tmp_path, seeds=1))
+    births = BIRTHS["forked"]()
+    with closing(births):
+        births.start(["--config", "look"], 1, 1)
+        births.server.kill()
+        births.server.wait()
+        made = make([first, second], births=births)
+    assert not made.failures
+    assert [first.status, second.status] == ["done", "done"]
+
+
+def test_where_no_process_can_be_forked_every_run_has_failed_and_the_study_ends(tmp_path):
+    runs = in_order(planned(tmp_path, seeds=1))
+    made = make(runs, births=Nursery(FAKE.stem, "no_such_module"))
+    assert made.failures == dict.fromkeys(runs, "the process that runs are forked from has died")
+
+
+def test_a_run_that_hangs_is_ended_and_has_failed(births, tmp_path, monkeypatch):
+    """Though it does not end when it is asked to."""
+    monkeypatch.setattr(execution, "GRACE", 0.1)
+    bad, good = one_beside_a_good_one(tmp_path, "stuck")
+    assert not make([good], births=births, run_timeout=30).failures
+    made = make([bad], births=births, run_timeout=1)
+    assert made.failures == {bad: "it took longer than `run_timeout`, 1 s, and was ended"}
+    lock_folder(bad.root).close()  # its process is gone
 
 
 def test_options_of_classes_are_told_apart_by_dotted_names():

@@ -161,6 +161,8 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
             "`measure.over: epochs` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`",
         ),
         ({"adapt": 0}, "`adapt` must be a number of epochs, at least 1, got 0"),
+        ({"run_timeout": 0}, "`run_timeout` must be a number of seconds above 0, or null, got 0"),
+        ({"run_timeout": "1 h"}, "`run_timeout` must be a number of seconds above 0, or null, got '1 h'"),
         ({"adapt": True}, "`adapt` must be a number of epochs, at least 1, got True"),
         (
             {"adapt": 2, "measure": {"over": "newcomers", "at": "rounds_to_target", "target": 0.5}},
