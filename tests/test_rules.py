@@ -1,7 +1,7 @@
 """Rules that bear clients who lie: laws, numbers worked by hand, and the mean beside them, which does not."""
 
 from itertools import pairwise
-from math import inf
+from math import inf, nan
 
 import pytest
 import torch
@@ -135,6 +135,28 @@ def test_more_steps_come_nearer_to_the_geometric_median():
     distances = [float((GeometricMedian(steps)(uploads, CURRENT)["w"] - best).norm()) for steps in (1, 5, 20)]
     assert all(later < earlier for earlier, later in pairwise(distances))
     assert distances[-1] < 0.01
+
+
+@pytest.mark.parametrize("lie", [nan, inf, -inf])
+@pytest.mark.parametrize("rule", RULES[1:], ids=IDS[1:])
+def test_an_upload_that_is_not_finite_does_not_reach_the_model(rule, lie):
+    """Of ten, one: the others agree on 1, and clipping moves no further than its threshold."""
+    sent = [Upload(k, {"w": torch.ones(4), "n": tensor(0)}) for k in range(9)]
+    sent.append(Upload(9, {"w": tensor([1.0, 1.0, lie, 1.0]), "n": tensor(0)}))
+    agreed = rule(sent, {"w": torch.zeros(4), "n": tensor(0)})["w"]
+    clipped = 0.25 if isinstance(rule, NormClipping) and rule.threshold == 0.5 else 1.0  # [1, 1, 1, 1] has norm 2
+    torch.testing.assert_close(agreed, torch.full((4,), clipped))
+    assert not Mean()(sent, {})["w"].isfinite().all()
+
+
+def test_clipping_without_the_one_that_is_not_finite_by_hand():
+    sent = [Upload(0, {"w": tensor([nan])}, weight=5), Upload(1, {"w": tensor([2.0])}, weight=1)]
+    sent.append(Upload(2, {"w": tensor([8.0])}, weight=3))
+    # Norms 2 and 8, their median 5: (1 * 2 + 3 * 5) / 4.
+    torch.testing.assert_close(NormClipping()(sent, {"w": torch.zeros(1)})["w"], tensor([4.25]))
+    for rule in (NormClipping(), GeometricMedian()):
+        with pytest.raises(ValueError, match="no client sent a usable upload"):
+            rule(sent[:1], {"w": torch.zeros(1)})
 
 
 WEIGHTED = {Mean, NormClipping, GeometricMedian}

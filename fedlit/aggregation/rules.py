@@ -3,6 +3,10 @@
 A rule is a callable of the uploads and of what the server holds. All but the mean hold every upload of a round at once,
 in client order whatever order they come in, and compute in float64: the same bits on one process or on many.
 Laws: uploads that are all equal come back; so many liars as a rule allows cannot move it beyond the honest ones.
+
+A federation leaves out uploads with values that are not finite before any rule. A rule that is called by itself bears
+them, too, but for the mean: NaN counts as the largest value (median, trimmed mean) or as infinitely far (Krum), and
+norm clipping and the geometric median leave such an upload out.
 """
 
 from abc import ABC, abstractmethod
@@ -137,7 +141,7 @@ class NormClipping(Aggregator):
     .. math:: w' = w + \sum_k \frac{a_k}{\sum_j a_j} \min\left(1, \frac{c}{\|w_k - w\|}\right) (w_k - w)
 
     with :math:`w` what the server holds. The norm is over all floating values that are shared. A liar still moves the
-    mean, but by no more than its share of the weights times :math:`c`.
+    mean, but by no more than its share of the weights times :math:`c`. Uploads that are not finite are left out.
 
     Args:
         threshold: ``c``; by default the round's median norm, which less than half of the clients cannot move beyond
@@ -150,7 +154,7 @@ class NormClipping(Aggregator):
         self.threshold = threshold
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        held = _held(uploads, self.fewest)
+        held = _finite(_held(uploads))
         base = vector(current, held[0].state)
         updates = rows(held) - base
         norms = updates.norm(dim=1)
@@ -170,7 +174,8 @@ class GeometricMedian(Aggregator):
     .. math:: w' = \arg\min_v \sum_k a_k \| w_k - v \|, \qquad
         v \leftarrow \frac{\sum_k \beta_k w_k}{\sum_k \beta_k}, \quad \beta_k = \frac{a_k}{\max(\nu, \| w_k - v \|)}
 
-    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may lie.
+    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may lie. Uploads that are
+    not finite are left out.
 
     Args:
         steps: Of Weiszfeld, always so many: the same bits everywhere.
@@ -189,7 +194,7 @@ class GeometricMedian(Aggregator):
         self.smoothing = smoothing
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        held = _held(uploads, self.fewest)
+        held = _finite(_held(uploads))
         values = rows(held)
         weights = _weights(held, values)
         v = vector(current, held[0].state)
@@ -262,6 +267,18 @@ def _held(uploads: Iterable[Upload], fewest: int = 1, because: str = "") -> list
     if len(held) < fewest:
         raise TooFewUploads(f"{because} needs {fewest} uploads in a round, got {len(held)}.")
     return held
+
+
+def _finite(uploads: list[Upload]) -> list[Upload]:
+    """Those whose values and weight are finite: a sum with one of the others is NaN, however small its share."""
+    found = []
+    for upload in uploads:
+        floating = [tensor for tensor in upload.state.values() if tensor.is_floating_point()]
+        if isfinite(upload.weight) and all(bool(tensor.isfinite().all()) for tensor in floating):
+            found.append(upload)
+    if not found:
+        raise ValueError(NOTHING)
+    return found
 
 
 def _coordinatewise(uploads: list[Upload], kept: Callable[[Tensor], Tensor]) -> State:
