@@ -72,13 +72,20 @@ def _has_ended(folder: Path) -> bool:
 
 def lock_folder(folder: Path) -> TextIO:
     """Hold a run's folder until the file is closed: two processes that write one run would spoil it."""
-    lock = (folder / LOCK).open("a")
+    lock = open_lock(folder / LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
         raise ValueError(f"{folder} is in use: another process is still writing this run.") from error
     return lock
+
+
+def open_lock(path: Path) -> TextIO:
+    """A file to lock, made if it is not there; a FIFO of that name, which a reader would be waited for, is refused."""
+    if path.exists() and not path.is_file():
+        raise FileExistsError(f"{path} must be a file, which a run locks; delete it.")
+    return path.open("a")
 
 
 def sweep(folder: Path) -> None:

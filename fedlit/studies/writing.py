@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedlit.records.run_folder import LOCK, open_lock
 from fedlit.records.whole_files import replacing, write_whole
 from fedlit.studies.figures import FIGURES, draw_all, save
 from fedlit.studies.latex import latex_table
@@ -19,7 +20,7 @@ KINDS = ("png", "pdf")
 def study_lock(output: Path) -> Iterator[None]:
     """Wait until no other call gathers and writes this study: the last to write has then seen the most runs."""
     output.mkdir(parents=True, exist_ok=True)
-    with (output / ".lock").open("w") as lock:
+    with open_lock(output / LOCK) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

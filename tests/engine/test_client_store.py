@@ -1,5 +1,9 @@
 """What stays with clients is the same whether it rests in memory or on disk."""
 
+import fcntl
+import os
+import tempfile
+import threading
 from functools import partial
 
 import pytest
@@ -8,7 +12,7 @@ from toys import SmallCNN, equal, fitted, toy_data
 
 from fedlit import LocalOnly
 from fedlit.engine.plan import Memory
-from fedlit.engine.states.client_store import Memories, Store
+from fedlit.engine.states.client_store import Memories, Store, sweep_left_behind
 from fedlit.methods import FML
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -72,6 +76,28 @@ def test_the_folder_goes_with_the_store():
     assert folder.exists()
     del memories
     assert not folder.exists()
+
+
+def test_only_folders_that_a_killed_process_of_ours_left_are_removed_and_nothing_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    names = ["left", "in_use", "fifo", "link", "nothing"]
+    left, in_use, fifo, link, nothing = folders = [tmp_path / f"fedlit-clients-{name}" for name in names]
+    for folder in folders:
+        folder.mkdir()
+    (left / ".lock").touch()
+    os.mkfifo(fifo / ".lock")  # opening it would wait for a writer
+    (link / ".lock").symlink_to(left / ".lock")
+    with (in_use / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sweeping = threading.Thread(target=sweep_left_behind, daemon=True)
+        sweeping.start()
+        sweeping.join(timeout=5)
+    assert not sweeping.is_alive()
+    assert sorted(tmp_path.iterdir()) == sorted([in_use, fifo, link, nothing])
+    (nothing / ".lock").touch()
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    sweep_left_behind()  # another user's
+    assert nothing.exists()
 
 
 @pytest.mark.parametrize("method", [partial(FML, SmallCNN, SmallCNN), partial(LocalOnly, SmallCNN)])

@@ -351,6 +351,15 @@ def test_a_run_whose_folder_was_deleted_has_failed_and_the_others_go_on(tmp_path
     assert good.status == "done"
 
 
+def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(tmp_path):
+    bad, good = in_order(planned(tmp_path, seeds=1))
+    bad.root.mkdir(parents=True)
+    os.mkfifo(bad.root / ".lock")
+    made = make([bad, good])
+    assert made.failures == {bad: f"{bad.root / '.lock'} must be a file, which a run locks; delete it."}
+    assert good.status == "done"
+
+
 def test_a_run_that_finds_the_disk_full_has_failed_and_the_others_go_on(tmp_path, monkeypatch):
     bad, good = one_beside_a_good_one(tmp_path / "of the run", "full.npz")
     made = make([bad, good])

@@ -3,10 +3,11 @@
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping
 from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
@@ -222,14 +223,30 @@ def _remove(folder: Path, lock: TextIO) -> None:
 
 
 def sweep_left_behind() -> None:
-    """Remove the folders of processes that were killed: nobody holds their locks."""
+    """Remove the folders of processes that were killed: nobody holds their locks.
+
+    Whoever may write in the temporary folder may leave anything there under our names: what is not a folder of this
+    user's with a lock that is a file of this user's is left alone, and nothing is waited for.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            with (folder / LOCK).open() as lock:
+            if not _is_ours(folder.lstat(), stat.S_ISDIR):
+                continue
+            lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # another user's, or gone in the meantime
+            continue
+        try:
+            if _is_ours(os.fstat(lock), stat.S_ISREG):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, another user's, or gone in the meantime
+        except OSError:  # in use
             continue
+        finally:
+            os.close(lock)
+
+
+def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return found.st_uid == os.getuid() and is_kind(found.st_mode)
 
 
 def _size(value: Any) -> int:
