@@ -26,6 +26,7 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload
 from fedlit.aggregation.flat import unflattened, vector
 from fedlit.aggregation.rules import clip_factors
+from fedlit.rng import secure_normal
 
 LEAST_NOISE = 0.1
 INTERVAL = 1e-3  # of the privacy loss; rounded up, so that epsilon is never told too low
@@ -41,6 +42,8 @@ class ClientLevelDP:
         noise_multiplier: Standard deviation of the noise on the sum of updates, in units of `clip`; 0 is no privacy.
         delta: Probability with which the bound may fail; below 1 / clients.
         target_epsilon: The run ends before a round that would exceed it; by default there is no such end.
+        noise_seed: Makes noise reproducible, and known to whoever has the config. By default a run draws a secret, from
+            which noise and who takes part follow; its checkpoints alone hold it.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class ClientLevelDP:
         noise_multiplier: float = 1.0,
         delta: float = 1e-5,
         target_epsilon: float | None = None,
+        noise_seed: int | None = None,
     ) -> None:
         if not clip > 0:
             raise ValueError(f"`trainer.privacy.clip` is a norm and must be above 0, got {clip}.")
@@ -64,10 +68,18 @@ class ClientLevelDP:
             raise ValueError(f"`trainer.privacy.delta` is a probability and must lie in (0, 1), got {delta}.")
         if target_epsilon is not None and not target_epsilon > 0:
             raise ValueError(f"`trainer.privacy.target_epsilon` must be above 0, got {target_epsilon}.")
+        if noise_seed is not None and (not isinstance(noise_seed, int) or noise_seed < 0):
+            raise ValueError(f"`trainer.privacy.noise_seed` must be a whole number from 0 on, got {noise_seed!r}.")
         self.clip = clip
         self.noise_multiplier = noise_multiplier
         self.delta = delta
         self.target_epsilon = target_epsilon
+        self.noise_seed = noise_seed
+
+    @property
+    def needs_secret(self) -> bool:
+        """Whether a run draws its noise by a secret; without noise there is nothing to hide."""
+        return self.noise_seed is None and self.noise_multiplier > 0
 
     def __repr__(self) -> str:
         """What a checkpoint must agree in to go on; a budget may be raised later."""
@@ -102,14 +114,14 @@ class NoisedMean:
         privacy: Clip and noise.
         expected: Clients of a round on average, ``q N``.
         names: Of what is shared: in a round to which nobody came, no upload tells.
-        noise: Draws the noise.
+        key: Of the round's noise; see `fedlit.rng.secure_normal`.
     """
 
-    def __init__(self, privacy: ClientLevelDP, expected: float, names: Sequence[str], noise: torch.Generator) -> None:
+    def __init__(self, privacy: ClientLevelDP, expected: float, names: Sequence[str], key: bytes) -> None:
         self.privacy = privacy
         self.expected = expected
         self.names = names
-        self.noise = noise
+        self.key = key
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         if not isinstance(uploads, Sealed):
@@ -119,8 +131,7 @@ class NoisedMean:
         total = clipped_sum(uploads.opened(), base, like, self.privacy.clip)
         if self.privacy.noise_multiplier:
             deviation = self.privacy.noise_multiplier * self.privacy.clip
-            drawn = torch.randn(len(total), generator=self.noise, dtype=torch.float64)
-            total = total + deviation * drawn.to(total)
+            total = total + deviation * secure_normal(self.key, len(total)).to(total)
         return unflattened(base + total / self.expected, like)
 
 

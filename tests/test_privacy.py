@@ -1,6 +1,7 @@
 """Client-level differential privacy: numbers worked by hand, how far one client reaches, and what a run may spend."""
 
 import json
+import shutil
 from math import inf, sqrt
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import Median, Upload, weighted_mean
+from fedlit.callbacks import FederationCallback
 from fedlit.methods import DLAD, FedFusion
 from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, Sealed, clipped_sum
+from fedlit.rng import derive_key, generator, secure_normal
 
 OPEN = ClientLevelDP(clip=inf, noise_multiplier=0.0)
 
@@ -32,7 +35,7 @@ def updates(*values: list[float], weight: float = 1.0) -> list[Upload]:
 
 
 def one_round(privacy: ClientLevelDP, uploads: list[Upload], expected: float = 2.0, seed: int = 0):
-    rule = NoisedMean(privacy, expected, ["w"], torch.Generator().manual_seed(seed))
+    rule = NoisedMean(privacy, expected, ["w"], derive_key(seed))
     return rule(Sealed(uploads), {"w": torch.ones(2), "kept": torch.ones(1)})
 
 
@@ -65,7 +68,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip(seed):
 
 def test_the_noise_is_as_large_as_it_says_and_that_of_the_seed():
     privacy = ClientLevelDP(clip=0.5, noise_multiplier=3.0)
-    rule = NoisedMean(privacy, 4.0, ["w"], torch.Generator().manual_seed(1))
+    rule = NoisedMean(privacy, 4.0, ["w"], derive_key(1))
     noise = rule(Sealed([]), {"w": torch.zeros(100_000)})["w"]  # nobody came: noise alone
     assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 4.0, rel=0.02)
     assert float(noise.mean()) == pytest.approx(0, abs=0.01)
@@ -142,10 +145,11 @@ def events(federation) -> list[dict]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.filterwarnings("ignore:`trainer.privacy.noise_seed`")
 def test_a_run_tells_what_it_has_spent_and_ends_before_it_spends_too_much(accounting, tmp_path):
     rate = Accountant(ClientLevelDP(noise_multiplier=2.0, delta=1e-3), fraction=0.5)
     target = (rate.epsilon(2) + rate.epsilon(3)) / 2
-    privacy = ClientLevelDP(noise_multiplier=2.0, delta=1e-3, target_epsilon=target)
+    privacy = ClientLevelDP(noise_multiplier=2.0, delta=1e-3, target_epsilon=target, noise_seed=1)
     options = {"fraction_fit": 0.5, "default_root_dir": str(tmp_path)}
     federation = fitted(uniform(), num_rounds=5, privacy=privacy, **options)
     assert epsilons(federation) == pytest.approx([rate.epsilon(1), rate.epsilon(2)], rel=1e-6)
@@ -154,7 +158,7 @@ def test_a_run_tells_what_it_has_spent_and_ends_before_it_spends_too_much(accoun
     assert spent["epsilon"] == rate.epsilon(2)
     again = fitted(uniform(), num_rounds=5, privacy=privacy, ckpt_path="last", **options)
     assert again.state.round == 2
-    richer = ClientLevelDP(noise_multiplier=2.0, delta=1e-3, target_epsilon=100.0)
+    richer = ClientLevelDP(noise_multiplier=2.0, delta=1e-3, target_epsilon=100.0, noise_seed=1)
     longer = fitted(uniform(), num_rounds=4, privacy=richer, ckpt_path="last", **options)
     assert [event["epsilon"] for event in events(longer) if event["event"] == "fit"] == [0, *[rate.epsilon(2)] * 2]
     assert len(epsilons(longer)) == 4
@@ -162,6 +166,66 @@ def test_a_run_tells_what_it_has_spent_and_ends_before_it_spends_too_much(accoun
     assert equal(longer.global_state, whole.global_state)  # the same noise and the same clients
     with pytest.raises(ValueError, match="of another experiment: its privacy differs"):
         fitted(uniform(), num_rounds=5, privacy=ClientLevelDP(delta=1e-3), ckpt_path="last", **options)
+
+
+NOISY = {"noise_multiplier": 2.0, "delta": 1e-3}
+
+
+def correlation(federation, seed: int) -> float:
+    """Of a round of noise alone with what whoever knows a seed would take for that noise, now or as it was before."""
+    moved = torch.cat([value.flatten() for value in federation.global_state.values()]).double()
+    before = torch.randn(len(moved), generator=generator(seed, "privacy", "federate", 1), dtype=torch.float64)
+    now = secure_normal(derive_key(str(seed), "privacy", "federate", 1), len(moved))
+    return max(abs(float(torch.corrcoef(torch.stack([moved, guess]))[0, 1])) for guess in (before, now))
+
+
+def lonely(privacy: ClientLevelDP, **options):
+    """Rounds to which nobody comes."""
+    return fitted(uniform(), fraction_fit=1e-6, privacy=privacy, **{"num_rounds": 1, **options})
+
+
+@pytest.mark.filterwarnings("ignore:`trainer.privacy.noise_seed`")
+def test_noise_cannot_be_computed_from_the_config_unless_asked_for(accounting, tmp_path):
+    secret = lonely(ClientLevelDP(**NOISY), default_root_dir=str(tmp_path))
+    assert correlation(secret, seed=0) < 0.4  # of 195 numbers
+    reproducible = [lonely(ClientLevelDP(**NOISY, noise_seed=0)) for _ in range(2)]
+    assert correlation(reproducible[0], seed=0) > 0.99
+    assert equal(reproducible[0].global_state, reproducible[1].global_state)
+    assert not equal(secret.global_state, lonely(ClientLevelDP(**NOISY)).global_state)
+
+
+def test_the_secret_is_in_checkpoints_and_nowhere_else(accounting, tmp_path):
+    federation = lonely(ClientLevelDP(**NOISY), default_root_dir=str(tmp_path))
+    secret = federation.state.secret
+    assert len(secret) == 64
+    holders = {path.name for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()}
+    assert holders == {"last.ckpt", "previous.ckpt", "best.ckpt"}
+    assert secret not in repr(federation.state.options)
+    assert secret not in str(federation.network().state_dict())
+    assert fitted(uniform(), privacy=OPEN, num_rounds=1).state.secret is None
+
+
+class CopiedIn2(FederationCallback):
+    """Copies the run's folder in round 2, as a kill would leave it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_round_start(self, federation, module, number, clients):
+        if number == 2:
+            shutil.copytree(federation.log_dir, self.folder)
+
+
+def test_a_run_that_was_killed_goes_on_with_its_own_noise_and_clients(accounting, tmp_path):
+    data = toy_data(num_clients=6)
+    options = {"num_rounds": 3, "fraction_fit": 0.5, "privacy": ClientLevelDP(**NOISY)}
+    copied = tmp_path / "killed"
+    whole = fitted(uniform(), data, default_root_dir=str(tmp_path), callbacks=[CopiedIn2(copied)], **options)
+    again = fitted(uniform(), data, ckpt_path=str(copied / "checkpoints/last.ckpt"), **options)
+    assert equal(again.global_state, whole.global_state)
+    assert rows(again, "ledger.csv") == rows(whole, "ledger.csv")
+    other = fitted(uniform(), data, **options)
+    assert not equal(other.global_state, whole.global_state)
 
 
 def test_what_stays_at_home_costs_nothing(accounting, tmp_path):
@@ -254,6 +318,7 @@ def test_a_method_that_only_combines_is_private_whatever_it_does_with_the_outcom
         ({"clip": inf}, r"`trainer.privacy.clip` must be finite where there is noise"),
         ({"noise_multiplier": -1.0}, r"`trainer.privacy.noise_multiplier` must be at least 0, got -1.0"),
         ({"delta": 0.0}, r"`trainer.privacy.delta` .* \(0, 1\), got 0.0"),
+        ({"noise_seed": -1}, r"`trainer.privacy.noise_seed` must be a whole number from 0 on, got -1"),
         ({"target_epsilon": 0.0}, r"`trainer.privacy.target_epsilon` must be above 0, got 0.0"),
     ],
 )

@@ -10,11 +10,12 @@ import torch
 import torch.distributed as dist
 from forked import exit_codes, forked
 from lightning.pytorch import Callback
-from toys import SGD, SmallCNN, equal, fitted, toy_data
+from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Stage
 from fedlit.engine.runs import fit
 from fedlit.methods import FML
+from fedlit.privacy import ClientLevelDP
 
 
 def fml() -> FML:
@@ -218,3 +219,18 @@ def test_what_the_server_changes_in_attributes_is_the_same_on_every_process(tmp_
     assert float(alone["temperature"]) == 1.0
     assert equal(alone, first)
     assert equal(alone, second)
+
+
+def test_two_processes_add_the_same_secret_noise(tmp_path):
+    pytest.importorskip("dp_accounting", reason="the extra `dp` is not installed")
+    privacy = ClientLevelDP(noise_multiplier=2.0, delta=1e-3)
+
+    def work(rank):
+        torch.manual_seed(0)
+        method = FedAvg(linear, SGD, weighting="uniform")
+        federation = fitted(method, devices=2, num_rounds=2, privacy=privacy, default_root_dir=str(tmp_path))
+        torch.save(federation.global_state, tmp_path / f"state_{rank}.pt")
+
+    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
+    first, second = (torch.load(tmp_path / f"state_{rank}.pt", weights_only=True) for rank in range(2))
+    assert equal(first, second)

@@ -16,7 +16,7 @@ from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
 from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean
 from fedlit.records.rows import POOLED, Row
-from fedlit.rng import generator
+from fedlit.rng import derive_key
 
 
 class Budget:
@@ -75,15 +75,16 @@ def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
     options = state.options
     if options.privacy is None:
         return None
-    noise = generator(options.seed, "privacy", stage.name, number)
-    return NoisedMean(options.privacy, expected_clients(state.data, options), state.shared, noise)
+    seed = options.privacy.noise_seed if state.secret is None else state.secret  # neither where there is no noise
+    key = derive_key(str(seed), "privacy", stage.name, number)
+    return NoisedMean(options.privacy, expected_clients(state.data, options), state.shared, key)
 
 
 def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
     """A rule under `trainer.privacy`, to be tried before the first round."""
     if options.privacy is None:
         return None
-    return NoisedMean(options.privacy, 1.0, shared_names(model, options.batch_norm), generator(0, "trial"))
+    return NoisedMean(options.privacy, 1.0, shared_names(model, options.batch_norm), derive_key(0, "trial"))
 
 
 def expected_clients(data: FederatedData, options: Options) -> float:
@@ -123,6 +124,9 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     rule = trial_rule(model, options)
     assert rule is not None  # there is privacy
     try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
+    if privacy.noise_seed is not None and privacy.noise_multiplier:
+        told = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
+        warnings.warn(told, Notice, stacklevel=2)
     if model.weighting != "uniform":
         told = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
         warnings.warn(told, Notice, stacklevel=2)

@@ -28,6 +28,7 @@ TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even 
 UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
 ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
 HOSTS = "hosts"  # of the clients; only where they have some of their own
+SECRET = "privacy_secret"  # of noise and sampling; only where `trainer.privacy` has one
 EQUIPPED = "equipped"  # clients that have what is constant; only where something is
 CHECKED_CLIENTS = 50  # building a network takes a moment
 
@@ -81,6 +82,8 @@ def take(
         rare[ATTRIBUTES] = state.attributes.noted
     if state.equipped:
         rare[EQUIPPED] = sorted(state.equipped)
+    if state.secret is not None:
+        rare[SECRET] = state.secret
     if state.hosts is not None:
         rare[HOSTS] = state.hosts.kept()
     return {
@@ -135,6 +138,8 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
         initial=_on_device(content["initial_state"], device),
     )
     state.scores.resume(content["last"], content["best"])
+    if state.secret is not None:
+        state.secret = str(content.get(SECRET, state.secret))  # older files have none, and go on with a new one
     momenta = content["optimizer_states"]
     if state.options.optimizer_state == "reset":
         momenta = {k: {} for k in momenta}

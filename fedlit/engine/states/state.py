@@ -4,6 +4,7 @@ Others ask; what changes, changes here: at the end of a round of clients (`end_c
 (`end_server_round`), and when a checkpoint is resumed.
 """
 
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -35,6 +36,7 @@ from fedlit.records.rows import Row
 from fedlit.rng import derive
 
 GIGABYTE = 1e9
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,7 @@ class FederationState:
         stage: Of the last round; None before the first.
         measures: What is measured of every model.
         scores: The last and the best of every metric.
+        secret: What noise and sampling under `trainer.privacy` follow from, if that is to be known to nobody.
         hosts: Where clients are visited, if not here.
         told: On a client's own host, what the server sent it apart from others; None: the server is here.
     """
@@ -130,6 +133,7 @@ class FederationState:
         self.equipped: set[int] = set()
         self.server_memory = Memory()
         self.server_momenta: dict[str, OptimizerState] = {}
+        self.secret: str | None = None
         self.hosts: Hosts | None = None
         self.told: Sent | None = None
         self.round = 0
@@ -185,8 +189,11 @@ class FederationState:
         return found
 
     def synchronise(self) -> None:
-        """Every process starts from the first one's states."""
+        """Every process starts from the first one's states, and its secret."""
         self.initial = broadcast(self.fabric, self.initial)
+        privacy = self.options.privacy
+        if privacy is not None and privacy.needs_secret:
+            self.secret = broadcast(self.fabric, secrets.token_hex(SECRET_BYTES))
         self.global_state = self._first_global_state()
         self.live.put(self.initial)
 

@@ -83,7 +83,8 @@ class ClientSampler:
     ) -> list[int]:
         options = self.state.options
         again = () if attempt == 1 else (attempt,)
-        stream = generator(options.seed, "sample", stage.name, round, *again)
+        seed = options.seed if self.state.secret is None else self.state.secret
+        stream = generator(seed, "sample", stage.name, round, *again)
         if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
             draws = torch.rand(self.state.data.num_clients, generator=stream)
             return [k for k in candidates if draws[k] < options.fraction_fit]
