@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optimizer FedAdam` is known by its name
 from fedlit.cli import refusal
-from fedlit.cli.command import SUBCOMMANDS
+from fedlit.cli.command import SUBCOMMANDS, look_here_last
 from fedlit.cli.exclusive import with_typed_first
 from fedlit.cli.help import ENVIRONMENT
 from fedlit.cli.kept import tell_kept
@@ -144,7 +144,7 @@ def _random_seed() -> int:
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of the `fedlit` command."""
-    sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
+    look_here_last()
     if args is not None:
         sys.argv[1:] = args
     tell_partitions(sys.argv[1:])

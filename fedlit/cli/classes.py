@@ -4,6 +4,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isclass, isfunction, signature
 from pathlib import Path
 from pkgutil import resolve_name
@@ -77,6 +78,15 @@ def nearest_module(name: str) -> str | None:
     there = [path.stem for path in Path().glob("*.py") if path.stem.isidentifier()]
     near = difflib.get_close_matches(name, there, n=1, cutoff=0.75)
     return near[0] if near else None
+
+
+def hidden_file(name: str) -> Path | None:
+    """The module of a name where the user stands, if Python finds another one of that name: installed ones first."""
+    for path in (Path(f"{name}.py"), Path(name, "__init__.py")):
+        spec = find_spec(name) if path.is_file() else None
+        if spec is not None and (spec.origin is None or Path(spec.origin) != path.resolve()):
+            return path
+    return None
 
 
 def _public(module: ModuleType, functions: bool) -> set[str]:

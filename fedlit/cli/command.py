@@ -92,7 +92,7 @@ def _run(args: list[str]) -> None:
         with refusals():
             with_recipes_found(args)  # one that is missing or no YAML is told before seconds of imports
     if args[0] in TOOLS:
-        sys.path.insert(0, os.getcwd())  # a user's own methods, in a file where they stand
+        look_here_last()
         _imported(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
     elif args[0] in SUBCOMMANDS or args[0].startswith("-"):
         _imported("fedlit.cli.app").main()
@@ -100,6 +100,14 @@ def _run(args: list[str]) -> None:
         names = [*SUBCOMMANDS, *TOOLS]
         hint = nearest(args[0], names) or f" There are {', '.join(names)}."
         refuse(f"{args[0]!r} is no command.{hint}")
+
+
+def look_here_last() -> None:
+    """Have modules looked for in the current folder, too, where a user's own may stand: after those installed.
+
+    A `pandas.py` that happens to stand there is not taken for pandas.
+    """
+    sys.path.append(os.getcwd())
 
 
 def _imported(name: str) -> ModuleType:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from fedlit import augment, methods, partition
 from fedlit.cli import refusal
-from fedlit.cli.classes import known_classes, nearest_in, nearest_module, needs
+from fedlit.cli.classes import hidden_file, known_classes, nearest_in, nearest_module, needs
 from fedlit.cli.method_class import method_of, unannotated
 from fedlit.cli.recipes import recipe_content, recipe_files, written_options
 from fedlit.cli.values import environment_options, parsed, typed_values
@@ -129,6 +129,9 @@ def suggestion(message: str, options: set[str]) -> str:
     kind = re.search(r"there is no class '([\w.]+)'", message)
     inner = re.search(r"there is no '(\w+)' in ([\w.]+)\.$", message)
     module = re.search(r"there is no module '(\w+)'", message)
+    outer = re.search(r"there is no (?:'\w+' in|module) '?(\w+)\.", message)
+    if outer is not None and (hidden := hidden_file(outer[1])) is not None:
+        return f" {hidden} is hidden by an installed module of the same name; rename it."
     if option is not None:
         known_elsewhere = _synonyms(option[2])
         if known_elsewhere:

@@ -12,8 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import NoReturn, Protocol
 
+from fedlit.own_modules import INSTALLED
+
+PYTHON = (sys.executable, "-P", "-m")  # runs a module; without `-P`, one in the current folder would come first
+ROOT = Path(__file__).parents[2]  # where `fedlit` lies
 FEDLIT = "fedlit"  # the module that is run
 IMPORTED = "fedlit.cli.app"  # by the process that is forked
 MESSAGE = 2**20  # bytes at most
@@ -45,7 +50,7 @@ class NewProcesses:
     def start(self, arguments: list[str], log: int, claim: int) -> Process:
         """A process with the arguments, which prints into a file and holds a claim as long as it lives."""
         return subprocess.Popen(
-            [sys.executable, "-m", self.module, *arguments],
+            [*PYTHON, self.module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -115,7 +120,7 @@ class Nursery:
     def _open(self) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.server = subprocess.Popen(
-            [sys.executable, "-m", "fedlit.studies.nursery", str(theirs.fileno()), self.imported],
+            [*PYTHON, "fedlit.studies.nursery", str(theirs.fileno()), self.imported],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             env=environment(),
@@ -184,8 +189,12 @@ class Child:
 
 
 def environment() -> dict[str, str]:
-    """Of a run: one thread unless the user says otherwise, and lines of one length in its log."""
-    return {"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": "200"}
+    """Of a run: one thread unless the user says otherwise, lines of one length in its log, and this fedlit."""
+    found = {"OMP_NUM_THREADS": "1", **os.environ, "COLUMNS": "200"}
+    if ROOT not in INSTALLED:  # a checkout may be in use without being installed
+        places = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
+        found["PYTHONPATH"] = os.pathsep.join(filter(None, places))
+    return found
 
 
 def end_with_parent() -> None:

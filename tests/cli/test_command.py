@@ -5,6 +5,7 @@ import subprocess
 import sys
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_tool_is_main_of_its_module_and_says_in_the_help_what_it_does(name, ru
     code, out, _ = run(name, "--help")
     assert code == 0
     assert " ".join(out.split()).startswith(f"usage: fedlit {name}")
+
+
+def test_modules_in_the_current_folder_are_found_after_those_installed(run, tmp_path):
+    for name in ("colorsys", "a_users_own"):
+        Path(f"{name}.py").write_text("")
+    run("recipes", "mnist")
+    origins = [Path(find_spec(name).origin).parent for name in ("colorsys", "a_users_own")]
+    assert origins == [Path(find_spec("gettext").origin).parent, tmp_path]
+
+
+def test_python_m_fedlit_runs_no_file_of_the_current_folder_by_accident():
+    Path("gettext.py").write_text("raise SystemExit('it was run')\n")  # argparse imports it
+    done = subprocess.run([sys.executable, "-m", "fedlit", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run([sys.executable, "-c", "import argparse"], capture_output=True, text=True)
+    assert "it was run" in done.stderr  # as Python itself would
 
 
 def test_tools_and_subcommands_have_names_of_their_own():

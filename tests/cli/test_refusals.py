@@ -92,6 +92,7 @@ COMMANDS = {
     "fit --model nowhere.Mine": r"^`model`: there is no module 'nowhere'.$",
     "fit --model own_method.Half": r"^`model`: there is no module 'own_method'. Did you mean `own_methods`\?$",
     "fit --model own_methods.Halv": r"^`model`: there is no 'Halv' in own_methods. Did you mean `own_methods.Half`\?$",
+    "fit --model colorsys.Half": r"^`model`: there is no 'Half' in colorsys. colorsys.py is hidden by an inst",
     "fit --config beside.yaml": r"^`model.network.hidden` must stand below `init_args`, not beside `class_path`.$",
     "fit --config alfa.yaml": r"^`data.partition.alfa` is not an option. Did you mean `data.partition.alpha`\?$",
     "fit --config run.yaml --trainer.clients_per_round 2": r"is not an option. Did you mean `trainer.fraction_fit`\?$",
@@ -378,6 +379,7 @@ def write_files() -> None:
     Path("twice.yaml").write_text("trainer:\n  num_rounds: 3\n  num_rounds: 4\n")
     Path("empty.yaml").write_text("# nothing\n")
     Path("own_methods.py").write_text(OWN_METHODS)
+    Path("colorsys.py").write_text(OWN_METHODS)
     for recipe in ("untyped", "half", "unknown", "two", "asks"):
         write_recipe(f"{recipe}.yaml", ("fedlit.methods.FedAvg", f"own_methods.{recipe.title()}"))
     write_recipe("tuple.yaml", ("fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}", PAIR))

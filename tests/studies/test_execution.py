@@ -304,7 +304,8 @@ def test_the_runs_end_with_a_caller_that_was_killed(birth, tmp_path):
 
 
 def test_a_fork_prints_into_its_own_log_and_begins_as_a_new_process_would(births, tmp_path):
-    """What it prints, its arguments, folder and session, and how it ends."""
+    """What it prints, its arguments, folder and session, how it ends, and that a file here hides no module."""
+    (tmp_path / "colorsys.py").write_text("")
     log = (tmp_path / "log").open("w")
     process = births.start(["--config", "look"], log.fileno(), log.fileno())
     log.close()
@@ -320,6 +321,7 @@ def test_a_fork_prints_into_its_own_log_and_begins_as_a_new_process_would(births
         "leads_its_session": True,
         "columns": "200",
         "stdin": "",
+        "colorsys_here": False,
     }
 
 

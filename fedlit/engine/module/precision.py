@@ -45,7 +45,7 @@ def check_precision(fabric: Fabric) -> None:
     precision = fabric.strategy.precision.precision
     if fabric.device.type != "cpu" or precision not in ("bf16-mixed", "bf16-true"):
         return
-    if subprocess.run([sys.executable, "-c", PROBE], capture_output=True).returncode != 0:
+    if subprocess.run([sys.executable, "-P", "-c", PROBE], capture_output=True).returncode != 0:
         raise ValueError(f"`trainer.precision: {precision}` does not work on this CPU (a trial run died); use 32-true.")
 
 
