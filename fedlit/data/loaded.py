@@ -152,7 +152,7 @@ def _by_workers(loader: DataLoader) -> Iterator[Any]:
 def _begin_worker(_: int) -> None:
     """A signal that is for the run reaches its workers, too: they end with it, and not before its round does."""
     signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))

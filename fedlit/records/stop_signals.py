@@ -8,23 +8,25 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, NoReturn
 
-NUMBERS = (signal.SIGINT, signal.SIGTERM)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME = 0.5  # seconds in which a second is taken for the first, which a wrapper has passed on once more
 END = os._exit  # as it is before anybody replaces it
 
 
 @contextmanager
 def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Tell `stop` of the first SIGINT or SIGTERM instead of dying of it; a second one ends the process at once.
+    """Tell `stop` of the first SIGINT, SIGTERM or SIGHUP instead of dying of it; a second one ends the process at once.
 
-    Python's own handlers wait for the main thread, which may be busy in C for long, so a thread is told.
+    SIGHUP comes when a terminal is closed; where it is ignored, as under nohup, it stays so. Python's own handlers wait
+    for the main thread, which may be busy in C for long, so a thread is told.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    before: dict[int, Any] = {number: signal.signal(number, _do_nothing) for number in NUMBERS}
+    heard = [number for number in NUMBERS if not _is_ignored_hangup(number)]
+    before: dict[int, Any] = {number: signal.signal(number, _do_nothing) for number in heard}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=_listen, args=(reading, stop), daemon=True)
     thread.start()
@@ -36,6 +38,10 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
         os.close(writing)
         thread.join(timeout=SAME)
+
+
+def _is_ignored_hangup(number: int) -> bool:
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _do_nothing(number: int, frame: object) -> None:

@@ -20,10 +20,9 @@ with stop_signals(stop):
 """
 
 
-def started():
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def started(*wrapper: str):
+    command = [*wrapper, sys.executable, "-c", SCRIPT]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
 
@@ -45,5 +44,19 @@ def test_one_that_is_passed_on_twice_counts_once():
     assert process.stdout.readline() == "stopping 2\n"
     time.sleep(0.2)
     assert process.poll() is None
+    process.kill()
+    process.communicate()
+
+
+def test_a_terminal_that_is_closed_stops_a_run_as_sigterm_does_unless_it_is_ignored():
+    process = started()
+    process.send_signal(signal.SIGHUP)
+    assert process.stdout.readline() == "stopping 1\n"
+    process.kill()
+    process.communicate()
+    process = started("nohup")
+    process.send_signal(signal.SIGHUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "stopping 15\n"
     process.kill()
     process.communicate()

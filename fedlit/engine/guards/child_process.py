@@ -131,6 +131,7 @@ def _work(work: Callable[[], Result], pack: Callable[[Result], Any], file: IO[by
     try:
         os.setpgid(0, 0)  # what it starts itself is killed with it, and Ctrl-C is for its parent
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _die_with_parent()
         torch.save(pack(work()), file)

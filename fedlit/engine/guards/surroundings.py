@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name))
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM") if hasattr(signal, name))
 # Modules whose functions everybody calls. Names that come to them later stay: an import may have brought them.
 MODULES = (torch, F, os, sys, builtins, random, time, math)
 CLASSES = (torch.Tensor, nn.Parameter, nn.Module, nn.Linear, nn.Conv2d, torch.optim.Optimizer, torch.optim.SGD)
