@@ -100,7 +100,8 @@ class Federation:
         monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy, or
             what else the task measures first.
         lr_schedule: A torch schedule that is stepped once a round.
-        optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`).
+        optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`);
+            the loss scale of 16-mixed is kept with each client unless `reset`.
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
         aggregator: How uploads become one state: a rule of fedlit.aggregation, or a function of uploads and of what
             the server holds; their mean by default (docs/robustness.md).

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload
 from fedlit.methods.stage import Stage
 
-OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter
+OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter; of the gradient scaler, by SCALER
+SCALER = "(gradient scaler)"  # no parameter has such a name
 BeforeStep = Callable[[int, int], object]
 KeepOptimizer = Literal["personal", "reset", "keep"]
 
@@ -108,7 +109,8 @@ class Outcome:
     """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
 
     `epochs` holds what its model came to on the way: epoch, data, metric and value. What its own validation logged
-    stands apart: it was measured on other samples. `skipped` is the number of steps if none of them had a loss.
+    stands apart: it was measured on other samples. `skipped` is the number of steps if none of them had a loss;
+    `overflowed`, if all were skipped because gradients overflowed (16-mixed).
     """
 
     upload: Upload | None
@@ -117,3 +119,4 @@ class Outcome:
     epochs: list[tuple[int, str, str, float]] = field(default_factory=list)
     validation_logs: dict[str, float] = field(default_factory=dict)
     skipped: int = 0
+    overflowed: int = 0

@@ -9,6 +9,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch import Tensor
 
 from fedlit.data import FederatedData
+from fedlit.data.client import SERVER
 from fedlit.records.checkpoint import Checkpoints, sync
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_who_holds_what
 from fedlit.records.progress import Progress, table
@@ -82,6 +83,7 @@ class FitLog:
         self.recorder.metrics(number, rows)
         self.recorder.epochs(record.epochs)
         self._left_out(number, record)
+        self._overflowed(number, record)
         clients = {"attempt": record.attempt, "clients": record.clients}
         self.recorder.event("round", round=number, stage=stage, **clients, seconds=round(seconds, 3))
         self.noted_round = number
@@ -90,6 +92,7 @@ class FitLog:
     def repeated(self, number: int, record: RoundRecord) -> None:
         """An attempt at a round had too few usable clients."""
         self._left_out(number, record)
+        self._overflowed(number, record)
         usable = len(record.clients) - len(record.failures)
         self.recorder.event("too_few", round=number, attempt=record.attempt, clients=record.clients, usable=usable)
 
@@ -98,6 +101,17 @@ class FitLog:
             self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
             told = {"reason": failure.reason, "details": failure.details}
             self.recorder.event("left_out", round=number, attempt=record.attempt, client=k, **told)
+
+    def _overflowed(self, number: int, record: RoundRecord) -> None:
+        """Who took part without a single step."""
+        for k, steps in record.overflowed.items():
+            who = "the server" if k == SERVER else f"client {k}"
+            self.progress.say(
+                f"round {number}: {who} was not trained: gradients overflowed and every step ({steps}) was skipped "
+                "(`trainer.precision` 16-mixed)"
+            )
+            client = "server" if k == SERVER else k
+            self.recorder.event("steps_skipped", round=number, attempt=record.attempt, client=client, steps=steps)
 
     def confusion(self, counts: Tensor) -> None:
         """Samples of each class by what the global model takes them for, ``[C, C]``."""

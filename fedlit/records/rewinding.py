@@ -19,7 +19,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "ledger.csv": LedgerRow._fields,
     EPOCHS: EpochRow._fields,
 }
-OF_ROUNDS = {"round", "left_out", "too_few", "not_evaluated", "metric_left_out"}  # told again when a round is repeated
+# Written again when a round is repeated.
+OF_ROUNDS = {"round", "left_out", "steps_skipped", "too_few", "not_evaluated", "metric_left_out"}
 DETAILS: dict[str, dict[str, type | tuple[type, ...]]] = {  # of events that are read back, with their types
     "round": {"round": int, "seconds": (int, float)},
     "left_out": {"round": int, "client": int, "reason": str},

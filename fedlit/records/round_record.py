@@ -41,12 +41,17 @@ class Failure:
 
 @dataclass
 class RoundRecord:
-    """What a round left to record: at which attempt, and whether enough clients brought something usable for it."""
+    """What a round left to record: at which attempt, and whether enough clients brought something usable for it.
+
+    `overflowed` holds the number of steps of clients, or of the server, of whose steps every one was skipped because
+    gradients overflowed (16-mixed).
+    """
 
     rows: list[Row] = field(default_factory=list)
     epochs: list[EpochRow] = field(default_factory=list)
     ledger: list[LedgerRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
+    overflowed: dict[int, int] = field(default_factory=dict)
     clients: list[int] = field(default_factory=list)
     is_whole: bool = True
     attempt: int = 1

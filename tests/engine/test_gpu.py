@@ -1,6 +1,8 @@
 """What a run does on a GPU, on the pretend device."""
 
+import io
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 
 import pytest
@@ -9,6 +11,7 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 from fedlit import FedAvg
+from fedlit.engine.module.precision import Scaler
 from fedlit.engine.plan import Memory
 from fedlit.engine.states.client_store import Store
 from fedlit.methods import APFL, FML, Ditto, LocalOnly
@@ -18,10 +21,14 @@ def with_dropout():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
 
 
+def seeded(method):
+    torch.manual_seed(0)
+    return method()
+
+
 def run(method, data=None, **options):
     """A federation on the device, and its global state in host memory."""
-    torch.manual_seed(0)
-    federation = fitted(method(), data, **{"accelerator": "gpu", "seed": 1, **options})
+    federation = fitted(seeded(method), data, **{"accelerator": "gpu", "seed": 1, **options})
     return federation, {name: tensor.cpu() for name, tensor in federation.global_state.items()}
 
 
@@ -166,3 +173,87 @@ def test_an_optimiser_goes_on_on_a_gpu_as_if_it_had_not_been_moved(device_proces
     at_once, resumed, first, last = device_process.run(gone_on, name)
     assert equal(at_once, resumed)
     assert last <= first or name == "LBFGS"  # which reads its history
+
+
+# ---------------------------------------------------------------------------------------------- 16-mixed: loss scales
+
+
+def stepped(scaler, gradients):
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    for gradient in gradients:
+        parameter.grad = scaler.scale(torch.tensor([gradient]))
+        scaler.step(optimizer)
+        scaler.update()
+    return parameter.item()
+
+
+def test_a_loss_scale_tells_whether_every_step_was_skipped():
+    inf = float("inf")
+    for gradients, skipped, scale in [
+        ([], 0, 65536.0),
+        ([inf], 1, 32768.0),
+        ([inf, inf, inf], 3, 8192.0),
+        ([inf, 1.0, inf], 0, 16384.0),
+        ([1.0], 0, 65536.0),
+        ([inf] * 300, 300, 1.0),  # the scale of half precision has come to 0: it is not kept
+    ]:
+        scaler = Scaler("cpu", None)
+        assert stepped(scaler, gradients) == -gradients.count(1.0)
+        assert scaler.num_all_skipped() == skipped
+        assert scaler.kept()["scale"] == scale
+
+
+def test_a_loss_scale_goes_on_where_it_was():
+    before = Scaler("cpu", None)
+    stepped(before, [float("inf"), 1.0, 1.0])
+    after = Scaler("cpu", before.kept())
+    assert [after.get_scale(), after.kept()["_growth_tracker"]] == [32768.0, 2]
+    stepped(after, [float("inf")])
+    assert [after.num_all_skipped(), after.get_scale()] == [1, 16384.0]
+
+
+class Steep(FedAvg):
+    """Gradients that overflow in half precision at first, and not at a smaller scale."""
+
+    def training_step(self, batch, batch_idx):
+        return 10 * super().training_step(batch, batch_idx)
+
+
+STEEP = partial(Steep, with_dropout, partial(torch.optim.SGD, lr=1e-5))
+ONE_STEP = {"precision": "16-mixed", "local_steps": 1, "local_epochs": None, "enable_progress_bar": True}
+
+
+def skipped_of(folder, **options):
+    """By round, who was not trained; and what was printed of it."""
+    printed = io.StringIO()
+    with redirect_stderr(printed), redirect_stdout(printed):
+        federation, state = run(STEEP, default_root_dir=folder, **ONE_STEP, **options)
+    with open(f"{federation.log_dir}/events.jsonl") as file:
+        events = [event for event in map(json.loads, file) if event["event"] == "steps_skipped"]
+    found = {}
+    for event in events:
+        found.setdefault(event["round"], []).append((event["client"], event["steps"]))
+    return found, state, printed.getvalue()
+
+
+def steep_runs():
+    kept = skipped_of("kept", num_rounds=8)
+    reset = skipped_of("reset", num_rounds=8, optimizer_state="reset")
+    skipped_of("resumed", num_rounds=2)
+    resumed = skipped_of("resumed", num_rounds=8, ckpt_path="last")
+    initial = {name: tensor.cpu() for name, tensor in seeded(STEEP).state_dict().items()}
+    return kept, reset, resumed, initial
+
+
+def test_a_client_goes_on_with_its_loss_scale_and_one_without_a_step_is_named(device_process):
+    (skipped, trained, printed), (at_reset, untrained, _), (resumed, again, _), initial = device_process.run(steep_runs)
+    everybody = [(0, 1), (1, 1), (2, 1)]
+    assert at_reset == dict.fromkeys(range(1, 9), everybody)
+    assert equal(untrained, initial)
+    assert skipped[1] == everybody
+    assert len(skipped) < 8
+    assert not equal(trained, initial)
+    assert "round 1: client 2 was not trained: gradients overflowed and every step (1) was skipped" in printed
+    assert resumed == skipped
+    assert equal(again, trained)

@@ -7,6 +7,7 @@ whatever the task measures first.
 """
 
 import copy
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from fedlit.engine.visits.visit import visit
 from fedlit.fast.permission import measures_classes
 from fedlit.methods.base import FederatedModule, task_of, twin
 from fedlit.methods.stage import Stage
+from fedlit.notices import Notice
 from fedlit.records.pictures import draw_curves
 from fedlit.records.progress import epochs_table
 from fedlit.records.round_record import Failure
@@ -161,7 +163,11 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     learner.on_client_start(client)  # it may start from what the server holds
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
-    visit(state.fabric, learner, client, Plan(STAGE, state.options.seed, epochs, after_epoch=score), (), Memory())
+    plan = Plan(STAGE, state.options.seed, epochs, after_epoch=score)
+    outcome = visit(state.fabric, learner, client, plan, (), Memory())
+    if outcome.overflowed:
+        why = f"gradients overflowed and every step ({outcome.overflowed}) was skipped (`trainer.precision` 16-mixed)"
+        warnings.warn(f"Client {k} was not trained: {why}.", Notice, stacklevel=2)
     return found
 
 

@@ -33,11 +33,55 @@ def has_scaler(fabric: Fabric) -> bool:
     return getattr(fabric.strategy.precision, "scaler", None) is not None
 
 
-def renew_scaler(fabric: Fabric) -> None:
-    """A scale that adapted to one client must not depend on which client came before."""
-    if has_scaler(fabric):
-        scaler = torch.amp.GradScaler(fabric.device.type)
-        setattr(fabric.strategy.precision, "scaler", scaler)  # noqa: B010  (only some precisions have one)
+class Scaler(torch.amp.GradScaler):
+    """The loss scale of one local training, which begins with what an earlier one has kept.
+
+    Args:
+        device: Type of the device.
+        kept: From `kept`; None begins with PyTorch's default, 65536.
+    """
+
+    def __init__(self, device: str, kept: dict[str, Any] | None) -> None:
+        super().__init__(device)
+        if kept is not None:
+            self.load_state_dict(kept)
+        self.first_scale = self.get_scale()
+        self.num_updates = 0
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """After each step."""
+        super().update(new_scale)
+        self.num_updates += 1
+
+    def num_all_skipped(self) -> int:
+        """Steps, if every one was skipped because gradients overflowed; else 0.
+
+        Each of these lowers the scale by the same factor, and nothing else does: no step has to be waited for.
+        """
+        is_lowest = self.get_scale() <= self.first_scale * self.get_backoff_factor() ** self.num_updates
+        return self.num_updates if is_lowest else 0
+
+    def kept(self) -> dict[str, Any]:
+        """What the client's next local training begins with: plain numbers.
+
+        A scale below 1 is of gradients that are no numbers at any scale, and would make all others vanish.
+        """
+        state = self.state_dict()
+        return {**state, "scale": max(state["scale"], 1.0)}
+
+
+def renew_scaler(fabric: Fabric, kept: dict[str, Any] | None = None) -> Scaler | None:
+    """A scale that does not depend on which client came before; None without one.
+
+    Args:
+        fabric: Its precision gets the scaler.
+        kept: From the same client's `Scaler.kept`.
+    """
+    if not has_scaler(fabric):
+        return None
+    scaler = Scaler(fabric.device.type, kept)
+    setattr(fabric.strategy.precision, "scaler", scaler)  # noqa: B010  (only some precisions have one)
+    return scaler
 
 
 def check_precision(fabric: Fabric) -> None:

@@ -147,9 +147,10 @@ class ClientRound:
     def _followed(self, agreed: State) -> Served:
         """What the server makes of what was agreed on."""
         if self.follow is None:
-            return Served(agreed, self.state.server_memory, [])
+            return Served(agreed, self.state.server_memory, [], {})
         served = self.follow(agreed, self.uploads)
         self.record.rows += served.rows
+        self.record.overflowed |= served.overflowed
         return served
 
     def _is_enough(self) -> bool:
@@ -304,6 +305,8 @@ class ClientRound:
     def _note_values(self, k: int, outcome: Outcome, scores: Scores) -> None:
         if outcome.skipped:
             warn_of_no_loss(self.stage.module or self.state.module, k, outcome.skipped)
+        if outcome.overflowed:
+            self.record.overflowed[k] = outcome.overflowed
         for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
             for name, value in values.items():
                 self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))

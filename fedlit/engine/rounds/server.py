@@ -10,7 +10,6 @@ from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.states.homes import collected_for_server
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
-from fedlit.engine.visits.optimizers import optimizer_state
 from fedlit.engine.visits.step_contract import warn_of_no_loss
 from fedlit.engine.visits.training import train
 from fedlit.records.round_record import RoundRecord, failure
@@ -20,11 +19,15 @@ DEV_SAMPLES = 64  # a development run trains on so many
 
 
 class Served(NamedTuple):
-    """What the server holds after it has trained, of its optimiser what is kept, and what it logged."""
+    """What the server holds after it has trained, of its optimiser what is kept, and what it logged.
+
+    `overflowed` is as in `RoundRecord`.
+    """
 
     state: State
     memory: Memory
     rows: list[Row]
+    overflowed: dict[int, int]
 
 
 def serve(state: FederationState, round: int, plan: Plan, tell: Callable[[int, int], None]) -> RoundRecord:
@@ -40,7 +43,7 @@ def serve(state: FederationState, round: int, plan: Plan, tell: Callable[[int, i
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
     served = trained_by_server(state, round, plan, state.global_state, collected_for_server(state), tell)
     state.end_server_round(served.state, served.memory)
-    return RoundRecord(rows=served.rows)
+    return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
 
 def trained_by_server(
@@ -76,7 +79,8 @@ def trained_by_server(
     if problem := defect(Upload(SERVER, done["state"]), held):
         raise RuntimeError(f"The server's model cannot be used after round {round}: {problem}; is its lr too high?")
     rows = [Row(round, name, POOLED, "global", "public", metric, value) for metric, value in done["logs"].items()]
-    return Served(done["state"], Memory(optimizer={name: done["momenta"]}), rows)
+    overflowed = {SERVER: done["overflowed"]} if done["overflowed"] else {}
+    return Served(done["state"], Memory(optimizer={name: done["momenta"]}), rows, overflowed)
 
 
 def _trained(
@@ -94,10 +98,9 @@ def _trained(
     if trained.skipped:
         warn_of_no_loss(plan.stage.module or state.module, SERVER, trained.skipped)
     live = state.module.state_dict()
-    kept = [] if plan.optimizer_state == "reset" else state.server_names
-    momenta = optimizer_state(state.module, trained.optimizers, kept)
+    momenta = {} if plan.optimizer_state == "reset" else trained.optimizer_state(state.module, state.server_names)
     after = {name: live[name].clone() for name in state.server_names}
-    return {"state": after, "momenta": momenta, "logs": trained.logs}
+    return {"state": after, "momenta": momenta, "logs": trained.logs, "overflowed": trained.overflowed}
 
 
 def _server(state: FederationState, round: int) -> Server:

@@ -85,6 +85,7 @@ def pack(visited: Visited) -> dict[str, Any]:
         "epochs": outcome.epochs,
         "validation_logs": outcome.validation_logs,
         "skipped": outcome.skipped,
+        "overflowed": outcome.overflowed,
     }
 
 
@@ -106,7 +107,7 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
         upload = replace(upload, state=decode(upload.client, encoded))
     memory = Memory(**packed["memory"])
     logged = (packed["logs"], packed["epochs"], packed["validation_logs"])
-    outcome = Outcome(upload, memory, *logged, packed.get("skipped", 0))
+    outcome = Outcome(upload, memory, *logged, packed.get("skipped", 0), packed.get("overflowed", 0))
     return Visited(outcome, scores, problem, sent, encoded, packed["norm"])
 
 
@@ -127,6 +128,9 @@ def received(
     for epoch, data, metric, value in packed["epochs"]:
         if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
             raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
+    for part in ("skipped", "overflowed"):  # hosts of version 0.2 do not say
+        if not isinstance(packed.get(part, 0), int):
+            raise ValueError(f"`{part}` must be a number of steps, got {packed[part]!r}.")
     _check_memory(packed["memory"])
     problem = packed["problem"] and vars(reported(packed["problem"]))
     upload = packed["upload"]

@@ -1,11 +1,12 @@
 """The local epochs of a visit, which is a `fit` of Lightning's: its hooks come when the Trainer would call them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 from lightning.fabric import Fabric
+from torch import nn
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State
@@ -14,11 +15,11 @@ from fedlit.data.loaded import AnyBatches
 from fedlit.engine.module.freezing import thawed_again
 from fedlit.engine.module.log_sinks import logging_to
 from fedlit.engine.module.means import EpochMeans, Means
-from fedlit.engine.module.precision import Converted, autocast, converted, renew_scaler
-from fedlit.engine.plan import Interrupted, Memory, Plan
+from fedlit.engine.module.precision import Converted, Scaler, autocast, converted, renew_scaler
+from fedlit.engine.plan import SCALER, Interrupted, Memory, OptimizerState, Plan
 from fedlit.engine.visits.early_stopping import Best
 from fedlit.engine.visits.hooked_step import HookedStep, wants_hooks
-from fedlit.engine.visits.optimizers import optimizers_of, parameter_names
+from fedlit.engine.visits.optimizers import optimizer_state, optimizers_of, parameter_names
 from fedlit.engine.visits.plain_step import PlainStep
 from fedlit.engine.visits.validation import Validation, reset_metrics, validates
 from fedlit.engine.visits.visit_trainer import VisitTrainer, attached
@@ -31,13 +32,26 @@ Uploads = Mapping[int, State]  # what the server has collected, by client id
 class Trained(NamedTuple):
     """What training leaves beside the state: its optimisers, means of what it logged, and of what validation did.
 
-    `skipped` is the number of steps if none of them had a loss.
+    `skipped` is the number of steps if none of them had a loss. Of 16-mixed also the gradient scaler.
     """
 
     optimizers: list[Optimizer]
     logs: dict[str, float]
     validation_logs: dict[str, float]
+    scaler: Scaler | None
     skipped: int = 0
+
+    @property
+    def overflowed(self) -> int:
+        """Steps, if all were skipped because gradients overflowed."""
+        return 0 if self.scaler is None else self.scaler.num_all_skipped()
+
+    def optimizer_state(self, module: nn.Module, kept: Collection[str]) -> OptimizerState:
+        """What is kept of the optimisers of the parameters with these names."""
+        found = optimizer_state(module, self.optimizers, kept)
+        if self.scaler is not None:
+            found[SCALER] = self.scaler.kept()
+        return found
 
 
 def train(
@@ -72,6 +86,7 @@ def train(
         _start(fabric, module, client, uploads)
         kept = memory.optimizer.get(stage.name, {})
         names = parameter_names(module) if kept else {}
+        scaler = renew_scaler(fabric, kept.get(SCALER))
         trainer.take(*optimizers_of(learner, plan, names, kept))
         learner.on_fit_start()
         epochs = LocalEpochs(fabric, learner, client, plan, trainer)
@@ -80,7 +95,7 @@ def train(
         learner.teardown("fit")
         if uploads is None:
             module.on_client_end(client)
-        return Trained(trainer.optimizers, means.result(), trainer.validation_logs, epochs.skipped)
+        return Trained(trainer.optimizers, means.result(), trainer.validation_logs, scaler, epochs.skipped)
 
 
 def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
@@ -138,7 +153,6 @@ class LocalEpochs:
         limit = self.plan.epochs if self.plan.steps is None else self.plan.steps  # an epoch has at least one step
         if limit == 0:
             return
-        renew_scaler(self.fabric)
         is_over = False
         if self.best is not None and self.best.rule.is_due(0):
             is_over = self.best.exhausted(is_first=True)

@@ -12,7 +12,6 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.plan import Memory, Outcome, Plan, is_plain
-from fedlit.engine.visits.optimizers import optimizer_state
 from fedlit.engine.visits.training import train
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
@@ -52,13 +51,20 @@ def visit(
         upload = Upload(client.id, _collected(module, state, memory))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
     kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
-    momenta = optimizer_state(module, trained.optimizers, kept)
+    momenta = {} if plan.optimizer_state == "reset" else trained.optimizer_state(module, kept)
     if not is_plain(momenta):
         raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
     for tensor in live.values():  # they end with the visit: a step in closed form has none, and nobody is to miss them
         tensor.grad = None
     kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
-    return Outcome(upload, kept_memory, trained.logs, validation_logs=trained.validation_logs, skipped=trained.skipped)
+    return Outcome(
+        upload,
+        kept_memory,
+        trained.logs,
+        validation_logs=trained.validation_logs,
+        skipped=trained.skipped,
+        overflowed=trained.overflowed,
+    )
 
 
 def structure_of(state: State) -> dict[str, tuple]:
