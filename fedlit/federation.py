@@ -27,7 +27,7 @@ from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.own_network import own_network
 from fedlit.engine.evaluations.predict import predict
 from fedlit.engine.module.log_sinks import refused
-from fedlit.engine.options import Options
+from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.runs.begin import (
     Beginning,
@@ -36,6 +36,7 @@ from fedlit.engine.runs.begin import (
     data_or_stand_in,
     fresh_state,
     read_checkpoint,
+    set_deterministic,
 )
 from fedlit.engine.runs.chosen import title_of
 from fedlit.engine.runs.fit import Fit
@@ -124,6 +125,8 @@ class Federation:
         num_nodes: Machines.
         process_timeout: Seconds without a sign of life until a process is taken for dead; one that is slow has time.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
+        deterministic: As in Lightning: true lets torch refuse operations whose result may differ from run to run,
+            `warn` warns of them, false allows them; the default leaves torch as it is.
         personal_memory: Gigabytes of what stays with clients to hold in host memory, also where a GPU trains; the rest
             goes to files in TMPDIR.
         num_threads: Torch threads per process; the same bits need the same number.
@@ -186,6 +189,7 @@ class Federation:
         processes_per_device: int = 1,
         upload_encoder: Encoder | None = None,
         enable_checkpointing: bool = True,
+        deterministic: Deterministic | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
         given["client_epochs"] = client_epochs or {}
@@ -424,6 +428,7 @@ class Federation:
         self.running = False
         self._stop = StopRequest()
         torch.set_num_threads(self.options.num_threads)
+        set_deterministic(self.options.deterministic)
         keep_large_blocks()
         data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)

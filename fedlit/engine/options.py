@@ -36,6 +36,7 @@ AT_LEAST_ONE = (
     "processes_per_device",
 )
 BatchNorm = Literal["average", "local"]
+Deterministic = bool | Literal["warn"]
 MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
 MOST_OF = {
     "num_threads": 1024,
@@ -94,6 +95,7 @@ class Options:
     profiler: Profiler = field(repr=False)
     run_name: str | None
     enable_checkpointing: bool
+    deterministic: Deterministic | None
 
     def __post_init__(self) -> None:
         self._check_kinds()
@@ -183,6 +185,8 @@ class Options:
         check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
         check_choice("trainer.optimizer_state", self.optimizer_state, KeepOptimizer)
         check_choice("trainer.batch_norm", self.batch_norm, BatchNorm)
+        if self.deterministic not in (True, False, "warn", None):
+            raise ValueError(f"`trainer.deterministic` must be true, false or warn, got {self.deterministic!r}.")
         if self.server_optimizer is not None:
             check_builder("trainer.server_optimizer", self.server_optimizer)
         if self.upload_encoder is not None:

@@ -65,6 +65,8 @@ def failure(error: BaseException) -> Failure:
         reason += " (a batch of one sample; see `data.drop_last`)"
     if "view size is not compatible" in reason:
         reason += " (`trainer.fast` computes images channels last: `reshape` takes what `view` does not)"
+    if "use_deterministic_algorithms" in reason:
+        reason += " (see `trainer.deterministic`)"
     try:
         details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     except BaseException:  # its text, its cause or its notes are not to be had

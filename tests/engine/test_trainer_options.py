@@ -1,6 +1,7 @@
 """Options that Lightning's Trainer has: how many batches, how long, how patient, and where the time goes."""
 
 import logging
+import os
 import time
 from datetime import timedelta
 
@@ -11,6 +12,7 @@ from toys import SGD, Diary, Spy, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.callbacks import FederationCallback, MaxTime, Patience, watching_time
+from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 
 # --- batches
@@ -198,3 +200,66 @@ def test_lbfgs_as_an_option_trains_and_its_history_is_kept_with_what_stays():
     torch.testing.assert_close(one, three)
     forgetful = trained(num_rounds=3, local_epochs=1, optimizer_state="reset")
     assert not torch.allclose(one["network.1.weight"], forgetful["network.1.weight"], rtol=1e-3)
+
+
+# --- determinism
+
+
+@pytest.fixture
+def _torch_as_before(monkeypatch):
+    mode = torch.get_deterministic_debug_mode()
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    yield
+    torch.set_deterministic_debug_mode(mode)
+
+
+class Seeing(Spy):
+    """Notes what is set while a client trains."""
+
+    seen = Diary()
+
+    def training_step(self, batch, batch_idx):
+        self.seen = (torch.get_deterministic_debug_mode(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.usefixtures("_torch_as_before")
+@pytest.mark.parametrize(
+    ("deterministic", "seen"),
+    [(True, (2, ":4096:8")), ("warn", (1, ":4096:8")), (False, (0, None)), (None, (1, None))],
+    ids=str,
+)
+def test_deterministic_sets_what_lightnings_trainer_sets(deterministic, seen):
+    torch.use_deterministic_algorithms(True, warn_only=True)  # which is left alone by default
+    torch.backends.cudnn.benchmark = True
+    method = Seeing()
+    fitted(method, num_rounds=1, deterministic=deterministic)
+    assert method.seen == seen
+    assert torch.backends.cudnn.benchmark is (not deterministic)
+
+
+@pytest.mark.usefixtures("_torch_as_before")
+def test_a_workspace_of_ones_own_is_kept(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    method = Seeing()
+    fitted(method, num_rounds=1, deterministic=True)
+    assert method.seen == (2, ":16:8")
+
+
+class Undetermined(FedAvg):
+    def training_step(self, batch, batch_idx):
+        torch.zeros(3).put_(torch.tensor([1, 1]), torch.ones(2))
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.usefixtures("_torch_as_before")
+def test_what_torch_refuses_names_the_option():
+    with pytest.raises(TooFewClients, match=r"put_ does not have a deterministic .* \(see `trainer.deterministic`\)"):
+        fitted(Undetermined(linear, SGD), num_rounds=1, deterministic=True)
+    fitted(Undetermined(linear, SGD), num_rounds=1, deterministic=False)
+
+
+def test_another_determinism_is_refused():
+    with pytest.raises(ValueError, match=r"`trainer.deterministic` must be true, false or warn, got 'yes'"):
+        fitted(FedAvg(linear, SGD), deterministic="yes")

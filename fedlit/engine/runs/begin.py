@@ -1,5 +1,6 @@
 """Before the first round, on every process: the data, the checkpoint that is meant, and the folder of the run."""
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
 from lightning.fabric import Fabric
 
 from fedlit.bounds import check_kind
@@ -16,7 +18,7 @@ from fedlit.engine.cluster.processes import broadcast, meet
 from fedlit.engine.cluster.rendezvous import ClientParallelStrategy
 from fedlit.engine.door.layout import layout_for
 from fedlit.engine.module.precision import check_precision
-from fedlit.engine.options import Options
+from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.runs.choices import Change
 from fedlit.engine.states.client_store import sweep_left_behind
 from fedlit.engine.states.state import FederationState
@@ -29,6 +31,17 @@ from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, 
 from fedlit.records.visit_note import VisitNote, taken_notes
 
 TOLD_CHANGES = 20
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
+
+
+def set_deterministic(wanted: Deterministic | None) -> None:
+    """What Lightning's Trainer sets for `deterministic`, and leaves so; None sets nothing."""
+    if wanted is None:
+        return
+    torch.use_deterministic_algorithms(bool(wanted), warn_only=wanted == "warn")
+    if wanted:
+        torch.backends.cudnn.benchmark = False  # it picks algorithms by how long they take
+        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
 
 
 @dataclass
