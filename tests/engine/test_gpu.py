@@ -160,7 +160,7 @@ class Counting(FedAvg):
 def gone_on(name, precision="32-true"):
     """A run in one go, the same resumed in its middle, and waits in a first and a last local training."""
     method = partial(Counting, with_dropout, OPTIMIZERS[name])
-    options = {"optimizer_state": "keep", "precision": precision}
+    options = {"optimizer_state": "keep", "precision": precision, "personal_memory": 0.0}  # all but one on disk
     at_once = run(method, toy_data(30), num_rounds=2, default_root_dir="once", **options)[1]
     run(method, toy_data(30), num_rounds=1, default_root_dir="twice", **options)
     resumed = run(method, toy_data(30), num_rounds=2, default_root_dir="twice", ckpt_path="last", **options)[1]
