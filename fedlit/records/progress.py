@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from math import inf
 from time import monotonic
 
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
@@ -10,6 +11,10 @@ from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no ty
 from fedlit.records.rows import Row, summary
 
 Means = Mapping[str, float]
+BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+LEAST_BAR = 5  # columns of a bar with something beside it
+TQDMS_BAR = 10  # columns of tqdm's bar where it does not know the terminal's
+MODELS = ("personal", "global")  # what a person wants to see first, where there is little room
 PAUSE = 30.0  # seconds without a line, where there is no bar
 WORTH_A_LINE = 60.0  # seconds of a round that are announced
 
@@ -30,9 +35,10 @@ class Progress:
         self.enabled = enabled
         self.bar: tqdm | None = None
         self._training = ""  # who is, in which round
+        self._told: list[str] = []  # of the last round, the most wanted first
         self._printed = monotonic()
         if enabled and sys.stderr is not None and sys.stderr.isatty():  # None: it was closed
-            self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True)
+            self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True, bar_format=BAR)
 
         self._is_silent = not enabled or self.bar is not None  # between rounds
 
@@ -40,7 +46,8 @@ class Progress:
         """A client of the round, or the server, is about to train."""
         self._training = f"round {round}/{self.total}, {who}"
         if self.bar is not None:
-            self.bar.set_description(who)
+            self.bar.set_description(who, refresh=False)
+            self._draw(self.bar)
         elif not self._is_silent and monotonic() - self._printed >= PAUSE:
             self.print(self._training)
 
@@ -63,12 +70,16 @@ class Progress:
         told = {_spoken(key): parts for key, parts in found.items() if key.rpartition("/")[0] == self.metric}
         if not told:  # not evaluated in this round: what the method itself logs
             told = {key.rpartition("/")[0]: parts for key, parts in found.items()}
-        words = ", ".join(f"{name} {parts['mean']:.4f}" for name, parts in told.items())
+        words = {name: f"{name} {parts['mean']:.4f}" for name, parts in told.items()}
         if self.bar is not None:
-            self.bar.set_postfix_str(f"{stage}: {words}", refresh=False)
+            self._told = [*(words[name] for name in sorted(words, key=_wanted)), f"stage {stage}"]
             self.bar.update()
+            self._draw(self.bar)
         else:
-            self.print(f"round {number}/{self.total} {stage} ({seconds:.1f} s) {words}")
+            self.print(f"round {number}/{self.total} {stage} ({seconds:.1f} s) {', '.join(words.values())}")
+
+    def _draw(self, bar: tqdm) -> None:
+        bar.set_postfix_str(shortened(bar, self._told))
 
     def say(self, line: str) -> None:
         """A line for the person, whatever else is on the screen."""
@@ -86,6 +97,22 @@ class Progress:
     def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
+
+
+def shortened(bar: tqdm, parts: Iterable[str]) -> str:
+    """As many of the parts, from the first on, as stand beside a bar on one line of the terminal."""
+    given = bar.format_dict
+    room = inf
+    if given["ncols"] is not None:
+        bare = bar.format_meter(**{**given, "postfix": "", "ncols": None})
+        room = given["ncols"] - len(bare) + TQDMS_BAR - LEAST_BAR
+    text = ""
+    for part in parts:
+        room -= len(", ") + len(part)
+        if room < 0:
+            break
+        text += f", {part}"
+    return text.removeprefix(", ")
 
 
 def duration(seconds: float) -> str:
@@ -171,6 +198,12 @@ def _aligned(rows: list[list[str]]) -> str:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def _wanted(name: str) -> tuple[int, bool]:
+    """Where a score stands among others: the models of a client's own use on its own data first."""
+    model, _, data = name.partition(" on ")
+    return MODELS.index(model) if model in MODELS else len(MODELS), data != "own"
 
 
 def _spoken(key: str) -> str:

@@ -11,6 +11,7 @@ from time import monotonic
 
 from tqdm.auto import tqdm
 
+from fedlit.records.progress import shortened
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.runs import CONFIG, LOG, Run
 
@@ -69,11 +70,10 @@ class StudyProgress:
         if self.bar is None:
             return
         self.bar.n = len(self.finished) + sum(part_done(run) for run in active)
-        words = [str(run) for run in active]
+        words = [self._left_in_words().removeprefix("; "), *map(str, active)]
         if held:
             words.append(f"{held} by another call")
-        self.bar.set_postfix_str(f"{'; '.join(words)}{self._left_in_words()}", refresh=False)
-        self.bar.refresh()
+        self.bar.set_postfix_str(shortened(self.bar, filter(None, words)))
 
     def close(self) -> None:
         if self.bar is not None:

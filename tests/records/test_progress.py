@@ -1,9 +1,16 @@
 """The table at the end of a run shows what a user logs, and a best only of what has one."""
 
+import functools
+import io
+import sys
+
+import pytest
 from toys import SGD, fitted, linear, toy_data
+from tqdm import tqdm
 
 from fedlit import FedAvg
-from fedlit.records.progress import epochs_table, table
+from fedlit.records.progress import Progress, epochs_table, table
+from fedlit.records.rows import Row
 
 
 class Logs(FedAvg):
@@ -46,6 +53,39 @@ def test_a_count_has_no_best_and_losses_and_metrics_have_one():
     assert {"acc", "loss", "train_loss", "kd_loss"} == {key.rpartition("/")[0] for key in board.rated}
     lines = {line.split()[0]: line.split() for line in table(board.last, board.rated).splitlines()}
     assert len(lines["kd_loss"]) == len(lines["steps"]) + 2
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("columns", "told"), [(80, 1), (120, 2), (160, 4)])
+def test_the_bar_is_whole_on_a_terminal_of_any_width(columns, told, monkeypatch):
+    """Metrics that do not fit are left out; what a client would use itself comes first."""
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("tqdm.std.tqdm.format_dict", property(functools.partial(of_width, columns)))
+    progress = Progress(total=200, done=119)
+    what = [("trained", "own"), ("global", "pooled"), ("global", "own"), ("personal", "own"), ("trained", "pooled")]
+    rows = [Row(120, "federate", 0, model, data, "acc", 0.7) for model, data in what]
+    progress.round(120, "federate", rows, 300.0)
+    progress.training(121, "client 100/100")
+    line = screen.getvalue().rpartition("\r")[2]
+    assert len(line) <= columns
+    assert line.startswith("client 100/100:  60%|")
+    assert line.endswith("]")
+    assert line.count("0.7000") == told
+    assert "personal on own 0.7000" in line
+    progress.close()
+
+
+def of_width(columns, bar):
+    """As tqdm has it, after ten hours on a terminal of so many columns."""
+    return {**FORMAT_DICT(bar), "ncols": columns, "elapsed": 36_000.0, "rate": 1 / 300}
+
+
+FORMAT_DICT = tqdm.format_dict.fget
 
 
 class Clock:
