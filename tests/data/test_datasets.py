@@ -231,6 +231,7 @@ def test_a_download_that_fails_says_where_the_file_belongs(tmp_path, monkeypatch
     with pytest.raises(FileNotFoundError, match=r"No file .*/mnist\.npz, and the download failed.* `root`") as refusal:
         read_images("mnist", str(tmp_path))
     assert "\n" not in str(refusal.value)
+    assert "need no download: `fedlit fit --config fml_fashion.yaml`." in str(refusal.value)
     assert not list(tmp_path.iterdir())
 
 
