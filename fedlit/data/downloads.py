@@ -48,8 +48,8 @@ def download(dataset: str, path: Path) -> dict[str, np.ndarray]:
                 folder.rmdir()
         raise FileNotFoundError(
             f"No file {path}, and the download failed: {_first_line(error)}. Put the file there, or point `root` at "
-            "its folder; it holds uint8 train_images and test_images, integer train_labels and test_labels. Recipes that "
-            "end in `_fashion.yaml` need no download: `fedlit fit --config fml_fashion.yaml`."
+            "its folder; it holds uint8 train_images and test_images, integer train_labels and test_labels. Recipes "
+            "that end in `_fashion.yaml` need no download: `fedlit fit --config fml_fashion.yaml`."
         ) from error
     return arrays
 
