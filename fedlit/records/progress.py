@@ -59,7 +59,8 @@ class Progress:
     def expect(self, seconds: float, rounds: int, source: str) -> None:
         """How long a round will take, and those that are left, if it is worth a line."""
         if seconds > WORTH_A_LINE:
-            line = f"about {duration(seconds)} a round, {duration(seconds * rounds)} for {rounds} rounds ({source})"
+            all_rounds = "1 round" if rounds == 1 else f"{rounds} rounds"
+            line = f"about {duration(seconds)} a round, {duration(seconds * rounds)} for {all_rounds} ({source})"
             (self.print if self.bar is None else self.say)(line)
 
     def round(self, number: int, stage: str, rows: list[Row], seconds: float) -> None:

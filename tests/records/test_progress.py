@@ -2,6 +2,7 @@
 
 import functools
 import io
+import itertools
 import sys
 
 import pytest
@@ -119,6 +120,20 @@ def test_where_there_is_no_bar_a_line_comes_every_half_minute(monkeypatch, capsy
     assert "round 2/2, client 3/3, step 6/9" in steps
     assert [line for line in lines if line.startswith("about")] == [
         "about 4 min a round, 9 min for 2 rounds (from client 0; cpu)"
+    ]
+
+
+@pytest.mark.parametrize("client_timeout", [None, 60.0])
+def test_what_a_round_will_take_is_said_where_clients_train_in_processes_of_their_own(
+    client_timeout, monkeypatch, capsys
+):
+    clock = itertools.count(step=100.0)  # a hundred seconds pass between any two looks at it
+    monkeypatch.setattr("fedlit.engine.runs.fit.perf_counter", lambda: next(clock))
+    options = {"enable_progress_bar": True, "fast_dev_run": False, "client_timeout": client_timeout}
+    fitted(FedAvg(linear, SGD), toy_data(), num_rounds=1, **options)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("about")] == [
+        "about 5 min a round, 5 min for 1 round (from client 0; cpu)"
     ]
 
 

@@ -287,9 +287,10 @@ class Fit:
             self.first = First(client, perf_counter())
             return
         self.is_expected = True
-        if not self.first.has_steps:  # trained elsewhere, or side by side with others
-            return
         state = self.state
+        is_forked = state.options.client_timeout is not None  # its steps are counted in its own process
+        if not (self.first.has_steps or is_forked):  # trained elsewhere, or side by side with others
+            return
         number = state.round + 1
         stage = self.schedule.stage(number)
         share = self._num_steps(self.first.client) / sum(map(self._num_steps, clients))
