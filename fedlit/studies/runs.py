@@ -173,10 +173,11 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def is_finished(folder: Path) -> bool:
     """Whether a run came to its end, and not to a signal."""
-    events = folder / "events.jsonl"
-    if not events.exists():
+    try:
+        lines = (folder / "events.jsonl").read_text(errors="replace").splitlines()
+    except OSError:  # it has not begun, or was deleted
         return False
-    for line in reversed(events.read_text(errors="replace").splitlines()):
+    for line in reversed(lines):
         try:
             event = json.loads(line)
         except json.JSONDecodeError:  # half a line of a killed run
@@ -191,14 +192,11 @@ def is_finished(folder: Path) -> bool:
 
 def epochs_adapted(folder: Path) -> int | None:
     """For how many epochs newcomers of a run have trained; None if none has joined, or adapt.csv says it otherwise."""
-    path = folder / "adapt.csv"
-    if not path.exists():
-        return None
-    with path.open(newline="", encoding="utf-8", errors="replace") as file:
-        try:
+    try:
+        with (folder / "adapt.csv").open(newline="", encoding="utf-8", errors="replace") as file:
             return max((int(row["round"]) for row in csv.DictReader(file)), default=None)
-        except (KeyError, TypeError, ValueError, csv.Error):
-            return None
+    except (OSError, KeyError, TypeError, ValueError, csv.Error):
+        return None
 
 
 def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> dict[Cell, list[Run]]:
