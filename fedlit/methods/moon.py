@@ -6,8 +6,10 @@ received, and away from z_prev, those of the network that it had at the end of i
     L = CE(p, y) + mu * -log( e^{s(z, z_glob)/T} / (e^{s(z, z_glob)/T} + e^{s(z, z_prev)/T}) ),    s the cosine
 
 Features are what the last linear layer is given. Before it a projection head of two layers is put
-into the network; the output layer takes projections in paper and authors' code alike. Both other
-networks are frozen and in evaluation mode, as in that code. In a client's first visit z_prev = z_glob.
+into the network; the output layer takes projections in paper and authors' code alike. That code
+puts the head into the network of every method that it compares, so `mu: 0` is the FedAvg to compare
+with: the deeper network learns more slowly at first, whatever mu. Both other networks are frozen and
+in evaluation mode, as in that code. In a client's first visit z_prev = z_glob.
 
 Laws: mu = 0 is FedAvg of the same network; in a first visit the term starts at log 2.
 """
@@ -41,7 +43,7 @@ class MOON(FederatedModule):
         mu: Strength of the contrast; 0 is FedAvg. The authors: 1, 5 or 10.
         temperature: T of the contrast.
         projection: Width of the projection head that is put before the last layer; none leaves the
-            network as it is, and compares what its last layer is given.
+            network as it is, and compares what its last layer is given (as PFLlib and FL-bench do).
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.

@@ -1,6 +1,7 @@
 """MOON: features near the global model's, and away from one's own last ones."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import nn, tensor
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
+from fedlit.cli.app import main
 from fedlit.heads import with_features, with_projection
 from fedlit.losses import model_contrastive
 from fedlit.methods import MOON
@@ -100,6 +102,17 @@ def test_a_client_has_no_model_but_the_global_one():
     federation = fitted(method, data, num_rounds=1)
     assert {row["model"] for row in rows(federation)} == {"trained", "global"}
     assert {row.model for row in federation.test(method, data)} == {"global"}
+
+
+@pytest.mark.slow
+def test_the_recipe_does_not_diverge_on_clients_of_two_classes(monkeypatch):
+    """Without clipping, one misclassified sample let client 4 of this seed explode, and the average with it."""
+    monkeypatch.setattr(sys, "argv", ["fedlit"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    seeds = ["--seed_everything=4", "--data.partition_seed=4", "--trainer.num_rounds=4"]
+    shards = ["--data.partition=Shards", "--data.partition.per_client=2"]
+    quiet = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.report=false"]
+    main(["fit", "--config=moon_fashion.yaml", *seeds, *shards, *quiet])  # exit code 3 where nobody's state is finite
 
 
 class Unused(nn.Module):
