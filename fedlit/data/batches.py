@@ -50,7 +50,7 @@ class Batches:
         x = self.x
         y = self.y
         if self.generator is not None:
-            order = order.to(next(leaves(x)).device)
+            order = moved(order, next(leaves(x)).device)
             x = chosen(x, order)
             y = chosen(y, order)
         columns = [x, y]
