@@ -6,7 +6,8 @@
 // operations whose result has a size that depends on data, `synchronize`. A copy into pinned host memory that does not
 // block arrives with the next wait, as late as a real one may.
 //
-// Not imitated: the device's own rounding and random numbers, streams other than the default one, graphs, NCCL.
+// Not imitated: the device's own rounding and random numbers, streams other than the default one, graphs, NCCL,
+// recurrent layers (their CUDA kernels have no counterpart on the CPU).
 // Loaded by `sitecustomize` before torch, which asks for a device's hooks while it is imported; driven by
 // `pretend_cuda.py` through the plain C functions at the end.
 #include <ATen/CPUGeneratorImpl.h>
@@ -53,7 +54,8 @@ thread_local bool inside = false;  // a kernel is running: what it does is not t
 
 // ---------------------------------------------------------------------------------------------------------- counting
 
-std::mutex counting;  // the autograd engine has a thread for the device
+// The autograd engine has a thread for the device, and a DataLoader one that pins.
+std::mutex counting, copying, pinning;
 std::map<std::string, int64_t> counts;
 void (*on_wait)(const char*) = nullptr;
 
@@ -69,6 +71,7 @@ struct Pending {  // a copy to pinned memory that has not arrived yet
 std::vector<Pending> pending;
 
 void arrive() {
+  std::lock_guard<std::mutex> lock(copying);
   for (auto& copy : pending) std::memcpy(copy.target.mutable_data_ptr(), copy.content.data_ptr(), copy.content.nbytes());
   pending.clear();
 }
@@ -119,12 +122,14 @@ std::map<uintptr_t, size_t> pinned;  // blocks of pinned host memory: where they
 struct PinnedAllocator final : c10::Allocator {
   static void release(void* data) {
     arrive();  // torch keeps a block until the copies into it are done
+    std::lock_guard<std::mutex> lock(pinning);
     pinned.erase(reinterpret_cast<uintptr_t>(data));
     c10::free_cpu(data);
   }
   c10::DataPtr allocate(size_t size) override {
     use();
     void* data = c10::alloc_cpu(std::max<size_t>(size, 1));
+    std::lock_guard<std::mutex> lock(pinning);
     pinned[reinterpret_cast<uintptr_t>(data)] = size;
     return {data, data, &release, Device(DeviceType::CPU)};
   }
@@ -135,6 +140,7 @@ PinnedAllocator pinned_memory;
 
 bool is_pinned(const void* data) {
   auto where = reinterpret_cast<uintptr_t>(data);
+  std::lock_guard<std::mutex> lock(pinning);
   auto after = pinned.upper_bound(where);
   if (after == pinned.begin()) return false;
   auto block = std::prev(after);
@@ -386,6 +392,7 @@ Tensor& copy_(Tensor& self, const Tensor& from, bool non_blocking) {
   if (is_late) {
     Tensor content = source.to(self.scalar_type(), false, true).expand(self.sizes()).contiguous();
     std::memset(self.mutable_data_ptr(), 0xff, self.nbytes());
+    std::lock_guard<std::mutex> lock(copying);
     pending.push_back({self, content});
     return self;
   }

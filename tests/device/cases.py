@@ -1,0 +1,204 @@
+"""Every method in small: fitted on the CPU and on the device, and taken from one to the other between rounds.
+
+What is called here runs in a process that has the pretend device (`device.process`), also for the CPU's part.
+"""
+
+import tempfile
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from toys import TrunkAndHead, fitted, toy_data
+
+from fedlit import FederatedData, FederatedModule, Federation
+from fedlit.callbacks import FederationCallback
+from fedlit.methods import (
+    APFL,
+    DLAD,
+    FD,
+    FML,
+    MOON,
+    SCAFFOLD,
+    Ditto,
+    FedAvg,
+    FedBN,
+    FedDF,
+    FedDyn,
+    FedFusion,
+    FedMD,
+    FedMMD,
+    FedNova,
+    FedPer,
+    FedProto,
+    FedProx,
+    FedRep,
+    FineTuned,
+    LGFedAvg,
+    LocalOnly,
+    MixtureOfExperts,
+    PerFedAvg,
+    PFedMe,
+)
+from fedlit.partition import Dirichlet
+
+SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
+PLAIN = partial(torch.optim.SGD, lr=0.05)
+# With Adam's own eps of 1e-8 a gradient that is 0 but for rounding moves a weight as far as any other.
+ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
+
+
+class Normalised(nn.Module):
+    """A trunk with BatchNorm, and a head."""
+
+    feature_shape = (4, 3, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.extractor(x))
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+METHODS = {
+    "FedAvg": partial(FedAvg, Normalised, SGD),
+    "FedProx": partial(FedProx, Normalised, SGD),
+    "FML": partial(FML, Normalised, perceptron, ADAM),
+    "FedMMD": partial(FedMMD, Normalised, SGD),
+    "FedFusion": partial(FedFusion, Normalised, SGD),
+    "MixtureOfExperts": partial(MixtureOfExperts, Normalised, ADAM, epochs=2),
+    "DLAD": partial(DLAD, Normalised, ADAM, client_epochs=2, density_epochs=2, distil_epochs=2),
+    "LocalOnly": partial(LocalOnly, Normalised, ADAM),
+    "FineTuned": partial(FineTuned, Normalised, SGD, finetune_epochs=2, stop_on="loss"),
+    "FedBN": partial(FedBN, Normalised, SGD),
+    "FedPer": partial(FedPer, Normalised, SGD),
+    "FedRep": partial(FedRep, Normalised, SGD, head_epochs=1),
+    "LGFedAvg": partial(LGFedAvg, Normalised, SGD),
+    "Ditto": partial(Ditto, Normalised, SGD),
+    "APFL": partial(APFL, Normalised, SGD),
+    "PFedMe": partial(PFedMe, Normalised, PLAIN, inner_steps=2),
+    "MOON": partial(MOON, Normalised, SGD, projection=5),
+    "SCAFFOLD": partial(SCAFFOLD, Normalised, PLAIN),
+    "FedNova": partial(FedNova, Normalised, SGD),
+    "FedDyn": partial(FedDyn, Normalised, PLAIN),
+    "FedProto": partial(FedProto, Normalised, SGD, lam=0.1),
+    "FD": partial(FD, Normalised, SGD),
+    "PerFedAvg": partial(PerFedAvg, TrunkAndHead, PLAIN, variant="hf"),
+    "FedDF": partial(FedDF, Normalised, SGD, client_networks={0: perceptron}, distil_optimizer=ADAM),
+    "FedMD": partial(FedMD, perceptron, PLAIN, subset=20, public_epochs=1, private_epochs=1),
+}
+WITH_A_POOL = ("DLAD", "FedDF", "FedMD")
+ROUNDS = 3
+
+
+def data_for(method: str) -> FederatedData:
+    """Three clients that differ in size; a fifth of their samples is opted out."""
+    partition = Dirichlet(alpha=1.0, min_samples=9)
+    if method in WITH_A_POOL:
+        return toy_data(150, partition=partition, opt_out_samples=0.2, public=0.5)
+    return toy_data(75, partition=partition, opt_out_samples=0.2)
+
+
+class Cut(Exception):
+    """A fit is to end here."""
+
+
+class CutBefore(FederationCallback):
+    """Ends a fit before a round."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def on_round_start(self, federation: Federation, module: FederatedModule, round: int, clients: list[int]) -> None:
+        if round == self.round:
+            raise Cut
+
+
+def fit(method: str, accelerator: str, precision: str, fast: bool, folder: str, **options: Any) -> Federation:
+    """A method from the same initial weights every time."""
+    torch.manual_seed(7)
+    given = {"num_rounds": ROUNDS, "default_root_dir": folder, **options}
+    with patch("fedlit.engine.runs.begin.check_precision", lambda fabric: None):
+        return fitted(
+            METHODS[method](), data_for(method), accelerator=accelerator, precision=precision, fast=fast, **given
+        )
+
+
+def states(federation: Federation) -> dict[str, Tensor]:
+    """What the server and the clients hold, in one dictionary."""
+    owners = {"global": federation.global_state, **federation.personal_states}
+    return {f"{owner} {name}": tensor.cpu() for owner, state in owners.items() for name, tensor in state.items()}
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest difference between values of the same name."""
+    assert one.keys() == other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in one if one[name].numel())
+
+
+def resumed(method: str, accelerators: tuple[str, ...], precision: str, fast: bool, folder: str) -> Federation:
+    """A fit with a round on each accelerator, the last of which goes on to the end."""
+    *others, last = accelerators
+    for number, accelerator in enumerate(others, start=1):
+        with suppress(Cut):
+            ckpt_path = None if number == 1 else "last"
+            options = {"callbacks": CutBefore(number + 1), "ckpt_path": ckpt_path}
+            fit(method, accelerator, precision, fast, folder, **options)
+    return fit(method, last, precision, fast, folder, ckpt_path="last" if others else None)
+
+
+def trial(method: str, precision: str = "32-true", fast: bool = False) -> dict[str, Any]:
+    """A method on the device, beside the CPU and with its rounds on both."""
+    found = {}
+    runs = {"cpu": ("cpu",), "device": ("gpu",), "resumed": ("cpu", "gpu", "cpu")}
+    for name, accelerators in runs.items():
+        with tempfile.TemporaryDirectory() as folder:
+            federation = resumed(method, accelerators, precision, fast, folder)
+            found[name] = states(federation)
+            assert '"left_out"' not in (Path(federation.log_dir) / "events.jsonl").read_text()
+    return {
+        "is_finite": all(bool(tensor.isfinite().all()) for tensor in found["device"].values()),
+        "device": difference(found["device"], found["cpu"]),
+        "resumed": difference(found["resumed"], found["cpu"]),
+    }
+
+
+class WithDropout(Normalised):
+    """Its random numbers are drawn on the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, 3))
+
+
+def global_model(method: type[FederatedModule], **options: Any) -> dict[str, Tensor]:
+    """What a method agrees on, on the device, with a network that has dropout."""
+    torch.manual_seed(7)
+    federation = fitted(method(WithDropout, SGD), data_for(""), accelerator="gpu", **options)
+    return {name: tensor.cpu() for name, tensor in federation.global_state.items()}
+
+
+def waits(optimizer: Any, precision: str, steps: int) -> dict[str, int]:
+    """What a fit of one round makes the host wait for, by cause, with so many steps of each client."""
+    import pretend_cuda
+
+    torch.manual_seed(7)
+    pretend_cuda.reset()
+    fitted(
+        FedAvg(Normalised, optimizer),
+        data_for(""),
+        accelerator="gpu",
+        precision=precision,
+        num_rounds=1,
+        local_steps=steps,
+    )
+    return pretend_cuda.counts()
