@@ -20,6 +20,18 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
             group["fused" if fast else "foreach"] = True
 
 
+def is_plain_sgd(optimizer: Optimizer) -> bool:
+    """Whether an optimiser only adds the gradient times the learning rate: SGD without options and without hooks."""
+    if type(optimizer) is not SGD or optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    return all(_is_plain(group) for group in optimizer.param_groups)
+
+
+def _is_plain(group: dict) -> bool:
+    has_options = group["momentum"] or group["weight_decay"] or group["maximize"] or group["differentiable"]
+    return not has_options and not isinstance(group["lr"], Tensor)
+
+
 def clear(optimizer: Optimizer) -> None:
     """`optimizer.zero_grad` of PyTorch's own, for less."""
     for group in optimizer.param_groups:

@@ -24,14 +24,11 @@ from fedlit.engine.plan import Memory, Outcome
 from fedlit.engine.rounds.encoding import encoding_of
 from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.engine.states.homes import bring
-from fedlit.fast.stack import Stack
 from fedlit.methods import DLAD, SCAFFOLD, FedDF, FedProto
-from fedlit.networks import MLP
 from fedlit.privacy import ClientLevelDP
 
 PLAIN = partial(torch.optim.SGD, lr=0.1)
 FEW = TopK(0.1)
-STACKED = Stack.train
 AT_RANDOM = Int8(stochastic=True, error_feedback=True)
 
 
@@ -246,20 +243,6 @@ def test_a_run_that_forgot_what_is_left_over_would_come_to_others(at_random, mon
 
 def test_what_goes_to_files_comes_back(at_random):
     assert equal(run(upload_encoder=AT_RANDOM, personal_memory=0.0).global_state, at_random.global_state)
-
-
-def test_stacked_visits_are_encoded_as_well(monkeypatch):
-    stacks = []
-    monkeypatch.setattr(Stack, "train", lambda self, *args: stacks.append(self) or STACKED(self, *args))
-
-    def perceptron():
-        return FedAvg(lambda: MLP(image_size=8, num_classes=3, hidden=(7,)), PLAIN)
-
-    fast = run(perceptron, data=toy_data(num_clients=5), fast=True, num_rounds=2, upload_encoder=Float16())
-    assert stacks
-    assert set(sent_up(fast)) == {2 * sum(p.numel() for p in fast.state.module.parameters())}
-    ordinary = run(perceptron, data=toy_data(num_clients=5), num_rounds=2)
-    assert_close(fast.global_state, ordinary.global_state, rtol=0, atol=1e-3)
 
 
 # --- bytes

@@ -9,8 +9,7 @@ from torch import nn
 
 from fedlit import FedAvg
 from fedlit.engine.visits.plain_step import PlainStep
-from fedlit.fast.permission import is_plain_sgd
-from fedlit.fast.sgd import clear, prepare, step
+from fedlit.fast.sgd import clear, is_plain_sgd, prepare, step
 from fedlit.networks import LeNet5
 
 SGD = partial(torch.optim.SGD, lr=0.05)

@@ -18,7 +18,7 @@ from torch import nn
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.personalising import personalised
 from fedlit.engine.plan import Memory, Plan
-from fedlit.engine.scoring.measures import Measures
+from fedlit.engine.scoring.measures import Measures, measures_classes
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.scoreboard import Scoreboard
@@ -26,7 +26,6 @@ from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.quorum import TooFewClients
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
-from fedlit.fast.permission import measures_classes
 from fedlit.methods.base import FederatedModule, task_of, twin
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice

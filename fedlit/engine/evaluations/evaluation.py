@@ -23,7 +23,6 @@ from fedlit.engine.scoring.scores import confusion, evaluate, scores_by_group
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.sampling import has_trained_or_may
-from fedlit.fast.recognition import perceptron
 from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -164,9 +163,7 @@ class Scorer:
         return consecutive(clients, [len(val[k]) for k in clients], self.state.data.eval_batch_size)
 
     def _sees_samples_apart(self, clients: list[int], round: int) -> bool:
-        """Of a perceptron it is known; any other network is tried."""
-        if perceptron(self.network) is not None:
-            return True
+        """Whether the network's outputs depend on their own samples alone, tried on a few."""
         self.state.load_global()
         batches, _ = self.state.data.val_batches(clients[:FEW], round)
         return sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES))

@@ -1,7 +1,5 @@
 """How the copy that a client has just trained does on its own validation samples."""
 
-from torch import nn
-
 from fedlit.engine.scoring.scores import evaluate
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
@@ -9,13 +7,10 @@ from fedlit.methods.stage import Stage
 from fedlit.rng import derive, isolated
 
 
-def scores_of_copy(
-    state: FederationState, stage: Stage, round: int, k: int, network: nn.Module | None = None
-) -> Scores:
-    """Of the copy of client k: a network, or what is loaded."""
-    if network is None:
-        learner = stage.module or state.module
-        network = learner if stage.own_models else learner.global_model()
+def scores_of_copy(state: FederationState, stage: Stage, round: int, k: int) -> Scores:
+    """Of the copy of client k, which is loaded."""
+    learner = stage.module or state.module
+    network = learner if stage.own_models else learner.global_model()
     client = state.data.client(k, round)
     with isolated(derive(state.options.seed, "trained", stage.name, round, k)):
         return evaluate(state.fabric, network, client.val_batches(), state.measures)

@@ -36,12 +36,10 @@ class Custody:
         self.held = HeldUploads(state.memories.store)
         self.norms: dict[int, float] = {}
 
-    def share(self, clients: Sequence[int], owners: Sequence[int]) -> list[int]:
-        """Note who visits whom; whom this process does."""
-        fabric = self.state.fabric
-        if fabric.world_size > 1:
+    def share(self, clients: Sequence[int], owners: Sequence[int]) -> None:
+        """Note which process trains each client, if there are several."""
+        if self.state.fabric.world_size > 1:
             self.owners = dict(zip(clients, owners, strict=True))
-        return [k for k, owner in zip(clients, owners, strict=True) if owner == fabric.global_rank]
 
     def left_here(self, k: int, visited: Visited) -> Visited:
         """What others may know of a visit: on several processes, what is large and sound stays with the visitor."""

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
-
 from fedlit.aggregation import Spread, State, Upload, defect
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import in_order
@@ -225,7 +223,8 @@ class ClientRound:
                 yield k, self._looked_at_again(visited, sent)
             return
         owners = share_out(self.state, self.clients)
-        visit = self._visits(self.custody.share(self.clients, owners))
+        self.custody.share(self.clients, owners)
+        visit = self._visits()
 
         def work(k: int) -> Visited:
             self._tell_of(k)
@@ -238,10 +237,10 @@ class ClientRound:
         """What one client brings, on its own host."""
         self.state.guard.begin_round()
         check_still_frozen(self.state.module, self.state.constant)
-        return self._visits([k])(k)
+        return self._visits()(k)
 
-    def _visits(self, mine: list[int]) -> Visits:
-        return Visits(self.state, self.number, self.clients, mine, self.plan_for, self._looked_at, self._received)
+    def _visits(self) -> Visits:
+        return Visits(self.state, self.number, self.plan_for, self._looked_at, self._received)
 
     def _tell_of(self, k: int) -> None:
         self.tell(self.clients.index(k) + 1, len(self.clients))
@@ -285,10 +284,10 @@ class ClientRound:
             self._note_values(k, *values)
             yield self.custody.handed_over(k, weights[k])
 
-    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None, network: nn.Module | None) -> Visited:
+    def _looked_at(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
         encoded = None
         problem = None
-        scores = scores_of_copy(self.state, self.stage, self.number, k, network) if self.score else {}
+        scores = scores_of_copy(self.state, self.stage, self.number, k) if self.score else {}
         if self.state.options.upload_encoder is not None:
             outcome.memory.residual = self._residual(k)
         if self.encoding is not None:

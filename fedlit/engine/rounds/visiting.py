@@ -1,19 +1,14 @@
-"""How the clients of a round are visited: by a shortcut, in this process, or in one of their own."""
+"""How the clients of a round train: in this process, or in one of their own."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any
-
-from torch import nn
 
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import can_fork, in_child
-from fedlit.engine.guards.guard import exits_caught, is_meant_for_us
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
-from fedlit.engine.module.means import Means
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.downloads import is_sent
 from fedlit.engine.rounds.visited import Visited, is_sound, pack
@@ -21,10 +16,6 @@ from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.visit import visit
-from fedlit.fast.all_ours import is_all_ours, is_undisturbed
-from fedlit.fast.begun_visit import Beginnings, perceptron_names
-from fedlit.fast.plain_visits import PlainVisits
-from fedlit.fast.stacked_visits import Cohort
 from fedlit.records.round_record import Failure
 
 
@@ -34,65 +25,30 @@ class Visits:
     Args:
         state: Of the federation; nothing of it changes.
         number: Of the round.
-        clients: Of the round, on all processes.
-        mine: Those that this process visits.
         plan_for: How a client trains; all belong to one stage.
-        look: What to make of an outcome, and of the network that was trained; the live one if there is none.
-        received: Validates what comes from a process of a client's own, and says what came of the visit.
+        look: What to make of an outcome.
+        received: Validates what comes from a process of a client's own, and says what came of its training.
     """
 
     def __init__(
         self,
         state: FederationState,
         number: int,
-        clients: list[int],
-        mine: list[int],
         plan_for: Callable[[int], Plan],
-        look: Callable[[int, Outcome, Sent | None, nn.Module | None], Visited],
+        look: Callable[[int, Outcome, Sent | None], Visited],
         received: Callable[[int, Sent | None, dict[str, Any]], Visited],
     ) -> None:
         self.state = state
         self.number = number
-        self.clients = clients
-        self.mine = mine
         self.plan_for = plan_for
         self.look = look
         self.received = received
         self.constant = frozenset(state.constant)
-        options = state.options
-        self.is_all_ours = is_all_ours(state.module, state.data, options.metrics.values(), options.upload_encoder)
-        undisturbed = self.is_all_ours and is_undisturbed(
-            state.module, state.data, options.aggregator, options.privacy, options.profiler
-        )
-        self.beginnings = Beginnings(state.fabric, state.module, undisturbed)
-        self.shortened = self._shortened()
-
-    def _shortened(self) -> Cohort | PlainVisits | None:
-        """Visits that are steps of a perceptron and nothing else: side by side, or in exact mode one by one."""
-        if not self.clients:
-            return None
-        state = self.state
-        server = state.shared_state
-        found = self.beginnings.perceptron(self.plan_for(self.clients[0]))
-        names = perceptron_names(state.module, found, server)
-        if not names:
-            return None
-        client_of = partial(state.data.client, round=self.number)
-        if not state.module.fast:
-            if not self.is_all_ours:
-                return None
-            return PlainVisits(self.beginnings, self.plan_for, client_of, server, names, Means)
-        enter = partial(state.enter, prefer="server", round=self.number)
-        return Cohort(self.beginnings, self.clients, self.mine, self.plan_for, client_of, enter, server, names)
 
     def __call__(self, k: int) -> Visited:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
         state = self.state
         memory = state.memories.get(k) or Memory()
-        short = self._short(k, memory)
-        if short is not None:
-            return short
-        self.beginnings.forget()
         if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
             return self._guarded(k, memory, None)
         sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
@@ -110,34 +66,6 @@ class Visits:
                 "uploaded nothing before: return `current`, or what it is to begin with."
             )
 
-    def _short(self, k: int, memory: Memory) -> Visited | None:
-        """What a shortened visit brings; None if it must be an ordinary one, which also tells what is wrong."""
-        state = self.state
-        if self.shortened is None:
-            return None
-        if not state.module.fast and self._may_be_ended(k):  # a stack has bits of its own, which are to stay
-            return None
-        with state.guard.visiting(k):
-            if self.is_all_ours:
-                return self._in_short(k, memory)
-            # A user's data or metrics may change what others find: gradient mode, attributes, the environment ...
-            result = state.guard.attempt(partial(self._in_short, k, memory), self.plan_for(k).should_stop)
-            return None if isinstance(result, Failure) else result
-
-    def _in_short(self, k: int, memory: Memory) -> Visited | None:
-        assert self.shortened is not None
-        try:
-            with exits_caught():
-                outcome = self.shortened.outcome(k, memory)
-                if outcome is None:
-                    return None
-                return self.look(k, outcome, None, self.shortened.network(outcome))
-        except BaseException as error:
-            if is_meant_for_us(error, self.plan_for(k).should_stop):
-                raise
-            self.state.live.mend()
-            return None
-
     def _may_be_ended(self, k: int) -> bool:
         """Whether a visit is in a process of its own, which may be killed, or may die."""
         return self.state.options.client_timeout is not None or k in self.state.guard.suspects
@@ -148,7 +76,7 @@ class Visits:
         should_stop = self.plan_for(k).should_stop
 
         def visited() -> Visited:
-            work = lambda: self.look(k, self._visit(k, memory, sent), sent, None)  # noqa: E731
+            work = lambda: self.look(k, self._visit(k, memory, sent), sent)  # noqa: E731
             result = state.guard.attempt(work, should_stop, is_sound)
             return Visited(result, {}) if isinstance(result, Failure) else result
 

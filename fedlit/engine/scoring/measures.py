@@ -4,10 +4,17 @@ from collections.abc import Mapping
 
 from torchmetrics import Metric
 
-from fedlit.fast.permission import measures_classes
-from fedlit.methods.base import FederatedModule, metrics_of
+from fedlit.methods.base import FederatedModule, metrics_of, task_of
+from fedlit.tasks import Classification
 
 LOSS = "loss"
+
+
+def measures_classes(method: FederatedModule) -> bool:
+    """Whether cross-entropy and accuracy are all that a method measures; of many clients they come in one pass."""
+    kind = type(method)
+    is_own = kind.loss is not FederatedModule.loss or kind.metrics is not FederatedModule.metrics
+    return not is_own and "loss" not in vars(method) and type(task_of(method)) is Classification
 
 
 class Measures:

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.optim import LBFGS
 
 from fedlit.engine.module.precision import autocast
 from fedlit.engine.usage import UsageError
 from fedlit.engine.visits.lightning_hooks import STEP_HOOKS, overridden
 from fedlit.engine.visits.step_contract import loss_of, takes_batch_idx
 from fedlit.engine.visits.visit_trainer import VisitTrainer
-from fedlit.fast.permission import steps_without_closure
 from fedlit.methods.base import FederatedModule
 
 
@@ -23,7 +23,10 @@ def wants_hooks(learner: FederatedModule, trainer: VisitTrainer) -> bool:
         return True
     if overridden(learner, STEP_HOOKS):
         return True
-    return not steps_without_closure(trainer.optimizers[0])
+    optimizer = trainer.optimizers[0]
+    # Others may call the closure again, or look at gradients before it: under the Trainer, the step computes them.
+    is_ordinary = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
+    return not is_ordinary or bool(optimizer._optimizer_step_pre_hooks)
 
 
 class HookedStep:

@@ -1,6 +1,5 @@
-"""A step without hooks: forward, backward and update, by a shortcut where one is permitted."""
+"""A training step without hooks: forward, backward and update."""
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -9,11 +8,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlit.engine.module.precision import autocast, has_scaler
-from fedlit.engine.visits.lightning_hooks import STEP_HOOKS, overridden
 from fedlit.engine.visits.step_contract import loss_of, takes_batch_idx
-from fedlit.fast.perceptron import ClosedForm
-from fedlit.fast.permission import clears_plainly, is_plain_sgd
-from fedlit.fast.sgd import clear, step
+from fedlit.fast.sgd import clear, is_plain_sgd, step
 from fedlit.methods.base import FederatedModule
 
 
@@ -38,17 +34,11 @@ class PlainStep:
         self.is_scaled = has_scaler(fabric)
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
         self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
-        self.closed_form: ClosedForm | None = None
-        is_plain = clip is None and not self.is_scaled and self.context is nullcontext
-        if is_plain and not overridden(learner, STEP_HOOKS):
-            self.closed_form = ClosedForm.of(learner, self.optimizer)
+        self.clears_plainly = type(self.optimizer).zero_grad is Optimizer.zero_grad
+        self.is_plain_sgd = not self.is_scaled and is_plain_sgd(self.optimizer)
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         """One batch."""
-        if self.closed_form is not None and self.closed_form.takes(batch):
-            self.learner.log("train_loss", self.closed_form(*batch))
-            self.has_loss = True
-            return
         with self.context():
             result = self._result(batch, batch_idx)
         if not self.learner.automatic_optimization:
@@ -71,10 +61,8 @@ class PlainStep:
             return self.learner.training_step(batch, batch_idx)
         return self.learner.training_step(batch)  # type: ignore[call-arg]
 
-    # An optimiser is asked anew in every step: a user's code may have changed it in this one.
-
     def _clear(self) -> None:
-        if clears_plainly(self.optimizer):
+        if self.clears_plainly:
             clear(self.optimizer)
         else:
             self.optimizer.zero_grad()
@@ -82,7 +70,7 @@ class PlainStep:
     def _step(self) -> None:
         if self.is_scaled:
             self.fabric.strategy.optimizer_step(self.optimizer)
-        elif is_plain_sgd(self.optimizer):
+        elif self.is_plain_sgd:
             step(self.optimizer)
         else:
             self.optimizer.step()

@@ -185,17 +185,11 @@ class LocalEpochs:
             if is_over:
                 return
 
-    def _next_step(self) -> PlainStep | HookedStep:
-        """Asked before every step: in any, a user's code may have hung a hook on the method or on its optimiser."""
-        if isinstance(self.step, HookedStep):
-            return self.step
-        if self.step is not None and self.step.closed_form is not None:  # nothing of a user's runs between its steps
-            return self.step
+    def _first_step(self) -> PlainStep | HookedStep:
+        """How steps are taken; asked after the hooks before the first one, which may add others."""
         if wants_hooks(self.learner, self.trainer):
-            self.step = HookedStep(self.learner, self.trainer, self.num_batches)
-        elif self.step is None:
-            self.step = PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
-        return self.step
+            return HookedStep(self.learner, self.trainer, self.num_batches)
+        return PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
 
     def _epoch(self) -> bool:
         """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
@@ -203,10 +197,11 @@ class LocalEpochs:
             if self.plan.should_stop():
                 raise Interrupted
             self.plan.before_step(self.steps, self.num_steps)
-            step = self._next_step()
-            if step(batch, batch_idx) is False:
+            if self.step is None:
+                self.step = self._first_step()
+            if self.step(batch, batch_idx) is False:
                 return False
-            if isinstance(step, PlainStep):
+            if isinstance(self.step, PlainStep):
                 self.trainer.global_step += 1
             self.steps += 1
             self.had_loss.add(step.has_loss)
