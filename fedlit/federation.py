@@ -290,7 +290,6 @@ class Federation:
 
     def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
         self._remind()
-        self.state.guard.watch(self._run_folder.note, self._run_folder.suspects)
         fit = Fit(self.state, schedule, self._folder, self._stop, self._call, self._begun)
         self._begun = Beginning()
         self.running = True

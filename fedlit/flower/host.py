@@ -18,10 +18,10 @@ from fedlit.data.preprocessing import kept_preprocessing
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.found import pack as pack_found
 from fedlit.engine.evaluations.jobs import look
-from fedlit.engine.guards.guard import left_out
+from fedlit.engine.module.isolation import failed
 from fedlit.engine.plan import Memory
 from fedlit.engine.rounds.round import ClientRound
-from fedlit.engine.rounds.visited import Visited, is_sound, pack
+from fedlit.engine.rounds.visited import Visited, pack
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.turns.schedule import Schedule
@@ -74,7 +74,7 @@ class Host:
                 raise ValueError(f"the server speaks protocol {asked['protocol']}, this host {wire.PROTOCOL}.")
             return wire.pack(answers[what](common, asked, letter.digest))
         except Exception as error:
-            return wire.pack(_told(left_out(error)))
+            return wire.pack(_told(failed(error)))
 
     def _join(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
         """Who this is, and what the server must know to plan its rounds: numbers of samples, and of what kind."""
@@ -105,7 +105,7 @@ class Host:
         self._load(common, asked, before)
         visited = self._round(asked).visited(self.client)
         answer = self._answer(visited)
-        if not isinstance(visited.outcome, Failure) and is_sound(visited):
+        if not isinstance(visited.outcome, Failure) and visited.problem is None:
             memory = vars(visited.outcome.memory)
             given = self._given(visited, number, before)
             files.write(number, wire.compact({"digest": digest, "memory": memory, "answer": answer, **given}))
@@ -141,7 +141,6 @@ class Host:
     def _look(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
         number = asked["round"]
         self._load(common, asked, self._before(self._files(asked), asked["base"]))
-        self.state.guard.begin_round()
         scorer = Scorer(self.state, self.schedule.stage(number))
         found = []
         for what in asked["jobs"]:

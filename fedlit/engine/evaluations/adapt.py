@@ -17,6 +17,7 @@ from torch import nn
 
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.personalising import personalised
+from fedlit.engine.module.isolation import attempt
 from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.scoring.measures import Measures, measures_classes
 from fedlit.engine.scoring.scores import evaluate
@@ -63,9 +64,8 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
         raise ValueError("`data.unseen_clients` must be at least 1: no client was kept out, so none can join.")
     rows: list[Row] = []
     failures: dict[int, Failure] = {}
-    state.guard.begin_round()
     for k in range(state.data.num_clients - unseen, state.data.num_clients):
-        found = state.guard.attempt(partial(_rows, state, k, epochs))
+        found = attempt(state.live.snapshot(), partial(_rows, state, k, epochs))
         if isinstance(found, Failure):
             failures[k] = found
         else:
@@ -143,7 +143,9 @@ def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedMo
     if complete:
         network = copy.deepcopy(state.module.global_model())
         yield "finetuned", Alone(network, state.module).to(state.fabric.device)
-    new = twin(state.live.pristine)
+    state.live.original.restore_structure()
+    state.live.put(state.initial)
+    new = twin(state.module)
     new.on_client_start(None)  # its own frozen copies, if it has any
     yield "scratch", Alone(new.global_model(), state.module).to(state.fabric.device)
 

@@ -15,7 +15,6 @@ from fedlit.engine.evaluations.found import Found, check_usage, found_of
 from fedlit.engine.evaluations.jobs import SERVERS, Job, consecutive, each_at_home, looked
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
-from fedlit.engine.module.attributes import attributes_kept
 from fedlit.engine.module.log_sinks import check_own_names, noted
 from fedlit.engine.module.modes import modes_of, restore
 from fedlit.engine.scoring.outputs import outputs, predictions, sees_samples_apart
@@ -91,10 +90,11 @@ class Scorer:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
         if self.stage.reported_as is None:
             return []
-        if self.state.guard.rest is None:  # no round has begun: these are models of a checkpoint
-            self.state.guard.begin_round()
-        with attributes_kept(self.state.live.parts.values()):  # a network may note what it has seen last
+        before = self.state.live.snapshot()
+        try:
             return self._evaluated(round)
+        finally:
+            before.restore()  # a network may note what it has seen last
 
     def _evaluated(self, round: int) -> list[Row]:
         rows: list[Row] = []

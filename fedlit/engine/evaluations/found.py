@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlit.engine.guards.child_process import in_child
+from fedlit.engine.module.isolation import attempt
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
@@ -32,14 +33,14 @@ class Found:
 def found_of(state: FederationState, k: int, look: Callable[[], Found]) -> Found:
     """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
 
-    def attempt() -> Found:
-        found = state.guard.attempt(look, is_sound=lambda _: state.live.has_its_dtypes())
+    def evaluated() -> Found:
+        found = attempt(state.live.snapshot(), look)
         return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
     timeout = state.options.client_timeout
     if timeout is None:
-        return attempt()
-    found = in_child(attempt, timeout, bool, pack, partial(checked_found, k))
+        return evaluated()
+    found = in_child(evaluated, timeout, bool, pack, partial(checked_found, k))
     return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
 

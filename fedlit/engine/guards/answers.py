@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from fedlit.engine.guards.guard import left_out
+from fedlit.engine.module.isolation import failed
 from fedlit.engine.plan import is_plain
 from fedlit.records.round_record import LONGEST_REASON, Failure
 
@@ -28,5 +28,5 @@ def unpack_plain(data: bytes, device: torch.device | str = "cpu", most: int | No
 
 def unusable(error: Exception) -> Failure:
     """Why an answer cannot be used."""
-    problem = left_out(error)
+    problem = failed(error)
     return Failure(f"its answer cannot be used: {problem.reason}"[:LONGEST_REASON], problem.details)

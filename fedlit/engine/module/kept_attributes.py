@@ -9,14 +9,17 @@ import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from fedlit.engine.module.attributes import LARGE_TENSOR, is_looked_into
 from fedlit.engine.usage import UsageError
 
 Key = tuple[str, str]  # path of a part, name of its attribute
@@ -28,7 +31,20 @@ HPARAMS = "hparams."
 # The engine's own, Lightning's, torch's: others look after them.
 OWN = {"client", "stage", "received", "num_clients", "fast", "_rule", "_log_sink", "_evaluated", "_evaluated_names"}
 OF_LIGHTNING = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"}
-HOUSES = ("torch", "torchmetrics", "lightning")
+HOUSES = ("torch", "torchmetrics", "lightning", "lightning_fabric")
+
+
+LARGE_TENSOR = 1_000_000  # values of a tensor that is compared by its identity and version
+CODE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, partial, Enum)
+
+
+def is_looked_into(value: Any) -> bool:
+    """Whether an object's own attributes may change: not code, nor a federation's own things."""
+    if isinstance(value, CODE):
+        return False
+    if isinstance(value, nn.Module | Optimizer):
+        return True
+    return hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in (*HOUSES, "fedlit")
 
 
 class Unkept(UsageError):

@@ -7,10 +7,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
+from fedlit.engine.module.isolation import ModuleSnapshot
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.module.modes import modes_of, restore, settle
 from fedlit.fast.memory import lay_out
-from fedlit.methods.base import FederatedModule, copy_into, twin
+from fedlit.methods.base import FederatedModule, copy_into
 from fedlit.rng import derive, isolated
 
 
@@ -30,15 +31,17 @@ class LiveModule:
         settle(module)
         self._modes = modes_of(module)
         self.layout = layout
-        # To mend the module after a client has broken it; stages may hold its parts, so these must stay the same.
-        self.pristine = twin(module)
+        self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
         self._builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self._dtypes = {tensor.dtype for tensor in self.tensors().values()}
+        self._snapshot: ModuleSnapshot | None = None
 
-    def has_its_dtypes(self) -> bool:
-        """Whether nobody has moved the module to others."""
-        return {tensor.dtype for tensor in self.tensors().values()} <= self._dtypes
+    def snapshot(self) -> ModuleSnapshot:
+        """As the module is now; the one before, if nothing has changed since."""
+        self.module.client = None  # it changes with every client, and is no attribute of a user's
+        if self._snapshot is None or not self._snapshot.holds():
+            self._snapshot = ModuleSnapshot(self.module)
+        return self._snapshot
 
     def tensors(self) -> State:
         """The live tensors, by name."""
@@ -48,7 +51,7 @@ class LiveModule:
         """Copy values into the live tensors of the same names, in the method's own structure if a client's differs."""
         live = self.tensors()
         if self._builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
-            self.mend()
+            self.original.restore_structure()
             live = self.tensors()
         copy_into(live, state)
 
@@ -57,9 +60,6 @@ class LiveModule:
     ) -> None:
         """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
         before = self.tensors()
-        if not self._builds_clients and not _fits(before, initial):  # whoever looked at it last has changed it
-            self.mend()
-            before = self.tensors()
         live = before
         self.client = client
         self.module.client = client
@@ -86,32 +86,3 @@ class LiveModule:
         module.to(device=module.device, dtype=module.dtype)
         if module.fast:
             lay_out(module, self.layout)
-
-    def trained(self) -> dict[str, bool]:
-        """Which parameters train; a callback may have frozen some."""
-        return {name: parameter.requires_grad for name, parameter in self.module.named_parameters()}
-
-    def mend(self, trained: dict[str, bool] | None = None) -> None:
-        """Give the module its first structure back, part by part; values are loaded with the next state.
-
-        Args:
-            trained: Which parameters did before it was broken; by default as now.
-        """
-        if trained is None:
-            trained = self.trained()
-        for path, fresh in twin(self.pristine).named_modules():
-            part = self.parts[path]
-            part._parameters = fresh._parameters
-            part._buffers = fresh._buffers
-            part._modules = {name: self.parts[f"{path}.{name}".lstrip(".")] for name in fresh._modules}
-        for name, parameter in self.module.named_parameters():
-            parameter.requires_grad_(trained.get(name, parameter.requires_grad))
-        self.module.to(self.module.device)
-
-
-def _fits(live: State, initial: State) -> bool:
-    """Whether a state has the dtypes and devices that the method was made with."""
-    return all(
-        name in live and live[name].dtype == tensor.dtype and live[name].device == tensor.device
-        for name, tensor in initial.items()
-    )

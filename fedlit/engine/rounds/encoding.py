@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedlit.aggregation import State, Upload, defect
 from fedlit.encoders import OPTION, Encoder
-from fedlit.engine.guards.guard import left_out
 from fedlit.engine.module.freezing import trained_names
+from fedlit.engine.module.isolation import failed
 from fedlit.engine.options import Options
 from fedlit.engine.plan import Outcome
 from fedlit.engine.states.sending import sends_apart
@@ -68,7 +68,7 @@ class Encoding:
             outcome.upload = replace(upload, state=arrived)
             outcome.memory.residual = self._lost(meant, arrived)
         except Exception as error:  # an encoder raises what it likes
-            found = left_out(error)
+            found = failed(error)
             return encoded, replace(found, reason=f"unusable upload: {found.reason}")
         return encoded, None
 

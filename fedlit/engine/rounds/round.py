@@ -85,7 +85,6 @@ class ClientRound:
 
         With too few that are usable the state stays as it was.
         """
-        self.state.guard.begin_round()
         self.state.module.stage = self.stage  # also of evaluations, which come after the visits
         check_still_frozen(self.state.module, self.state.constant)
         try:
@@ -235,7 +234,6 @@ class ClientRound:
 
     def visited(self, k: int) -> Visited:
         """What one client brings, on its own host."""
-        self.state.guard.begin_round()
         check_still_frozen(self.state.module, self.state.constant)
         return self._visits()(k)
 

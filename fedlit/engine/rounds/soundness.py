@@ -5,7 +5,7 @@ from collections.abc import Callable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import Upload, defect
-from fedlit.engine.guards.guard import left_out
+from fedlit.engine.module.isolation import failed
 from fedlit.engine.plan import Outcome, Plan
 from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
 from fedlit.engine.states.sending import Sent
@@ -40,7 +40,7 @@ class Soundness:
             if problem := self._unusable(outcome, sent):
                 return Failure(f"unusable state: {problem}{hint(problem)}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
-            return left_out(error)
+            return failed(error)
         return None
 
     def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:

@@ -56,11 +56,6 @@ def _outlines(sent: Any) -> Any:
     return [_outlines(part) for part in sent]
 
 
-def is_sound(visited: Visited) -> bool:
-    """Whether what a client has brought can be used."""
-    return visited.problem is None
-
-
 def pack(visited: Visited) -> dict[str, Any]:
     """What came of a visit as containers of tensors, numbers and strings, for other processes.
 

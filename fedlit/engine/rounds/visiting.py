@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from functools import partial
 from typing import Any
 
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
-from fedlit.engine.guards.child_process import can_fork, in_child
+from fedlit.engine.guards.child_process import in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
+from fedlit.engine.module.isolation import attempt
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.downloads import is_sent
-from fedlit.engine.rounds.visited import Visited, is_sound, pack
+from fedlit.engine.rounds.visited import Visited, pack
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
@@ -66,27 +67,22 @@ class Visits:
                 "uploaded nothing before: return `current`, or what it is to begin with."
             )
 
-    def _may_be_ended(self, k: int) -> bool:
-        """Whether a visit is in a process of its own, which may be killed, or may die."""
-        return self.state.options.client_timeout is not None or k in self.state.guard.suspects
-
     def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
-        """What an ordinary visit brings, in a process of its own if it may be killed, or may kill."""
+        """What a client brings, or why it brings nothing; in a process of its own under `trainer.client_timeout`."""
         state = self.state
-        should_stop = self.plan_for(k).should_stop
 
         def visited() -> Visited:
-            work = lambda: self.look(k, self._visit(k, memory, sent), sent)  # noqa: E731
-            result = state.guard.attempt(work, should_stop, is_sound)
+            def work() -> Visited:
+                return self.look(k, self._visit(k, memory, sent), sent)
+
+            result = attempt(state.live.snapshot(), work)
+            state.module.client = state.live.client  # `aggregate` may ask it for the round
             return Visited(result, {}) if isinstance(result, Failure) else result
 
-        if not self._may_be_ended(k):
-            with state.guard.visiting(k):
-                return visited()
-        if k in state.guard.suspects and not can_fork(state.options.num_threads, state.fabric.device):
-            return Visited(Failure("it was being visited when its process died"), {})
-        timeout = state.options.client_timeout or inf
-        result = in_child(visited, timeout, should_stop, pack, partial(self.received, k, sent))
+        timeout = state.options.client_timeout
+        if timeout is None:
+            return visited()
+        result = in_child(visited, timeout, self.plan_for(k).should_stop, pack, partial(self.received, k, sent))
         return Visited(result, {}) if isinstance(result, Failure) else result
 
     def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:

@@ -28,7 +28,6 @@ from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
 from fedlit.records.rewinding import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
-from fedlit.records.visit_note import VisitNote, taken_notes
 
 TOLD_CHANGES = 20
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
@@ -181,16 +180,12 @@ class RunFolder:
 
     Attributes:
         path: The folder, once it is held.
-        note: Of this process in it.
-        suspects: Clients that were being visited when a process of this run died.
     """
 
     def __init__(self, fabric: Fabric, options: Options) -> None:
         self.fabric = fabric
         self.options = options
         self.path: Path | None = None
-        self.note: VisitNote | None = None
-        self.suspects: list[int] = []
         self._lock: TextIO | None = None
 
     def take(self, checkpoint: Path) -> None:
@@ -215,23 +210,15 @@ class RunFolder:
         return self.path
 
     def _hold(self, folder: Path) -> None:
-        def lock() -> str:
+        def lock() -> None:
             self._lock = lock_folder(folder)
             sweep(folder)
-            return " ".join(map(str, taken_notes(folder)))
 
-        self.suspects = [int(k) for k in str(by_the_first(self.fabric, lock)).split()]
-        for k in self.suspects:
-            told = f"Client {k} was being visited when its process died; from now on it trains in a process of its own"
-            told += ", so that it cannot end the run again, if it was its doing."
-            warnings.warn(told, Notice, stacklevel=2)
-        self.note = VisitNote(folder, self.fabric.global_rank)
+        by_the_first(self.fabric, lock)
         self.path = folder
 
     def release(self) -> None:
         """Let others have it."""
-        if self.note is not None:
-            self.note.remove()
         if self._lock is not None:
             self._lock.close()
 

@@ -108,8 +108,6 @@ class Fit:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         for event in begun.events():
             self.log.recorder.event(**event, round=state.round)
-        for client in sorted(state.guard.suspects):
-            self.log.recorder.event("suspected", client=client, round=state.round)
         if state.round == 0:
             self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed

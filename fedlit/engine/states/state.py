@@ -16,7 +16,6 @@ from lightning.fabric import Fabric
 from fedlit.aggregation import State
 from fedlit.data import FederatedData
 from fedlit.engine.cluster.processes import broadcast
-from fedlit.engine.guards.guard import Guard
 from fedlit.engine.module.freezing import constant_names, frozen_names
 from fedlit.engine.module.kept_attributes import KeptAttributes
 from fedlit.engine.module.live import LiveModule
@@ -78,7 +77,6 @@ class FederationState:
 
     Attributes:
         initial: What every client begins with, below what it has from server and itself.
-        guard: Around clients' code.
         attributes: What the server's side has changed in the method's.
         shared: Names of what travels both ways.
         download_only: Names of what only the server sends.
@@ -114,7 +112,6 @@ class FederationState:
         self.data = data
         self.options = options
         self.live = LiveModule(module, options.seed, layout)
-        self.guard = Guard(self.live)
         self.attributes = KeptAttributes(self.live.parts)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
