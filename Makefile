@@ -22,7 +22,7 @@ test: style  ## lint, types, and all tests but the slow ones
 	@$(MAKE) --no-print-directory -j 2 types units  # side by side: without a cache, mypy takes half a minute
 
 style: $(VENV)/ready
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo
 
 types: $(VENV)/ready  ## mypy alone
 	$(BIN)/mypy

@@ -6,8 +6,6 @@ import sys
 import torch
 from torch import Tensor, nn
 
-from fedlit.methods.base import FederatedModule
-
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # from malloc.h
 KEPT, HALF_A_HEAP = 2**30, 2**25
 
@@ -22,16 +20,6 @@ def keep_large_blocks() -> None:
     # Before 2.35, glibc took no more than half a heap.
     if mallopt and (mallopt(M_MMAP_THRESHOLD, KEPT) or mallopt(M_MMAP_THRESHOLD, HALF_A_HEAP)):
         mallopt(M_TRIM_THRESHOLD, KEPT)
-
-
-def set_fast(module: FederatedModule, fast: bool, layout: torch.memory_format = torch.channels_last) -> None:
-    """Let a method and its parts round otherwise where that is faster, with images in this layout, or no longer."""
-    was_fast = module.fast
-    for part in module.modules():
-        if isinstance(part, FederatedModule):
-            part.fast = fast
-    if fast or was_fast:
-        lay_out(module, layout if fast else torch.contiguous_format)
 
 
 def lay_out(module: nn.Module, layout: torch.memory_format) -> None:

@@ -15,8 +15,8 @@ from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
 from fedlit.engine.module.means import Means
+from fedlit.engine.runs.begin import set_fast
 from fedlit.engine.turns.sampling import ClientSampler
-from fedlit.fast.memory import set_fast
 from fedlit.methods import MixtureOfExperts
 from fedlit.networks import LeNet5, McMahanCNN
 from fedlit.records import checkpoint
