@@ -91,23 +91,32 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
     undeclared = upload.state.keys() - expected.keys()
     if undeclared:
         return f"undeclared {sorted(undeclared)[0]!r} ({len(undeclared)} in all)"
+    floating: dict[torch.dtype, list[Tensor]] = {}
     for name, tensor in upload.state.items():
         wanted = expected[name]
         if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
             return f"{name!r} must be {tuple(wanted.shape)} {wanted.dtype}, got {tuple(tensor.shape)} {tensor.dtype}"
         if tensor.device != wanted.device or tensor.layout != torch.strided:
             return f"{name!r} must be on {wanted.device} and strided, got {tensor.device} and {tensor.layout}"
-        if tensor.is_floating_point() and tensor.numel() and (problem := _extreme(tensor)):
-            return f"{name!r} {problem}"
-    return None
+        if tensor.is_floating_point() and tensor.numel():
+            floating.setdefault(tensor.dtype, []).append(tensor.detach())
+    if all(_are_usable(tensors) for tensors in floating.values()):
+        return None
+    problems = ((name, _extreme(tensor)) for name, tensor in upload.state.items() if tensor.is_floating_point())
+    return next((f"{name!r} {problem}" for name, problem in problems if problem), None)
+
+
+def _are_usable(tensors: list[Tensor]) -> bool:
+    """Whether all values can be computed with, by one look at the largest norm; where it is too large, some may be."""
+    largest = torch.stack(torch._foreach_norm(tensors)).max()
+    return bool(largest <= _usable(tensors[0].dtype))
 
 
 def _extreme(tensor: Tensor) -> str | None:
-    """What is wrong with the largest or smallest value; nan is both."""
-    smallest, largest = map(float, tensor.aminmax())  # many times faster than isfinite
-    if not (isfinite(smallest) and isfinite(largest)):
+    """What is wrong with the largest absolute value."""
+    found = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
+    if not isfinite(found):
         return "is not finite"
-    found = max(-smallest, largest)
     if found > _usable(tensor.dtype):
         return f"holds {found:.4g}, whose square overflows {tensor.dtype}"
     return None
