@@ -16,7 +16,17 @@ from fedlit.aggregation.rules import (
     median,
     trimmed_mean,
 )
-from fedlit.aggregation.uploads import NOTHING, Spread, State, Upload, defect, num_bytes, watched, weighted_mean
+from fedlit.aggregation.uploads import (
+    NOTHING,
+    RunningMean,
+    Spread,
+    State,
+    Upload,
+    defect,
+    num_bytes,
+    watched,
+    weighted_mean,
+)
 
 __all__ = [
     "NOTHING",
@@ -28,6 +38,7 @@ __all__ = [
     "MultiKrum",
     "NormClipping",
     "Rule",
+    "RunningMean",
     "Spread",
     "State",
     "TooFewUploads",

@@ -144,22 +144,37 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
     """
     if isinstance(uploads, Spread):
         return uploads.mean()
-    first: Upload | None = None
-    total = 0.0
-    sums: State = {}
+    running = RunningMean()
     for upload in uploads:
-        if first is None:
-            first = upload
-            sums = {name: _begun(tensor) for name, tensor in upload.state.items()}
-            total = 1.0
-        else:
-            _check_alike(upload, first)
-            weight = upload.weight / first.weight
-            _add(upload.state, weight, sums)
-            total += weight
-    if first is None:
-        raise ValueError(NOTHING)
-    return {name: _mean(summed, total, first.state[name]) for name, summed in sums.items()}
+        running.add(upload)
+    return running.mean()
+
+
+class RunningMean:
+    """`weighted_mean` of uploads that come one at a time; none but the first is kept."""
+
+    def __init__(self) -> None:
+        self.first: Upload | None = None
+        self.sums: State = {}
+        self.total = 0.0
+
+    def add(self, upload: Upload) -> None:
+        """Count one more upload."""
+        if self.first is None:
+            self.sums = {name: _begun(tensor) for name, tensor in upload.state.items()}
+            self.first = upload
+            self.total = 1.0
+            return
+        _check_alike(upload, self.first)
+        weight = upload.weight / self.first.weight
+        _add(upload.state, weight, self.sums)
+        self.total += weight
+
+    def mean(self) -> State:
+        """Of all that were added."""
+        if self.first is None:
+            raise ValueError(NOTHING)
+        return {name: _mean(summed, self.total, self.first.state[name]) for name, summed in self.sums.items()}
 
 
 def _check_alike(upload: Upload, first: Upload) -> None:

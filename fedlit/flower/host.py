@@ -103,7 +103,7 @@ class Host:
         if done is not None and done["digest"] == digest:
             return done["answer"]
         self._load(common, asked, before)
-        visited = self._round(asked).visited(self.client)
+        visited = self._round(asked).train_alone(self.client)
         answer = self._answer(visited)
         if not isinstance(visited.outcome, Failure) and visited.problem is None:
             memory = vars(visited.outcome.memory)

@@ -10,6 +10,7 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly, Stage
+from fedlit.engine.rounds.executors import SerialExecutor
 from fedlit.engine.usage import UsageError
 from fedlit.partition import BinarySeparated
 
@@ -200,20 +201,18 @@ def test_clients_that_change_hands_are_scored_on_what_they_hold_now():
 
 
 def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch):
-    import fedlit.engine.rounds.round
-
     class BiasOnly(FedAvg):
         def parameters_of(self, client):
             return [self.network[6].bias]
 
-    def backwards(fabric, tasks, work, pack, unpack, owners=None):
-        done = {task: work(task) for task in reversed(tasks)}
-        yield from ((task, done[task]) for task in tasks)
+    def backwards(executor):
+        done = {k: executor.round.runner(k) for k in reversed(executor.round.clients)}
+        yield from ((k, done[k]) for k in executor.round.clients)
 
     states = []
     for order in (None, backwards):
         if order is not None:
-            monkeypatch.setattr(fedlit.engine.rounds.round, "in_order", order)
+            monkeypatch.setattr(SerialExecutor, "train", order)
         torch.manual_seed(0)
         states.append(fitted(BiasOnly(SmallCNN, SGD), gradient_clip_val=0.1).global_state)
     assert equal(*states)

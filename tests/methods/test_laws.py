@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
-import fedlit.engine.rounds.round
 import fedlit.engine.visits.training
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
+from fedlit.engine.rounds.executors import SerialExecutor
 from fedlit.partition import Dirichlet
 from fedlit.rng import derive, generator
 
@@ -179,13 +179,13 @@ def undisturbed(tmp_path_factory):
     return states(experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed"))))
 
 
-def backwards(fabric, tasks, work, pack, unpack, owners=None):
-    done = {task: work(task) for task in reversed(tasks)}
-    yield from ((task, done[task]) for task in tasks)
+def backwards(executor):
+    done = {k: executor.round.runner(k) for k in reversed(executor.round.clients)}
+    yield from ((k, done[k]) for k in executor.round.clients)
 
 
 def test_the_order_of_visits_does_not_matter(undisturbed, monkeypatch):
-    monkeypatch.setattr(fedlit.engine.rounds.round, "in_order", backwards)
+    monkeypatch.setattr(SerialExecutor, "train", backwards)
     assert same(states(experiment()), undisturbed)
 
 
@@ -195,7 +195,7 @@ def test_the_order_of_visits_would_matter_if_clients_shared_their_random_numbers
     monkeypatch.setattr(fedlit.engine.visits.training, "isolated", lambda seed: nullcontext())
     torch.manual_seed(3)
     forwards = states(experiment())
-    monkeypatch.setattr(fedlit.engine.rounds.round, "in_order", backwards)
+    monkeypatch.setattr(SerialExecutor, "train", backwards)
     torch.manual_seed(3)
     assert not same(states(experiment()), forwards)
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor
 
-from fedlit.aggregation import Rule, State, Upload, defect, fewest_uploads
+from fedlit.aggregation import Rule, Spread, State, Upload, defect, fewest_uploads
 from fedlit.data import FederatedData
 from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.options import Options
@@ -40,48 +40,21 @@ def combining_by(module: FederatedModule, rule: Rule | None) -> Iterator[None]:
 
 
 def watched_over(rule: Rule, round: int) -> Rule:
-    """A rule whose mistakes are told as its own; what goes wrong in the visits, which it asks for, is not."""
-    name = _name(rule)
+    """A rule whose mistakes are reported as its own."""
 
     def combined(uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        source = _Counted(uploads)
+        received = uploads if isinstance(uploads, Spread) else list(uploads)
+        about = f"`trainer.aggregator` {_name(rule)} could not combine the {len(received)} uploads of round {round}"
         try:
-            agreed = rule(source, current)
+            agreed = rule(received, current)
             problem = defect(Upload(-1, agreed), {key: current[key] for key in agreed if key in current})
         except (Exception, SystemExit) as error:  # a rule raises what it likes
-            if error is source.error:
-                raise
-            problem = failure(error).reason
-            raise RuleFailed(_told(name, source.number, round, problem)) from error
+            raise RuleFailed(f"{about}: {failure(error).reason}") from error
         if problem is not None:
-            raise RuleFailed(_told(name, source.number, round, f"it gave an impossible state, {problem}"))
+            raise RuleFailed(f"{about}: it gave an impossible state, {problem}")
         return agreed
 
     return combined
-
-
-def _told(name: str, number: int, round: int, problem: str) -> str:
-    return f"`trainer.aggregator` {name} could not combine the {number} uploads of round {round}: {problem}"
-
-
-class _Counted:
-    """Uploads as they come, how many they were, and what their own source has raised."""
-
-    def __init__(self, uploads: Iterable[Upload]) -> None:
-        self.uploads = uploads
-        self.number = 0
-        self.error: BaseException | None = None
-
-    def __iter__(self) -> Iterator[Upload]:
-        try:
-            for upload in self.uploads:
-                self.number += 1
-                yield upload
-        except GeneratorExit:  # the rule wants no more
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
 
 
 def sealed(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:

@@ -258,7 +258,7 @@ class Fit:
             if not clients and not is_noised:
                 return RoundRecord()
             follow = None if follow_up is None else partial(self._follow, number, follow_up)
-            return ClientRound(self.state, number, clients, plan_for, score, tell, follow).train()
+            return ClientRound(self.state, number, clients, plan_for, score, tell, follow).run()
 
         return whole_round(self.sampler, stage, number, train, self.log.repeated)
 
