@@ -204,7 +204,7 @@ class LocalEpochs:
             if isinstance(self.step, PlainStep):
                 self.trainer.global_step += 1
             self.steps += 1
-            self.had_loss.add(step.has_loss)
+            self.had_loss.add(self.step.has_loss)
             if self.steps == self.plan.steps or self.trainer.should_stop:
                 break
         return True
