@@ -75,8 +75,8 @@ def num_bytes(sent: Any) -> int:
         32
     """
     if isinstance(sent, Tensor):
-        return sent.numel() * sent.element_size()
-    parts = sent.values() if isinstance(sent, Mapping) else sent
+        return sent.nbytes
+    parts = sent.values() if isinstance(sent, dict) else sent
     return sum(map(num_bytes, parts))
 
 

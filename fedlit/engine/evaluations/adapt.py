@@ -17,7 +17,6 @@ from torch import nn
 
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.evaluations.personalising import personalised
-from fedlit.engine.module.isolation import attempt
 from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.scoring.measures import Measures, measures_classes
 from fedlit.engine.scoring.scores import evaluate
@@ -64,8 +63,9 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
         raise ValueError("`data.unseen_clients` must be at least 1: no client was kept out, so none can join.")
     rows: list[Row] = []
     failures: dict[int, Failure] = {}
+    before = state.live.snapshot()
     for k in range(state.data.num_clients - unseen, state.data.num_clients):
-        found = attempt(state.live.snapshot(), partial(_rows, state, k, epochs))
+        found = state.live.attempt(partial(_rows, state, k, epochs), before)
         if isinstance(found, Failure):
             failures[k] = found
         else:

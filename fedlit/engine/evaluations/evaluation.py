@@ -15,6 +15,7 @@ from fedlit.engine.evaluations.found import Found, check_usage, found_of
 from fedlit.engine.evaluations.jobs import SERVERS, Job, consecutive, each_at_home, looked
 from fedlit.engine.evaluations.loading import loaded
 from fedlit.engine.evaluations.personalising import make_its_own, personalises
+from fedlit.engine.module.isolation import ModuleSnapshot
 from fedlit.engine.module.log_sinks import check_own_names, noted
 from fedlit.engine.module.modes import modes_of, restore
 from fedlit.engine.scoring.outputs import outputs, predictions, sees_samples_apart
@@ -54,6 +55,11 @@ class Scorer:
         self.failures: dict[int, Failure] = {}
         self.confused: Tensor | None = None
 
+    @cached_property
+    def before(self) -> ModuleSnapshot:
+        """Of the module, before the first client is evaluated."""
+        return self.state.live.snapshot()
+
     @property
     def has_complete_global_model(self) -> bool:
         """Whether the server alone holds every value that the global model needs."""
@@ -90,10 +96,11 @@ class Scorer:
         """Global model on the test set and on every client's own samples, and every client's own model on its own."""
         if self.stage.reported_as is None:
             return []
-        before = self.state.live.snapshot()
+        before = self.before
         try:
             return self._evaluated(round)
         finally:
+            self.state.live.leave()
             before.restore()  # a network may note what it has seen last
 
     def _evaluated(self, round: int) -> list[Row]:
@@ -219,7 +226,7 @@ class Scorer:
         except Exception:  # each will tell
             found = Found()
             for k in clients:
-                one = found_of(self.state, k, partial(self._global_on_all, [k], round))
+                one = found_of(self.state, self.before, k, partial(self._global_on_all, [k], round))
                 found.values += one.values
                 found.failed |= one.failed
             return found
@@ -259,7 +266,7 @@ class Scorer:
             found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
             return found
 
-        return found_of(self.state, k, look)
+        return found_of(self.state, self.before, k, look)
 
     def _has_own_test(self, k: int, round: int) -> bool:
         own_test = self.state.data.at_round(round).own_test
@@ -274,7 +281,7 @@ class Scorer:
             found.add(k, "global", self._whose(k), self._probe(k, round))
             return found
 
-        return found_of(self.state, k, look)
+        return found_of(self.state, self.before, k, look)
 
     def _client_on_pooled(self, k: int, round: int) -> Found:
         def look() -> Found:
@@ -285,7 +292,7 @@ class Scorer:
             found.add(k, self._reported_as, "pooled", scores)
             return found
 
-        return found_of(self.state, k, look)
+        return found_of(self.state, self.before, k, look)
 
     @property
     def _reported_as(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fedlit.engine.guards.child_process import in_child
-from fedlit.engine.module.isolation import attempt
+from fedlit.engine.module.isolation import ModuleSnapshot
 from fedlit.engine.scoring.tally import Scores
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
@@ -30,11 +30,11 @@ class Found:
         self.values += [(client, model, data, name, value) for name, value in scores.items()]
 
 
-def found_of(state: FederationState, k: int, look: Callable[[], Found]) -> Found:
+def found_of(state: FederationState, before: ModuleSnapshot, k: int, look: Callable[[], Found]) -> Found:
     """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
 
     def evaluated() -> Found:
-        found = attempt(state.live.snapshot(), look)
+        found = state.live.attempt(look, before)
         return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
     timeout = state.options.client_timeout

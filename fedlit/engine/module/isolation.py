@@ -5,18 +5,14 @@ lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: do
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from operator import is_
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedlit.engine.plan import Interrupted
 from fedlit.engine.usage import UsageError
 from fedlit.records.round_record import Failure, failure
 
-Result = TypeVar("Result")
 STRUCTURE = ("_parameters", "_buffers", "_modules")
 Container = dict[str, Any] | list[Any] | set[Any]
 
@@ -89,27 +85,6 @@ class ModuleSnapshot:
                 tensor.data = place
 
 
-def attempt(before: ModuleSnapshot, work: Callable[[], Result]) -> Result | Failure:
-    """What a client's code returns, or why it did not; afterwards the process and the module are as they were.
-
-    Args:
-        before: Of the live module.
-        work: Runs the client's code.
-    """
-    has_gradients = torch.is_grad_enabled()
-    dtype = torch.get_default_dtype()
-    try:
-        return work()
-    except Interrupted:  # the run is asked to stop
-        raise
-    except (Exception, SystemExit) as error:
-        return failed(error)
-    finally:
-        torch.set_grad_enabled(has_gradients)
-        torch.set_default_dtype(dtype)
-        before.restore()
-
-
 def failed(error: BaseException) -> Failure:
     """Why a client is left out."""
     found = failure(error)
@@ -123,12 +98,11 @@ def _non_persistent(part: nn.Module) -> list[Tensor]:
 
 
 def _are_same(now: Container, before: Container) -> bool:
-    """Whether a container holds the very entries that it held, in the same order."""
-    if len(now) != len(before) or not all(map(is_, now, before)):
+    """Whether a container holds what it held; values that are no longer the same object are compared."""
+    try:
+        return bool(now == before)
+    except Exception:  # tensors and arrays have no single truth: they are others
         return False
-    if isinstance(now, dict) and isinstance(before, dict):
-        return all(map(is_, now.values(), before.values()))
-    return True
 
 
 def _refill(container: Container, content: Container) -> None:

@@ -1,18 +1,23 @@
 """The one live module of a process: clients' states are put into it in turn."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
-from fedlit.engine.module.isolation import ModuleSnapshot
+from fedlit.engine.module.isolation import ModuleSnapshot, failed
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.module.modes import modes_of, restore, settle
+from fedlit.engine.plan import Interrupted
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.records.round_record import Failure
 from fedlit.rng import derive, isolated
+
+Result = TypeVar("Result")
 
 
 class LiveModule:
@@ -34,14 +39,38 @@ class LiveModule:
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
         self._builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self._snapshot: ModuleSnapshot | None = None
+        self.nothing_received: State = {}
 
     def snapshot(self) -> ModuleSnapshot:
-        """As the module is now; the one before, if nothing has changed since."""
-        self.module.client = None  # it changes with every client, and is no attribute of a user's
-        if self._snapshot is None or not self._snapshot.holds():
-            self._snapshot = ModuleSnapshot(self.module)
-        return self._snapshot
+        """Of the module as it is between clients."""
+        self.leave()
+        return ModuleSnapshot(self.module)
+
+    def attempt(self, work: Callable[[], Result], before: ModuleSnapshot) -> Result | Failure:
+        """What a client's code returns, or why it did not; afterwards process and module are as they were.
+
+        Args:
+            work: Runs the client's code.
+            before: Of the module.
+        """
+        has_gradients = torch.is_grad_enabled()
+        dtype = torch.get_default_dtype()
+        try:
+            return work()
+        except Interrupted:  # the run is asked to stop
+            raise
+        except (Exception, SystemExit) as error:
+            return failed(error)
+        finally:
+            torch.set_grad_enabled(has_gradients)
+            torch.set_default_dtype(dtype)
+            self.leave()
+            before.restore()
+
+    def leave(self) -> None:
+        """No client's state is loaded any more."""
+        self.module.client = None
+        self.module.received = self.nothing_received
 
     def tensors(self) -> State:
         """The live tensors, by name."""

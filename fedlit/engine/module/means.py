@@ -150,6 +150,8 @@ class EpochMeans:
 def _column(values: list[Any]) -> Tensor:
     """All values in one tensor: stacked as they are where they are alike, which is one call in place of many."""
     first = values[0]
+    if len(values) == 1:
+        return torch.as_tensor(first).cpu().double().reshape(1)
     if all(isinstance(value, Tensor) and value.dtype == first.dtype for value in values):
         return torch.stack(values).cpu().double()
     return torch.stack([torch.as_tensor(value).cpu().double() for value in values])

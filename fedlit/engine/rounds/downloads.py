@@ -6,6 +6,7 @@ from fedlit.aggregation import num_bytes
 from fedlit.engine.states.state import FederationState
 from fedlit.methods.stage import Stage
 
+CONSTANT = "constant"  # in the ledger: what is frozen and the same for all
 ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 
 
@@ -14,13 +15,12 @@ def is_sent(state: FederationState, stage: Stage) -> bool:
     return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
 
 
-def downloads(state: FederationState, stage: Stage, k: int, sent: int | None) -> Iterator[tuple[str, int]]:
-    """Kinds and bytes of what client k is sent.
+def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterator[tuple[str, int]]:
+    """Kinds and bytes of what a client is sent; what is constant only once.
 
     Args:
         state: Before the round.
         stage: That the round belongs to.
-        k: The client.
         sent: Bytes of what it was sent apart from others; None if all are sent the same.
     """
     if sent is not None:
@@ -30,7 +30,7 @@ def downloads(state: FederationState, stage: Stage, k: int, sent: int | None) ->
             yield "model", num_bytes(state.shared_state)
         if state.download_only:
             yield ONE_WAY, num_bytes(state.sent_state)
-    if state.constant and k not in state.equipped:
-        yield "constant", num_bytes(state.constant_state)
+    if state.constant:
+        yield CONSTANT, num_bytes(state.constant_state)
     if stage.public != "no":
         yield "public pool", state.data.public_pool.num_bytes

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fedlit.aggregation import Upload, num_bytes
-from fedlit.engine.rounds.downloads import ONE_WAY, downloads
+from fedlit.engine.rounds.downloads import CONSTANT, ONE_WAY, downloads
 from fedlit.engine.rounds.encoding import Encoded
 from fedlit.engine.states.state import FederationState
 from fedlit.methods.stage import Stage
@@ -23,6 +23,7 @@ class Ledger:
         self.state = state
         self.stage = stage
         self.number = number
+        self.common = list(downloads(state, stage, None))
 
     def up(self, k: int, upload: Upload, encoded: Encoded | None) -> Iterator[LedgerRow]:
         """What a client has sent: of what is encoded, that; what goes up only stands apart from the model."""
@@ -37,8 +38,10 @@ class Ledger:
 
     def down(self, k: int, sent: int | None) -> Iterator[LedgerRow]:
         """What a client was sent; `sent` is how much where clients are not all sent the same."""
-        for kind, size in downloads(self.state, self.stage, k, sent):
-            yield self._row(k, "down", kind, size)
+        found = self.common if sent is None else downloads(self.state, self.stage, sent)
+        for kind, size in found:
+            if kind != CONSTANT or k not in self.state.equipped:
+                yield self._row(k, "down", kind, size)
 
     def _row(self, k: int, direction: str, kind: str, size: int) -> LedgerRow:
         return LedgerRow(self.number, k, direction, kind, size)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -71,7 +72,7 @@ class ClientRound:
         self.state = state
         self.number = number
         self.clients = clients
-        self.plan_for = plan_for
+        self.plan_for = plan_for = cache(plan_for)
         self.stage = plan_for(clients[0] if clients else SERVER).stage
         self.score = score and self.stage.upload == "aggregate"
         self.report = report
@@ -88,6 +89,7 @@ class ClientRound:
         self.norms: dict[int, float] = {}  # of updates, where `trainer.max_norm_ratio` compares them
         self.server_momenta = state.server_momenta
         self.uploads = self._begin_uploads()
+        state.module.stage = self.stage
         self.runner = Visits(state, number, plan_for, self._validated, self._received)
 
     def run(self) -> RoundRecord:
@@ -95,7 +97,6 @@ class ClientRound:
 
         With too few valid updates the state stays as it was.
         """
-        self.state.module.stage = self.stage
         check_still_frozen(self.state.module, self.state.constant)
         executor: Executor = executor_of(self)
         try:

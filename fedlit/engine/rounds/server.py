@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data.client import SERVER, Server
 from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.module.freezing import thawed_again
 from fedlit.engine.plan import Memory, Plan
 from fedlit.engine.states.homes import collected_for_server
 from fedlit.engine.states.state import FederationState
@@ -90,7 +91,8 @@ def _trained(
     state.live.reset_modes()
     state.live.put(held)
     try:
-        trained = train(state.fabric, state.module, _server(state, round), plan, state.server_memory, uploads)
+        with thawed_again(state.module):
+            trained = train(state.fabric, state.module, _server(state, round), plan, state.server_memory, uploads)
     except UsageError:
         raise
     except (RuntimeError, ValueError) as error:

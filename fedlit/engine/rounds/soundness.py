@@ -5,6 +5,7 @@ from collections.abc import Callable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import Upload, defect
+from fedlit.data.client import SERVER
 from fedlit.engine.module.isolation import failed
 from fedlit.engine.plan import Outcome, Plan
 from fedlit.engine.rounds.counters import counters_of, most_batches, overcounted
@@ -32,6 +33,7 @@ class Soundness:
         self.number = number
         self.plan_for = plan_for
         self.counters = counters_of(state.shared_state)
+        self.expected = state.expected_upload(SERVER)  # of everybody, unless clients are sent different states
 
     def problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
         """What is wrong with what a client brings."""
@@ -48,7 +50,9 @@ class Soundness:
         upload = outcome.upload
         if upload is not None:
             is_collected = self.stage.upload == "collect"
-            expected = upload.state if is_collected else self.state.expected_upload(upload.client, sent)
+            expected = self.expected if sent is None else self.state.expected_upload(upload.client, sent)
+            if is_collected:
+                expected = upload.state
             if problem := defect(upload, expected):
                 return problem
             if self.counters and self.stage.upload == "aggregate":
@@ -57,8 +61,10 @@ class Soundness:
                 if problem := overcounted(upload.state, expected, self.counters, most):
                     return problem
             self._ask_method(upload)
-        memory = outcome.memory
-        return defect(Upload(-1, memory.state), memory.state) or defect(Upload(-1, memory.residual), memory.residual)
+        for kept in (outcome.memory.state, outcome.memory.residual):
+            if kept and (problem := defect(Upload(-1, kept), kept)):
+                return problem
+        return None
 
     def _ask_method(self, upload: Upload) -> None:
         """What a method knows of its uploads; it raises if one cannot be."""

@@ -9,7 +9,6 @@ from fedlit.aggregation import Upload, num_bytes
 from fedlit.engine.evaluations.epoch_scores import EpochScores, is_followed
 from fedlit.engine.guards.child_process import in_child
 from fedlit.engine.module.freezing import check_unchanged, without_frozen
-from fedlit.engine.module.isolation import attempt
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.downloads import is_sent
 from fedlit.engine.rounds.visited import Visited, pack
@@ -45,6 +44,7 @@ class Visits:
         self.look = look
         self.received = received
         self.constant = frozenset(state.constant)
+        self.before = state.live.snapshot()
 
     def __call__(self, k: int) -> Visited:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
@@ -75,8 +75,7 @@ class Visits:
             def work() -> Visited:
                 return self.look(k, self._visit(k, memory, sent), sent)
 
-            result = attempt(state.live.snapshot(), work)
-            state.module.client = state.live.client  # `aggregate` may ask it for the round
+            result = state.live.attempt(work, self.before)
             return Visited(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout

@@ -275,7 +275,7 @@ class FederationState:
             unsent = {name: tensor for name, tensor in server.items() if name not in travels}
             server = {**unsent, **sent.state}
         self.live.enter(client, self.initial, server, personal, prefer)
-        self.module.received = {} if sent is None else sent.received
+        self.module.received = self.live.nothing_received if sent is None else sent.received
 
     def sent_to(self, k: int, round: int) -> Sent:
         """What the method sends a client; the live module holds the server's state afterwards."""
@@ -288,7 +288,7 @@ class FederationState:
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""
-        self.module.received = {}
+        self.module.received = self.live.nothing_received
         self.live.reset_modes()
         self.live.put(self.global_state)
 

@@ -45,7 +45,7 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
         prepare(optimizer, may_fuse and not _is_partly_kept(optimizer, names, state))
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * plan.lr_factor
-            for parameter in group["params"]:
+            for parameter in group["params"] if state else ():
                 if names.get(parameter) in state:
                     optimizer.state[parameter] = revived(state[names[parameter]], parameter, group)
     for config in schedulers:
@@ -225,7 +225,7 @@ def parameter_names(module: nn.Module) -> dict[Tensor, str]:
 
 def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collection[str]) -> OptimizerState:
     """What optimisers hold of the parameters with these names."""
-    if not any(optimizer.state for optimizer in optimizers):
+    if not kept or not any(optimizer.state for optimizer in optimizers):
         return {}
     names = parameter_names(module)
     found: OptimizerState = {}

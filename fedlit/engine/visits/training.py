@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from fedlit.aggregation import State
 from fedlit.data.client import Client, Server
 from fedlit.data.loaded import AnyBatches
-from fedlit.engine.module.freezing import thawed_again
 from fedlit.engine.module.log_sinks import logging_to
 from fedlit.engine.module.means import EpochMeans, Means
 from fedlit.engine.module.precision import Converted, Scaler, autocast, converted, renew_scaler
@@ -81,7 +80,6 @@ def train(
         logging_to(means, parts),
         isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
         attached(module, learner, trainer),
-        thawed_again(module),
     ):
         _start(fabric, module, client, uploads)
         kept = memory.optimizer.get(stage.name, {})

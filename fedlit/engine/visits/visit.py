@@ -31,22 +31,21 @@ def visit(
     What is constant is neither uploaded nor kept.
     """
     stage = plan.stage
-    structure = structure_of(module.state_dict(keep_vars=True))
+    before = module.state_dict(keep_vars=True)
+    structure = structure_of(before)
     trained = train(fabric, module, client, plan, memory)
     live = module.state_dict(keep_vars=True)
     if structure_of(live) != structure:
-        raise ValueError("the visit changed names, shapes, dtypes or devices of the state.")
+        raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items() if name not in constant}
     stays = _staying(module, live, stage, shared)
     own = {**memory.state, **{name: state[name] for name in state if name in stays}}
     upload = None
     if stage.upload == "aggregate":
-        with refused(module, "client_weight"):
-            weight = float(module.client_weight(client))
         sent = {name: state[name] for name in shared}
         if module.upload_only:
             sent |= {name: tensor for name, tensor in state.items() if name.startswith(module.upload_only)}
-        upload = Upload(client.id, sent, weight)
+        upload = Upload(client.id, sent, _weight(module, client))
     elif stage.upload == "collect":
         upload = Upload(client.id, _collected(module, state, memory))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
@@ -54,7 +53,7 @@ def visit(
     momenta = {} if plan.optimizer_state == "reset" else trained.optimizer_state(module, kept)
     if not is_plain(momenta):
         raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
-    for tensor in live.values():  # they end with the visit: a step in closed form has none, and nobody is to miss them
+    for tensor in live.values():  # gradients end with the training
         tensor.grad = None
     kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
     return Outcome(
@@ -67,17 +66,24 @@ def visit(
     )
 
 
+def _weight(module: FederatedModule, client: Client) -> float:
+    with refused(module, "client_weight"):
+        return float(module.client_weight(client))
+
+
 def structure_of(state: State) -> dict[str, tuple]:
-    """What a visit must leave as it is: names, shapes, dtypes, devices and layouts."""
+    """What local training must leave as it is: names, shapes, dtypes, devices and layouts."""
     return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 
 def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:
     """Names of what this stage trains that neither travels, one way or both, nor is the server's own."""
-    part = live if stage.module is None else stage.module.state_dict(keep_vars=True)
-    trained = {id(tensor) for tensor in part.values()}
-    travels = set(shared) if stage.upload == "aggregate" else set()
-    names = {name for name, tensor in live.items() if id(tensor) in trained and name not in travels}
+    names: set[str] = set(live)
+    if stage.module is not None:
+        trained = {id(tensor) for tensor in stage.module.state_dict(keep_vars=True).values()}
+        names = {name for name, tensor in live.items() if id(tensor) in trained}
+    if stage.upload == "aggregate":
+        names.difference_update(shared)
     elsewhere = module.server_only + module.download_only + module.upload_only
     return {name for name in names if not name.startswith(elsewhere)}
 

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
@@ -248,16 +249,18 @@ def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: VisitTrainer)
 @contextmanager
 def attached(module: FederatedModule, learner: FederatedModule, trainer: VisitTrainer) -> Iterator[None]:
     """Let a method and what is trained of it find the visit as `self.trainer`."""
-    parts = [module] if learner is module else [module, learner]
-    before = [(part._trainer, part._fabric) for part in parts]
-    for part in parts:
-        part.trainer = trainer  # type: ignore[assignment]
+    parts = {
+        id(part): part for root in (module, learner) for part in root.modules() if isinstance(part, LightningModule)
+    }
+    before = [(part, part._trainer, part._fabric) for part in parts.values()]
+    for part, _, _ in before:
+        part._trainer = trainer  # type: ignore[assignment]  # the public setter walks all children again
         part._fabric = None  # or Lightning would ask Fabric, which knows no hooks
     try:
         yield
     finally:
-        for part, (old_trainer, fabric) in zip(parts, before, strict=True):
-            part.trainer = old_trainer  # type: ignore[assignment]
+        for part, old_trainer, fabric in before:
+            part._trainer = old_trainer
             part._fabric = fabric
 
 
