@@ -38,7 +38,7 @@ class LiveModule:
         self.layout = layout
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
-        self._builds_clients = is_overridden("configure_client", module, FederatedModule)
+        self.builds_clients = is_overridden("configure_client", module, FederatedModule)
         self.nothing_received: State = {}
 
     def snapshot(self) -> ModuleSnapshot:
@@ -79,7 +79,7 @@ class LiveModule:
     def put(self, state: State) -> None:
         """Copy values into the live tensors of the same names, in the method's own structure if a client's differs."""
         live = self.tensors()
-        if self._builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
+        if self.builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
             self.original.restore_structure()
             live = self.tensors()
         copy_into(live, state)
@@ -93,7 +93,7 @@ class LiveModule:
         self.client = client
         self.module.client = client
         self.reset_modes()
-        if self._builds_clients:
+        if self.builds_clients:
             self._build(client)
             live = self.tensors()
         top = {**server, **personal} if prefer == "personal" else {**personal, **server}

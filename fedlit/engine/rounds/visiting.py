@@ -15,7 +15,9 @@ from fedlit.engine.rounds.visited import Visited, pack
 from fedlit.engine.states.sending import Sent
 from fedlit.engine.states.state import FederationState
 from fedlit.engine.usage import UsageError
+from fedlit.engine.visits.training import Parts
 from fedlit.engine.visits.visit import visit
+from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 
 
@@ -45,6 +47,7 @@ class Visits:
         self.received = received
         self.constant = frozenset(state.constant)
         self.before = state.live.snapshot()
+        self.parts: Parts | None = None  # where clients build networks of their own, each has others
 
     def __call__(self, k: int) -> Visited:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
@@ -94,7 +97,9 @@ class Visits:
         if every is not None and is_followed(plan.stage):
             followed = EpochScores(state, plan.stage, client, every)
             plan = replace(plan, after_epoch=followed)
-        outcome = visit(state.fabric, state.module, client, plan, state.shared, memory, self.constant)
+        outcome = visit(
+            state.fabric, state.module, client, plan, state.shared, memory, self.constant, self._parts(plan.stage)
+        )
         if followed is not None:
             outcome.epochs = followed.values
         if sent is not None and outcome.upload is not None:
@@ -102,6 +107,13 @@ class Visits:
         if self.constant or state.frozen:
             self._forget_frozen(outcome)
         return outcome
+
+    def _parts(self, stage: Stage) -> Parts | None:
+        if self.state.live.builds_clients:
+            return None
+        if self.parts is None:
+            self.parts = Parts(self.state.module, stage.module or self.state.module)
+        return self.parts
 
     def _forget_frozen(self, outcome: Outcome) -> None:
         """What is the same for all, and was so before, is not kept by every client."""

@@ -6,8 +6,10 @@ from itertools import islice
 from typing import NamedTuple
 
 from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client, Server
@@ -20,7 +22,7 @@ from fedlit.engine.visits.early_stopping import Best
 from fedlit.engine.visits.hooked_step import HookedStep, wants_hooks
 from fedlit.engine.visits.optimizers import optimizer_state, optimizers_of, parameter_names
 from fedlit.engine.visits.plain_step import PlainStep
-from fedlit.engine.visits.validation import Validation, reset_metrics, validates
+from fedlit.engine.visits.validation import Validation, validates
 from fedlit.engine.visits.visit_trainer import VisitTrainer, attached
 from fedlit.methods.base import FederatedModule
 from fedlit.rng import derive, generator, isolated
@@ -53,8 +55,28 @@ class Trained(NamedTuple):
         return found
 
 
+class Parts:
+    """Of a method's structure what local training asks for; the same for all clients that share it.
+
+    Args:
+        module: The method.
+        learner: What is trained of it.
+    """
+
+    def __init__(self, module: FederatedModule, learner: FederatedModule) -> None:
+        found = list(module.modules()) if learner is module else [*module.modules(), *learner.modules()]
+        self.lightning = [part for part in dict.fromkeys(found) if isinstance(part, LightningModule)]
+        self.metrics = [part for part in found if isinstance(part, Metric)]
+
+
 def train(
-    fabric: Fabric, module: FederatedModule, client: Client, plan: Plan, memory: Memory, uploads: Uploads | None = None
+    fabric: Fabric,
+    module: FederatedModule,
+    client: Client,
+    plan: Plan,
+    memory: Memory,
+    uploads: Uploads | None = None,
+    parts: Parts | None = None,
 ) -> Trained:
     """Run the local epochs of a stage on the live module.
 
@@ -65,21 +87,24 @@ def train(
         plan: How long, how fast.
         memory: Of the optimiser, from the last visit in this stage.
         uploads: What the server has collected, if it is the server that trains.
+        parts: Of the method, where they are known.
     """
     stage = plan.stage
     learner = stage.module or module
     client = replace(client, samples=stage.samples)
     means = Means()
     trainer = VisitTrainer(fabric, learner, client, plan, means)
-    parts = [module] if learner is module else [module, learner]
-    for part in parts:
+    parts = parts or Parts(module, learner)
+    own = [module] if learner is module else [module, learner]
+    for part in own:
         part.client = client
     module.stage = stage
-    reset_metrics(module)
+    for metric in parts.metrics:  # one of one client knows nothing of the client before
+        metric.reset()
     with (
-        logging_to(means, parts),
+        logging_to(means, own),
         isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
-        attached(module, learner, trainer),
+        attached(parts.lightning, trainer),
     ):
         _start(fabric, module, client, uploads)
         kept = memory.optimizer.get(stage.name, {})

@@ -2,8 +2,6 @@
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
-from torchmetrics import Metric
 
 from fedlit.data.client import Client, Server
 from fedlit.engine.module.means import Means
@@ -87,10 +85,3 @@ class Validation:
             self.learner.on_validation_model_train()
         else:
             restore(modes)
-
-
-def reset_metrics(learner: nn.Module) -> None:
-    """A metric of one client knows nothing of the client before."""
-    for part in learner.modules():
-        if isinstance(part, Metric):
-            part.reset()

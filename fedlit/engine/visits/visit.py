@@ -12,7 +12,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.plan import Memory, Outcome, Plan, is_plain
-from fedlit.engine.visits.training import train
+from fedlit.engine.visits.training import Parts, train
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 
@@ -25,6 +25,7 @@ def visit(
     shared: Collection[str],
     memory: Memory,
     constant: Collection[str] = (),
+    parts: Parts | None = None,
 ) -> Outcome:
     """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else.
 
@@ -33,7 +34,7 @@ def visit(
     stage = plan.stage
     before = module.state_dict(keep_vars=True)
     structure = structure_of(before)
-    trained = train(fabric, module, client, plan, memory)
+    trained = train(fabric, module, client, plan, memory, parts=parts)
     live = module.state_dict(keep_vars=True)
     if structure_of(live) != structure:
         raise ValueError("local training changed names, shapes, dtypes or devices of the state.")

@@ -4,7 +4,7 @@ Lightning's own `optimizers`, `lr_schedulers`, `manual_backward`, `toggle_optimi
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, NoReturn
@@ -247,14 +247,11 @@ def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: VisitTrainer)
 
 
 @contextmanager
-def attached(module: FederatedModule, learner: FederatedModule, trainer: VisitTrainer) -> Iterator[None]:
-    """Let a method and what is trained of it find the visit as `self.trainer`."""
-    parts = {
-        id(part): part for root in (module, learner) for part in root.modules() if isinstance(part, LightningModule)
-    }
-    before = [(part, part._trainer, part._fabric) for part in parts.values()]
+def attached(parts: Iterable[LightningModule], trainer: VisitTrainer) -> Iterator[None]:
+    """Let a method and its parts find the local training as `self.trainer`."""
+    before = [(part, part._trainer, part._fabric) for part in parts]
     for part, _, _ in before:
-        part._trainer = trainer  # type: ignore[assignment]  # the public setter walks all children again
+        part._trainer = trainer  # type: ignore[assignment]  # the public setter walks all children
         part._fabric = None  # or Lightning would ask Fabric, which knows no hooks
     try:
         yield
@@ -268,5 +265,6 @@ def attached(module: FederatedModule, learner: FederatedModule, trainer: VisitTr
 def at_the_door(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
     """The same before the first round, for what is tried then: as if a visit of one epoch were to begin."""
     plan = Plan(Stage("door"), seed=0)
-    with attached(method, method, VisitTrainer(fabric, method, client, plan, Means())):
+    parts = [part for part in method.modules() if isinstance(part, LightningModule)]
+    with attached(parts, VisitTrainer(fabric, method, client, plan, Means())):
         yield
