@@ -206,7 +206,7 @@ def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch)
             return [self.network[6].bias]
 
     def backwards(executor):
-        done = {k: executor.round.runner(k) for k in reversed(executor.round.clients)}
+        done = {k: executor.runner(k) for k in reversed(executor.round.clients)}
         yield from ((k, done[k]) for k in executor.round.clients)
 
     states = []

@@ -13,12 +13,11 @@ from torchmetrics.classification import MulticlassF1Score
 from toys import SGD, SmallCNN, TrunkAndHead, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, LocalOnly
-from fedlit.engine.evaluations import evaluation
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.scoring.scores import evaluate, scores_by_group
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
-from fedlit.tasks import Accuracy, Classification, Task
+from fedlit.tasks import Accuracy, Classification
 
 
 def clients(*sizes):
@@ -95,14 +94,6 @@ def test_clients_whose_samples_would_change_each_other_s_scores_share_no_batch(n
 def test_any_others_share_batches_with_the_same_whatever_the_number_of_processes(network, processes):
     assert groups(network, processes) == [[0, 1, 2, 3]]
     assert groups(network, processes, eval_batch_size=2) == [[0, 1], [2, 3]]  # of four or five samples each
-
-
-@pytest.mark.parametrize(("network", "is_tried"), [(linear, False), (SmallCNN, True)])
-def test_a_perceptron_sees_samples_apart_without_a_trial(network, is_tried, monkeypatch):
-    tried = []
-    monkeypatch.setattr(evaluation, "sees_samples_apart", lambda *args: tried.append(args) or True)
-    assert groups(network, processes=1) == [list(range(4))]
-    assert bool(tried) == is_tried
 
 
 def test_a_client_has_the_score_that_it_has_alone():
@@ -189,8 +180,6 @@ def test_a_model_that_the_server_holds_is_global():
 def test_a_metric_that_is_added_to_a_task_is_recorded_of_every_model(tmp_path, monkeypatch):
     """As if it stood in fedlit/tasks.py: not in a subclass, of which everything is asked anyway."""
     monkeypatch.setattr(Classification, "metrics", lambda self: {"acc": Accuracy(), "f1": MulticlassF1Score(3)})
-    imported = tuple((cls, dict(vars(cls))) for cls in (Task, Classification))
-    monkeypatch.setattr("fedlit.fast.permission.TASK_AS_IMPORTED", imported)
     federation = fitted(FedAvg(linear, SGD), num_rounds=1, default_root_dir=str(tmp_path))
     found = {}
     for row in rows(federation):

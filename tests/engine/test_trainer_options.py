@@ -166,7 +166,7 @@ def test_a_profiler_tells_where_the_time_went(caplog, tmp_path):
     assert all(word in caplog.text for word in ("visit", "evaluate", "record", "save"))
     profiler = SimpleProfiler(filename="times")
     federation = fitted(seeded(), num_rounds=2, profiler=profiler)
-    assert len(profiler.recorded_durations["visit"]) == 6
+    assert len(profiler.recorded_durations["local_training"]) == 6
     [file] = tmp_path.rglob("*times*.txt")
     assert file.parent.name == "version_1"
     assert equal(federation.global_state, fitted(seeded(), num_rounds=2).global_state)

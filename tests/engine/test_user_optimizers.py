@@ -59,11 +59,6 @@ def grow(optimizer, *_):
     optimizer.param_groups[0]["lr"] *= 1.1
 
 
-class WatchedLater(FedAvg):
-    def on_train_epoch_end(self):
-        self.optimizers().optimizer.register_step_pre_hook(grow)
-
-
 class Decays(FedAvg):
     def training_step(self, batch, batch_idx):
         self.optimizers().param_groups[0]["weight_decay"] = 0.5 * (batch_idx > 0)
@@ -86,22 +81,13 @@ class Grows(FedAvg):
             self.optimizers().optimizer.add_param_group({"params": list(self.network[0].parameters())})
 
 
-class HooksLater(FedAvg):
-    """Hangs a hook on itself in the middle of a visit."""
-
-    def on_train_epoch_end(self):
-        self.on_after_backward = lambda: [parameter.grad.zero_() for parameter in self.parameters()]
-
-
 USERS = {
     "an optimiser that uses a closure": (FedAvg, partial(Sharp, lr=0.1)),
     "an optimiser that needs a closure": (FedAvg, partial(Demanding, lr=0.1)),
     "a hook before a step": (Watched, PLAIN),
-    "a hook before a step that comes later": (WatchedLater, PLAIN),
     "decay set in a step": (Decays, PLAIN),
     "momentum set after an epoch": (Gains, PLAIN),
     "a group added after an epoch": (Grows, PLAIN),
-    "a hook hung on the method after an epoch": (HooksLater, PLAIN),
 }
 SAME_AS_PLAIN = {"an optimiser that needs a closure", "a hook before a step"}
 

@@ -180,7 +180,7 @@ def undisturbed(tmp_path_factory):
 
 
 def backwards(executor):
-    done = {k: executor.round.runner(k) for k in reversed(executor.round.clients)}
+    done = {k: executor.runner(k) for k in reversed(executor.round.clients)}
     yield from ((k, done[k]) for k in executor.round.clients)
 
 

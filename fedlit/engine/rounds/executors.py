@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.rounds.visited import Visited, pack, unpack, without_values
+from fedlit.engine.rounds.visiting import Visits
 from fedlit.engine.states.homes import share_out
 
 if TYPE_CHECKING:
@@ -26,17 +27,19 @@ class SerialExecutor:
 
     Args:
         round: Whose clients train.
+        runner: Trains one.
     """
 
-    def __init__(self, round: "ClientRound") -> None:
+    def __init__(self, round: "ClientRound", runner: Visits) -> None:
         self.round = round
+        self.runner = runner
 
     def train(self) -> Iterator[tuple[int, Visited]]:
         profiler = self.round.state.options.profiler
         for position, k in enumerate(self.round.clients, 1):
             self.round.report(position, len(self.round.clients))
             with profiler.profile("local_training"):
-                result = self.round.runner(k)
+                result = self.runner(k)
             yield k, result
 
 
@@ -45,10 +48,12 @@ class ProcessExecutor:
 
     Args:
         round: Whose clients train.
+        runner: Trains one, of this rank.
     """
 
-    def __init__(self, round: "ClientRound") -> None:
+    def __init__(self, round: "ClientRound", runner: Visits) -> None:
         self.round = round
+        self.runner = runner
 
     def train(self) -> Iterator[tuple[int, Visited]]:
         round = self.round
@@ -60,7 +65,7 @@ class ProcessExecutor:
         def work(k: int) -> Visited:
             round.report(positions[k], len(round.clients))
             with profiler.profile("local_training"):
-                result = round.runner(k)
+                result = self.runner(k)
             return without_values(round.kept_here(k, result))
 
         yield from in_order(round.state.fabric, round.clients, work, pack, unpack, owners)
@@ -86,10 +91,10 @@ class RemoteExecutor:
             yield k, round.validated_again(result, sent)
 
 
-def executor_of(round: "ClientRound") -> Executor:
+def executor_of(round: "ClientRound", runner: Visits) -> Executor:
     """As the federation runs."""
     if round.state.hosts is not None:
         return RemoteExecutor(round)
     if round.state.fabric.world_size > 1:
-        return ProcessExecutor(round)
-    return SerialExecutor(round)
+        return ProcessExecutor(round, runner)
+    return SerialExecutor(round, runner)

@@ -15,7 +15,7 @@ from fedlit.engine.module.log_sinks import noted
 from fedlit.engine.plan import Memory, Outcome, Plan
 from fedlit.engine.rounds.agreement import combining_by, sealed, watched_over
 from fedlit.engine.rounds.encoding import encoding_of
-from fedlit.engine.rounds.executors import Executor, executor_of
+from fedlit.engine.rounds.executors import executor_of
 from fedlit.engine.rounds.ledger import Ledger
 from fedlit.engine.rounds.private_rounds import noised
 from fedlit.engine.rounds.server import Served
@@ -90,7 +90,6 @@ class ClientRound:
         self.server_momenta = state.server_momenta
         self.uploads = self._begin_uploads()
         state.module.stage = self.stage
-        self.runner = Visits(state, number, plan_for, self._validated, self._received)
 
     def run(self) -> RoundRecord:
         """Train the clients, aggregate what they upload, commit; a client that fails is left out and named.
@@ -98,7 +97,7 @@ class ClientRound:
         With too few valid updates the state stays as it was.
         """
         check_still_frozen(self.state.module, self.state.constant)
-        executor: Executor = executor_of(self)
+        executor = executor_of(self, self._runner())
         try:
             for k, result in executor.train():
                 self._receive(k, result)
@@ -117,7 +116,11 @@ class ClientRound:
     def train_alone(self, k: int) -> Visited:
         """What one client brings, on its own host."""
         check_still_frozen(self.state.module, self.state.constant)
-        return self.runner(k)
+        return self._runner()(k)
+
+    def _runner(self) -> Visits:
+        """Trains one client after the other; held by nobody, or round and runner would hold each other."""
+        return Visits(self.state, self.number, self.plan_for, self._validated, self._received)
 
     def _begin_uploads(self) -> StreamedUploads | BufferedUploads | ShardedUploads:
         """Only the plain mean needs no upload after the next has come."""

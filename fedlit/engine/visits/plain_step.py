@@ -35,7 +35,6 @@ class PlainStep:
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
         self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
         self.clears_plainly = type(self.optimizer).zero_grad is Optimizer.zero_grad
-        self.is_plain_sgd = not self.is_scaled and is_plain_sgd(self.optimizer)
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         """One batch."""
@@ -70,7 +69,7 @@ class PlainStep:
     def _step(self) -> None:
         if self.is_scaled:
             self.fabric.strategy.optimizer_step(self.optimizer)
-        elif self.is_plain_sgd:
+        elif is_plain_sgd(self.optimizer):  # asked in every step: hooks and schedules of a user change its options
             step(self.optimizer)
         else:
             self.optimizer.step()
