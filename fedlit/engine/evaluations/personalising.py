@@ -16,7 +16,7 @@ from fedlit.engine.module.log_sinks import logging_to
 from fedlit.engine.module.modes import modes_of, restore
 from fedlit.engine.module.precision import autocast
 from fedlit.engine.states.state import FederationState
-from fedlit.engine.visits.visit import structure_of
+from fedlit.engine.visits.training import structure_of
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import copy_into

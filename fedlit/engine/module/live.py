@@ -40,6 +40,7 @@ class LiveModule:
         self.parts = dict(module.named_modules())
         self.builds_clients = is_overridden("configure_client", module, FederatedModule)
         self.nothing_received: State = {}
+        self._tensors = self.tensors()  # between clients the structure is always the same
 
     def snapshot(self) -> ModuleSnapshot:
         """Of the module as it is between clients."""
@@ -88,7 +89,7 @@ class LiveModule:
         self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]
     ) -> None:
         """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
-        before = self.tensors()
+        before = self.tensors() if self.builds_clients else self._tensors
         live = before
         self.client = client
         self.module.client = client

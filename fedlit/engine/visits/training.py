@@ -67,6 +67,12 @@ class Parts:
         found = list(module.modules()) if learner is module else [*module.modules(), *learner.modules()]
         self.lightning = [part for part in dict.fromkeys(found) if isinstance(part, LightningModule)]
         self.metrics = [part for part in found if isinstance(part, Metric)]
+        self.structure = structure_of(module.state_dict(keep_vars=True))
+
+
+def structure_of(state: State) -> dict[str, tuple]:
+    """What local training must leave as it is: names, shapes, dtypes, devices and layouts."""
+    return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 
 def train(

@@ -12,7 +12,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
 from fedlit.engine.module.log_sinks import refused
 from fedlit.engine.plan import Memory, Outcome, Plan, is_plain
-from fedlit.engine.visits.training import Parts, train
+from fedlit.engine.visits.training import Parts, structure_of, train
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 
@@ -32,11 +32,10 @@ def visit(
     What is constant is neither uploaded nor kept.
     """
     stage = plan.stage
-    before = module.state_dict(keep_vars=True)
-    structure = structure_of(before)
+    parts = parts or Parts(module, stage.module or module)
     trained = train(fabric, module, client, plan, memory, parts=parts)
     live = module.state_dict(keep_vars=True)
-    if structure_of(live) != structure:
+    if structure_of(live) != parts.structure:
         raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
     state = {name: tensor.detach().clone() for name, tensor in live.items() if name not in constant}
     stays = _staying(module, live, stage, shared)
@@ -70,11 +69,6 @@ def visit(
 def _weight(module: FederatedModule, client: Client) -> float:
     with refused(module, "client_weight"):
         return float(module.client_weight(client))
-
-
-def structure_of(state: State) -> dict[str, tuple]:
-    """What local training must leave as it is: names, shapes, dtypes, devices and layouts."""
-    return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 
 def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:
