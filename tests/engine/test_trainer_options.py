@@ -163,7 +163,7 @@ def test_patience_is_at_least_a_round():
 def test_a_profiler_tells_where_the_time_went(caplog, tmp_path):
     with caplog.at_level(logging.INFO):
         fitted(FedAvg(linear, SGD), num_rounds=2, profiler="simple")
-    assert all(word in caplog.text for word in ("visit", "evaluate", "record", "save"))
+    assert all(word in caplog.text for word in ("local_training", "evaluate", "record", "save"))
     profiler = SimpleProfiler(filename="times")
     federation = fitted(seeded(), num_rounds=2, profiler=profiler)
     assert len(profiler.recorded_durations["local_training"]) == 6
