@@ -159,3 +159,9 @@ def test_a_recipe_with_an_odd_client_runs_without_it_as_its_head_says(recipe, wi
     monkeypatch.setattr("sys.argv", ["fedlit"])
     main(["fit", "--config", recipe, "--trainer.fast_dev_run", "true", *option.split()])
     assert "round 1/" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["fml", "fedavg", "ditto", "scaffold"])
+def test_a_recipe_that_takes_hours_says_so_and_names_a_small_one(name):
+    second = FILES[f"{name}_cifar10.yaml"].splitlines()[1]
+    assert re.match(rf"# About \d+ minutes a round and \d+ hours .*; {name}_fashion\.yaml is small", second)
