@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SOURCES = (HERE / "pretend_cuda.cpp", HERE / "pretend_cuda.py", HERE / "build.py")
-OPTIONS = ("-O0", "-std=c++20", "-shared", "-fPIC", "-w")  # unoptimised: compiling takes longer than running
+OPTIONS = ("-O0", "-std=c++20", "-shared", "-fPIC", "-w", "-s")  # unoptimised: compiling takes longer than running
 LIBRARIES = ("torch", "torch_cpu", "c10", "torch_python")
 
 # Loads the library before anybody imports torch, which asks for the hooks of a device while it is imported.

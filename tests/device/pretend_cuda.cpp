@@ -164,9 +164,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(Device device) const noexcept override {
     if (device.index() >= 0) current = device.index();
   }
-  c10::Stream getStream(Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getStream(Device device) const noexcept override { return c10::Stream(c10::Stream::DEFAULT, device); }
   c10::Stream getDefaultStream(Device device) const override { return getStream(device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return getStream(stream.device()); }
+  c10::Stream exchangeStream(c10::Stream stream) const noexcept override { return getStream(stream.device()); }
   DeviceIndex deviceCount() const noexcept override { return num_devices; }
   void record(void**, const c10::Stream&, const DeviceIndex, const c10::EventFlag) const override {}
   void block(void*, const c10::Stream&) const override {}

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 from device.build import built
@@ -54,7 +55,8 @@ class DeviceProcess:
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        _send(self._process.stdin, pickle.dumps((os.getcwd(), timeout, pickle.dumps((function, args, options)))))
+        with suppress(BrokenPipeError):  # then there is no answer
+            _send(self._process.stdin, pickle.dumps((os.getcwd(), timeout, pickle.dumps((function, args, options)))))
         answer = _receive(self._process.stdout)
         if answer is None:
             self._errors.seek(0)
@@ -69,7 +71,8 @@ class DeviceProcess:
         """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
         self._errors.close()

@@ -1,6 +1,7 @@
 """The pretend CUDA device behaves as a real one where tests rely on it."""
 
 import os
+import time
 
 import pytest
 import torch
@@ -131,6 +132,14 @@ def test_a_softmax_of_half_precision_has_a_gradient(device_process):
     for precision in (torch.float16, torch.bfloat16):
         found = device_process.run(trained, "cuda", precision)
         torch.testing.assert_close(found["grad of 3.weight"], exact["grad of 3.weight"], atol=2e-2, rtol=2e-2)
+
+
+def test_a_function_that_ends_its_process_or_hangs_fails_alone(device_process):
+    with pytest.raises(FailedOnDevice, match="abort: its process ended with -6"):
+        device_process.run(os.abort)
+    with pytest.raises(FailedOnDevice, match=r"sleep: no answer within 0\.1 s"):
+        device_process.run(time.sleep, 60, timeout=0.1)
+    assert device_process.run(torch.cuda.is_available)
 
 
 def test_this_process_sees_no_device(device_process):
