@@ -1,5 +1,6 @@
 """What a run does on a GPU, on the pretend device."""
 
+import gc
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
@@ -98,9 +99,11 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 
 
 def memory_of(num_clients):
+    gc.collect()  # what an earlier run left in circles
     before = torch.cuda.memory_allocated()
     federation, _ = run(partial(LocalOnly, with_dropout, ADAM), toy_data(num_clients=num_clients), num_rounds=1)
     state = federation.personal_states[0]
+    gc.collect()
     return torch.cuda.memory_allocated() - before, {tensor.device.type for tensor in state.values()}
 
 
