@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 SCRIPT = """
 import sys, time
@@ -22,7 +23,8 @@ with stop_signals(stop):
 
 def started(*wrapper: str):
     command = [*wrapper, sys.executable, "-c", SCRIPT]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    listens = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # though the tests run under nohup
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=listens)
     assert process.stdout.readline() == "ready\n"
     return process
 
