@@ -172,11 +172,14 @@ def declaring(**members):
     [
         ({"upload_only": ("step_s",)}, r"`upload_only` of Own names 'step_s', but nothing in its state does"),
         ({"download_only": ("agreed", "x.")}, r"`download_only` of Own names 'x.', but nothing in its state does"),
+        ({"shared": ("netwrk.",)}, r"`shared` of Own names 'netwrk.', but nothing in its state does"),
+        ({"shared": ["network."]}, r"`shared` of Own must be a tuple of name prefixes, .* got \['network.'\]"),
+        ({"shared": ("network.")}, r"`shared` of Own must be a tuple of name prefixes, .* got 'network.'"),
         ({"server_only": ("agreed",)}, r"'agreed' of Own is said to be both `download_only` and `server_only`"),
         ({"is_shared": lambda self, name: True}, r"'agreed' of Own is said to be both `download_only` and `shared`"),
     ],
 )
-def test_two_words_for_one_entry_are_refused(members, told):
+def test_names_that_cannot_be_are_refused(members, told):
     with pytest.raises(ValueError, match=told):
         fitted(declaring(**members))
 

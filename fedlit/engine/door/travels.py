@@ -8,15 +8,22 @@ from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage
 
 ONE_PLACE = ("download_only", "upload_only", "server_only")  # an entry is in one of them, and then not shared
+DECLARED = ("shared", *ONE_PLACE, "collected")  # attributes of name prefixes
 
 
 def check_travels(model: FederatedModule) -> None:
-    """Refuse entries of which two things are said, and one-way names that nothing has."""
+    """Refuse names that are not a tuple or that nothing in the state has, and entries of which two things are said."""
     kind = type(model).__name__
     names = list(model.state_dict())
-    for declared in ("download_only", "upload_only"):
-        for prefix in getattr(model, declared):
-            if not any(name.startswith(prefix) for name in names):
+    for declared in DECLARED:
+        prefixes = getattr(model, declared)
+        if not isinstance(prefixes, tuple) or not all(isinstance(prefix, str) for prefix in prefixes):
+            raise ValueError(
+                f'`model`: `{declared}` of {kind} must be a tuple of name prefixes, such as ("network.",), '
+                f"got {prefixes!r}."
+            )
+        for prefix in prefixes:
+            if declared != "collected" and not any(name.startswith(prefix) for name in names):
                 raise ValueError(f"`model`: `{declared}` of {kind} names {prefix!r}, but nothing in its state does.")
     for name in names:
         said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
