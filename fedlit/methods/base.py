@@ -55,7 +55,7 @@ class FederatedModule(LightningModule):
     """
 
     network: nn.Module
-    """What all clients agree on; a method that has several networks overrides `global_model` instead."""
+    """What all clients agree on; a method that has several networks overrides `forward` or `global_model` instead."""
 
     shared: tuple[str, ...] = ("",)
     """Name prefixes of the state that travels; `("",)` is everything, `()` nothing."""
@@ -209,12 +209,18 @@ class FederatedModule(LightningModule):
         return replace(upload, state=shared)
 
     def global_model(self) -> nn.Module:
-        """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit."""
-        return self.network
+        """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit.
+
+        It is `network`, or the method itself, by its own `forward`, if it has no `network`.
+        """
+        return getattr(self, "network", self)
 
     def forward(self, x: Any, /) -> Any:
         """The network that a client uses for itself; evaluated as `personal`."""
-        return applied(self.global_model(), x)
+        network = self.global_model()
+        if network is self:
+            raise TypeError(f"{type(self).__name__} must build `self.network`, or override `forward`")
+        return applied(network, x)
 
     def loss(self, output: Any, target: Any) -> Tensor:
         """The mean over a batch, of what a network gives and the targets: what is trained, watched and reported."""

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from lightning.fabric import Fabric
 from torch import nn
 from torchmetrics.classification import MulticlassF1Score
-from toys import SGD, SmallCNN, TrunkAndHead, fitted, linear, rows, toy_data
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 
-from fedlit import FedAvg, LocalOnly
+from fedlit import FedAvg, FederatedModule, LocalOnly
 from fedlit.engine.evaluations.evaluation import Scorer
 from fedlit.engine.scoring.scores import evaluate, scores_by_group
 from fedlit.notices import Notice
@@ -161,20 +161,56 @@ class SplitWithAPeer(Split):
         return self.own(x)
 
 
+class InParts(FederatedModule):
+    """A trunk and a head, and no `network`; all of it travels."""
+
+    def __init__(self, network, optimizer):
+        super().__init__(optimizer)
+        whole = network()
+        self.extractor, self.head = whole.extractor, whole.head
+
+    def forward(self, x):
+        return self.head(self.extractor(x))
+
+
+class SplitInParts(InParts):
+    """The same, with a head that stays."""
+
+    shared = ("extractor.",)
+
+
 def models_on_own(method, **options):
     federation = fitted(method, toy_data(unseen_clients=1), num_rounds=1, **options)
     return {(row["model"], row["data"]) for row in rows(federation) if row["model"] != "trained"}
 
 
-@pytest.mark.parametrize("method", [Split, SplitWithForward, SplitWithAPeer])
+@pytest.mark.parametrize("method", [Split, SplitWithForward, SplitWithAPeer, SplitInParts])
 def test_a_model_that_is_partly_a_clients_own_is_personal_and_not_global(method):
     with pytest.warns(Notice, match=rf"^`data.unseen_clients`: {method.__name__} has no global model"):
         assert models_on_own(method(TrunkAndHead, SGD)) == {("personal", "own")}
 
 
-def test_a_model_that_the_server_holds_is_global():
+@pytest.mark.parametrize("method", [FedAvg, InParts])
+def test_a_model_that_the_server_holds_is_global(method):
     of_the_server = {("global", "own"), ("global", "pooled"), ("global", "unseen")}
-    assert models_on_own(FedAvg(TrunkAndHead, SGD)) == of_the_server
+    assert models_on_own(method(TrunkAndHead, SGD)) == of_the_server
+
+
+def test_a_method_of_parts_is_fedavg_with_a_network_of_them():
+    found = []
+    for method in (FedAvg, InParts):
+        torch.manual_seed(0)
+        state = fitted(method(TrunkAndHead, SGD), num_rounds=2).global_state
+        found.append({name.removeprefix("network."): tensor for name, tensor in state.items()})
+    assert equal(*found)
+
+
+def test_a_method_without_network_and_forward_is_told_what_it_lacks():
+    class Bare(InParts):
+        forward = FederatedModule.forward
+
+    with pytest.raises(ValueError, match=r"Bare must build `self\.network`, or override `forward`$"):
+        fitted(Bare(TrunkAndHead, SGD))
 
 
 def test_a_metric_that_is_added_to_a_task_is_recorded_of_every_model(tmp_path, monkeypatch):
