@@ -23,7 +23,8 @@ def check_travels(model: FederatedModule) -> None:
                 f"got {prefixes!r}."
             )
         for prefix in prefixes:
-            if declared != "collected" and not any(name.startswith(prefix) for name in names):
+            is_looked_for = prefix and declared != "collected"  # an empty one is everything, be it nothing
+            if is_looked_for and not any(name.startswith(prefix) for name in names):
                 raise ValueError(f"`model`: `{declared}` of {kind} names {prefix!r}, but nothing in its state does.")
     for name in names:
         said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
