@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from fedlit import FedAvg, FederatedData, Federation
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.evaluations.evaluation import Scorer
+from fedlit.engine.evaluation import Scorer
 from fedlit.methods import FedFusion
 from fedlit.networks import McMahanCNN
 from fedlit.partition import PermutedPixels

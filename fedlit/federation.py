@@ -20,16 +20,18 @@ from fedlit.callbacks import as_callbacks, load_states, told_of, watching_time
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
 from fedlit.encoders import Encoder
+from fedlit.engine.checkpointing import resume
+from fedlit.engine.checks import check_experiment
 from fedlit.engine.cluster.processes import make_fabric, meet
-from fedlit.engine.door.checks import check_experiment
-from fedlit.engine.evaluations.adapt import adapt, draw_adaptation, table_of_epochs
-from fedlit.engine.evaluations.evaluation import Scorer
-from fedlit.engine.evaluations.own_network import own_network
-from fedlit.engine.evaluations.predict import predict
-from fedlit.engine.module.log_sinks import refused
-from fedlit.engine.options import Deterministic, Options
+from fedlit.engine.config_diff import title_of
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler
+from fedlit.engine.inference import adapt, draw_adaptation, own_network, predict, table_of_epochs
+from fedlit.engine.lightning_hooks import Command
+from fedlit.engine.logged_values import refused
+from fedlit.engine.options import Deterministic, Options, no_such_attribute, no_such_option
 from fedlit.engine.plan import KeepOptimizer
-from fedlit.engine.runs.begin import (
+from fedlit.engine.run_setup import (
     Beginning,
     RunFolder,
     chosen_checkpoint,
@@ -38,17 +40,8 @@ from fedlit.engine.runs.begin import (
     read_checkpoint,
     set_deterministic,
 )
-from fedlit.engine.runs.chosen import title_of
-from fedlit.engine.runs.fit import Fit
-from fedlit.engine.runs.fit_result import FitResult, Method, built
-from fedlit.engine.runs.profiling import make_profiler
-from fedlit.engine.runs.snapshot import resume
-from fedlit.engine.runs.stop_request import StopRequest
-from fedlit.engine.states.hosts import Hosts
-from fedlit.engine.states.state import FederationState
-from fedlit.engine.turns.schedule import Schedule
-from fedlit.engine.visits.lightning_hooks import Command
-from fedlit.engine.visits.trainer_names import no_such_attribute, no_such_option
+from fedlit.engine.scheduling import Schedule
+from fedlit.engine.state import FederationState, Hosts
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP

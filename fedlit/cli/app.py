@@ -31,11 +31,11 @@ from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import of_own_run, tell_configs, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
+from fedlit.engine.aggregation import RuleFailed
 from fedlit.engine.cluster import endings, heartbeat
 from fedlit.engine.cluster.processes import ProcessLost
-from fedlit.engine.rounds.agreement import RuleFailed
-from fedlit.engine.turns.quorum import TooFewClients
-from fedlit.engine.usage import UsageError
+from fedlit.engine.plan import UsageError
+from fedlit.engine.scheduling import TooFewClients
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 from fedlit.records.unwritable import NOT_WRITTEN, NotWritten

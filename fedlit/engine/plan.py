@@ -1,4 +1,4 @@
-"""What a visit is asked to do, and what it brings."""
+"""What local training is asked to do, what comes of it, and the errors that end a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,6 +10,15 @@ from torch import Tensor
 
 from fedlit.aggregation import State, Upload
 from fedlit.methods.stage import Stage
+
+
+class UsageError(ValueError):
+    """A method asks for what no visit has; unlike any other error it does not just leave the client out."""
+
+
+class NoSuchAttribute(UsageError, AttributeError):
+    """The same for an attribute, so that `hasattr` and a default still work."""
+
 
 OptimizerState = dict[str, dict[str, Any]]  # by name of the parameter; of the gradient scaler, by SCALER
 SCALER = "(gradient scaler)"  # no parameter has such a name

@@ -15,16 +15,14 @@ import torch
 import fedlit
 from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing
-from fedlit.engine.evaluations.evaluation import Scorer
-from fedlit.engine.evaluations.found import pack as pack_found
-from fedlit.engine.evaluations.jobs import look
-from fedlit.engine.module.isolation import failed
+from fedlit.engine.client_runner import Visited, pack
+from fedlit.engine.evaluation import Scorer, look
+from fedlit.engine.evaluation import pack as pack_found
+from fedlit.engine.live_module import failed
 from fedlit.engine.plan import Memory
-from fedlit.engine.rounds.round import ClientRound
-from fedlit.engine.rounds.visited import Visited, pack
-from fedlit.engine.states.sending import Sent
-from fedlit.engine.states.state import FederationState
-from fedlit.engine.turns.schedule import Schedule
+from fedlit.engine.round import ClientRound
+from fedlit.engine.scheduling import Schedule
+from fedlit.engine.state import FederationState, Sent
 from fedlit.federation import Federation
 from fedlit.flower import wire
 from fedlit.flower.own_files import OwnFiles

@@ -9,15 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from fedlit.aggregation import State, num_bytes
-from fedlit.engine.evaluations.evaluation import Scorer
-from fedlit.engine.evaluations.found import Found, checked_found
-from fedlit.engine.guards.answers import unusable
-from fedlit.engine.rounds.downloads import is_sent
-from fedlit.engine.rounds.round import ClientRound
-from fedlit.engine.rounds.visited import Visited, received
-from fedlit.engine.states.hosts import Names
-from fedlit.engine.states.sending import Sent
-from fedlit.engine.states.state import FederationState
+from fedlit.engine.child_process import unusable
+from fedlit.engine.client_runner import Visited, is_sent, received
+from fedlit.engine.evaluation import Found, Scorer, checked_found
+from fedlit.engine.round import ClientRound
+from fedlit.engine.state import FederationState, Names, Sent
 from fedlit.flower import wire
 from fedlit.flower.host import digest_of
 from fedlit.methods.stage import Stage

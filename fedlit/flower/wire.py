@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlit.engine.guards.answers import unpack_plain
+from fedlit.engine.child_process import unpack_plain
 
 unpack = unpack_plain
 PROTOCOL = 1  # of what messages mean; hosts that differ refuse each other

@@ -8,7 +8,7 @@ from toy_recipe import write_recipe
 
 from fedlit.cli.app import main
 from fedlit.engine.cluster.processes import ProcessLost
-from fedlit.engine.runs.fit import Fit
+from fedlit.engine.fit import Fit
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from fedlit.cli.app import refused_in_one_line
-from fedlit.engine.turns.quorum import TooFewClients
+from fedlit.engine.scheduling import TooFewClients
 
 
 def test_too_few_clients_are_told_in_one_line_with_exit_code_3(capsys):

@@ -127,7 +127,7 @@ def fit(method: str, accelerator: str, precision: str, fast: bool, folder: str, 
     """A method from the same initial weights every time."""
     torch.manual_seed(7)
     given = {"num_rounds": ROUNDS, "default_root_dir": folder, **options}
-    with patch("fedlit.engine.runs.begin.check_precision", lambda fabric: None):
+    with patch("fedlit.engine.run_setup.check_precision", lambda fabric: None):
         return fitted(
             METHODS[method](), data_for(method), accelerator=accelerator, precision=precision, fast=fast, **given
         )

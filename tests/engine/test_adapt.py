@@ -8,9 +8,9 @@ import torch
 from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
-from fedlit.engine.evaluations.adapt import epochs_to_converge, table_of_epochs
-from fedlit.engine.scoring.measures import Measures
-from fedlit.engine.turns.quorum import TooFewClients
+from fedlit.engine.inference import epochs_to_converge, table_of_epochs
+from fedlit.engine.metrics import Measures
+from fedlit.engine.scheduling import TooFewClients
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 from fedlit.records.rows import Row
 

@@ -12,9 +12,9 @@ from fedlit import FedAvg, Stage
 from fedlit.aggregation import weighted_mean
 from fedlit.callbacks import FederationCallback
 from fedlit.data.client import Server
-from fedlit.engine.module.isolation import ModuleSnapshot
-from fedlit.engine.module.kept_attributes import KeptAttributes
-from fedlit.engine.usage import UsageError
+from fedlit.engine.live_module import ModuleSnapshot
+from fedlit.engine.plan import UsageError
+from fedlit.engine.server_attributes import KeptAttributes
 from fedlit.records.checkpoint import load
 
 

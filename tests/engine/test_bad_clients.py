@@ -10,8 +10,8 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly, Stage
-from fedlit.engine.rounds.executors import SerialExecutor
-from fedlit.engine.usage import UsageError
+from fedlit.engine.plan import UsageError
+from fedlit.engine.round import SerialExecutor
 from fedlit.partition import BinarySeparated
 
 

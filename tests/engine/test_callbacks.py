@@ -10,7 +10,7 @@ from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation
 from fedlit.callbacks import INSTEAD, FederationCallback, StopAt, add_states, as_callbacks, load_states
-from fedlit.engine.usage import UsageError
+from fedlit.engine.plan import UsageError
 from fedlit.records import checkpoint
 
 RUNNING = {"Callback", "Checkpoint", "LambdaCallback", "ModelSummary", "RichModelSummary"}
@@ -68,7 +68,7 @@ class Counter(FederationCallback):
         self.rounds = state_dict["rounds"]
 
 
-# --- which are called, and when: these need the calls in fedlit/federation.py and fedlit/engine/runs/fit.py
+# --- which are called, and when: these need the calls in fedlit/federation.py and fedlit/engine/fit.py
 
 
 def test_a_fit_is_told_of_from_set_up_to_tear_down():

@@ -11,9 +11,9 @@ import torch
 from toys import SGD, SmallCNN, equal, fitted, linear, rows
 
 from fedlit import FedAvg
-from fedlit.engine.guards.child_process import check_timeout, in_child
+from fedlit.engine.child_process import check_timeout, in_child
+from fedlit.engine.client_runner import pack
 from fedlit.engine.plan import Interrupted
-from fedlit.engine.rounds.visited import pack
 from fedlit.methods import FML
 from fedlit.records.round_record import Failure
 
@@ -120,7 +120,7 @@ def test_what_a_child_forges_leaves_its_client_out_and_no_other(forge, reason, t
         packed = pack(visited)
         return forge(packed) if packed["upload"]["client"] == 1 else packed
 
-    monkeypatch.setattr("fedlit.engine.rounds.visiting.pack", forged)  # it is called by the child
+    monkeypatch.setattr("fedlit.engine.client_runner.pack", forged)  # it is called by the child
     federation = fitted(FedAvg(linear, SGD), client_timeout=60.0, num_rounds=1, default_root_dir=str(tmp_path))
     [left_out] = [event for event in events(federation) if event["event"] == "left_out"]
     assert left_out["client"] == 1
@@ -131,7 +131,7 @@ def test_what_a_child_says_of_another_client_is_not_believed(tmp_path, monkeypat
     def forged(found):
         return {**vars(found), "values": [(0, *value[1:]) for value in found.values]}
 
-    monkeypatch.setattr("fedlit.engine.evaluations.found.pack", forged)  # it is called by the child
+    monkeypatch.setattr("fedlit.engine.evaluation.pack", forged)  # it is called by the child
     federation = fitted(FML(linear, linear, SGD), client_timeout=60.0, num_rounds=1, default_root_dir=str(tmp_path))
     assert {row["client"] for row in rows(federation) if row["model"] == "personal"} == {"0"}
     left_out = [event for event in events(federation) if event["event"] == "left_out"]

@@ -11,8 +11,8 @@ import torch
 from toys import SmallCNN, equal, fitted, toy_data
 
 from fedlit import LocalOnly
+from fedlit.engine.client_store import Memories, Store, sweep_left_behind
 from fedlit.engine.plan import Memory
-from fedlit.engine.states.client_store import Memories, Store, sweep_left_behind
 from fedlit.methods import FML
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -11,7 +11,7 @@ from toys import SGD, equal, fitted, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.usage import UsageError
+from fedlit.engine.plan import UsageError
 from fedlit.methods import MixtureOfExperts, NetworkFactory, build
 
 WIDTH, RANK = 50, 2

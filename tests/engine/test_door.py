@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from toys import SGD, fitted, linear, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg, FederatedData
-from fedlit.engine.door.network_checks import check_clients
-from fedlit.engine.scoring.measures import Measures
+from fedlit.engine.metrics import Measures
+from fedlit.engine.network_checks import check_clients
 from fedlit.methods import LocalOnly
 
 

@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
+from fedlit.engine.client_runner import Visited, pack, unpack
 from fedlit.engine.plan import Memory, Outcome
-from fedlit.engine.rounds.visited import Visited, pack, unpack
 from fedlit.methods import DLAD
 
 ADAM = partial(torch.optim.Adam, lr=0.01)

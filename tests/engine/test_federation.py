@@ -10,9 +10,9 @@ from toys import SGD, SmallCNN, Spy, equal, fitted, linear, rows, toy_data
 from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import num_bytes
 from fedlit.callbacks import FederationCallback, StopAt
-from fedlit.engine.guards.child_process import in_child
-from fedlit.engine.module import precision
-from fedlit.engine.usage import UsageError
+from fedlit.engine import precision
+from fedlit.engine.child_process import in_child
+from fedlit.engine.plan import UsageError
 from fedlit.partition import BinarySeparated, Dirichlet
 from fedlit.records.round_record import Failure
 

@@ -11,7 +11,7 @@ from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly, read_metrics
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.runs.fit_result import FitResult
+from fedlit.engine.fit import FitResult
 
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "report": False}
 

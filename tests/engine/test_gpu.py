@@ -12,9 +12,9 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 from fedlit import FedAvg
-from fedlit.engine.module.precision import Scaler
+from fedlit.engine.client_store import Store
 from fedlit.engine.plan import Memory
-from fedlit.engine.states.client_store import Store
+from fedlit.engine.precision import Scaler
 from fedlit.methods import APFL, FML, Ditto, LocalOnly
 
 

@@ -12,8 +12,8 @@ from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.aggregation import Median
 from fedlit.callbacks import FederationCallback
+from fedlit.engine import checkpointing as saved_clients
 from fedlit.engine.cluster.shares import balanced
-from fedlit.engine.runs import saved_clients
 from fedlit.methods import DLAD, FML, SCAFFOLD, FedAvg, FedBN
 from fedlit.notices import Notice
 from fedlit.records import checkpoint, client_files

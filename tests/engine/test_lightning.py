@@ -11,7 +11,7 @@ from torch import nn
 from toys import SGD, Diary, equal, fitted, toy_data
 
 from fedlit import FedAvg, FineTuned
-from fedlit.engine.visits.lightning_hooks import CALLED
+from fedlit.engine.lightning_hooks import CALLED
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.rng import generator

@@ -20,8 +20,8 @@ from toys import SGD, Diary, Spy, equal, fitted, linear, rows, toy_data
 from fedlit import FedAvg, FineTuned
 from fedlit.callbacks import FederationCallback
 from fedlit.cli.app import main
-from fedlit.engine.usage import UsageError
-from fedlit.engine.visits.lightning_hooks import CALLED, OF_COMMANDS, REFUSED, check_hooks
+from fedlit.engine.lightning_hooks import CALLED, OF_COMMANDS, REFUSED, check_hooks
+from fedlit.engine.plan import UsageError
 from fedlit.methods import DLAD, FML, FedProx, LocalOnly, MixtureOfExperts, Stage
 from fedlit.methods.base import twin
 

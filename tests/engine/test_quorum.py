@@ -12,9 +12,9 @@ import fedlit
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Krum, weighted_mean
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.rounds.agreement import RuleFailed
-from fedlit.engine.turns.quorum import TooFewClients
-from fedlit.engine.usage import UsageError
+from fedlit.engine.aggregation import RuleFailed
+from fedlit.engine.plan import UsageError
+from fedlit.engine.scheduling import TooFewClients
 from fedlit.records.round_record import Failure
 
 
@@ -249,7 +249,7 @@ def test_impossible_limits_are_refused(option, value, told):
 
 def test_the_last_line_of_one_s_own_is_told_and_none_of_fedlit_or_of_torch():
     frame = '  File "{}", line {}, in step\n'
-    ours = f"{Path(fedlit.__file__).parent}/engine/visits/visit.py"
+    ours = f"{Path(fedlit.__file__).parent}/engine/local_training.py"
     torchs = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
     details = (
         frame.format(ours, 3) + frame.format("/me/a.py", 4) + frame.format("/me/b.py", 5) + frame.format(torchs, 6)

@@ -17,7 +17,7 @@ from toys import SGD, SmallCNN, equal, fitted, rows, toy_datasets
 from fedlit import FedAvg, FederatedData
 from fedlit.callbacks import StopAt
 from fedlit.data.loaded import LoadedBatches, Reader
-from fedlit.engine.states.state import partition_hash
+from fedlit.engine.state import partition_hash
 
 
 class Crops(Dataset):
@@ -194,8 +194,8 @@ class Bag(nn.Module):
 def test_a_visit_trains_on_texts_of_different_lengths(in_memory):
     from lightning.fabric import Fabric
 
+    from fedlit.engine.local_training import visit
     from fedlit.engine.plan import Memory, Plan
-    from fedlit.engine.visits.visit import visit
 
     data = FederatedData(
         train_dataset=Texts(), test_dataset=Texts(), num_clients=2, batch_size=6, collate_fn=pad, in_memory=in_memory

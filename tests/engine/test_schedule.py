@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedlit.engine.turns.schedule import MOST_SCHEDULED, Schedule
+from fedlit.engine.scheduling import MOST_SCHEDULED, Schedule
 from fedlit.methods.stage import Stage
 
 STAGES = [Stage("federate"), Stage("local", rounds=1, upload="none"), Stage("mixture", rounds=2, upload="none")]

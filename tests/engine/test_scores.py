@@ -13,8 +13,8 @@ from torchmetrics.classification import MulticlassF1Score
 from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FederatedModule, LocalOnly
-from fedlit.engine.evaluations.evaluation import Scorer
-from fedlit.engine.scoring.scores import evaluate, scores_by_group
+from fedlit.engine.evaluation import Scorer
+from fedlit.engine.metrics import evaluate, scores_by_group
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
 from fedlit.tasks import Accuracy, Classification

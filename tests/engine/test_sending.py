@@ -9,8 +9,8 @@ from test_laws import KillAt, in_a_child
 from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows
 
 from fedlit import FedAvg
-from fedlit.engine.rounds.visited import Visited, pack, unpack
-from fedlit.engine.usage import UsageError
+from fedlit.engine.client_runner import Visited, pack, unpack
+from fedlit.engine.plan import UsageError
 from fedlit.losses import proximal_penalty
 from fedlit.methods import Stage, frozen
 from fedlit.privacy import ClientLevelDP

@@ -15,7 +15,7 @@ from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Median, weighted_mean
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.rounds.server_step import server_step
+from fedlit.engine.aggregation import server_step
 from fedlit.methods import DLAD
 from fedlit.privacy import ClientLevelDP
 from fedlit.server_optimizers import FedAdagrad, FedAdam, FedYogi
@@ -171,7 +171,7 @@ def test_one_that_forgot_it_would_come_to_others():
 
     whole = run(server_optimizer=ADAM).global_state
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedlit.engine.rounds.round.server_step", forgetful)
+        patch.setattr("fedlit.engine.round.server_step", forgetful)
         assert not equal(run(server_optimizer=ADAM).global_state, whole)
 
 

@@ -12,8 +12,8 @@ from toys import SGD, Diary, Spy, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.callbacks import FederationCallback, MaxTime, Patience, watching_time
-from fedlit.engine.turns.quorum import TooFewClients
-from fedlit.engine.usage import UsageError
+from fedlit.engine.plan import UsageError
+from fedlit.engine.scheduling import TooFewClients
 
 # --- batches
 

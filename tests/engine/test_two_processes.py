@@ -13,7 +13,7 @@ from lightning.pytorch import Callback
 from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Stage
-from fedlit.engine.runs import fit
+from fedlit.engine import fit
 from fedlit.methods import FML
 from fedlit.privacy import ClientLevelDP
 

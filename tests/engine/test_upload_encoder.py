@@ -20,10 +20,10 @@ from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from fedlit import FedAvg, LocalOnly, Stage
 from fedlit.aggregation import Median, Upload
 from fedlit.encoders import Encoder, Float16, Int8, TopK
+from fedlit.engine.client_runner import Visited, pack, unpack
+from fedlit.engine.client_store import bring
+from fedlit.engine.encoding import Encoding, encoding_of
 from fedlit.engine.plan import Memory, Outcome
-from fedlit.engine.rounds.encoding import Encoding, encoding_of
-from fedlit.engine.rounds.visited import Visited, pack, unpack
-from fedlit.engine.states.homes import bring
 from fedlit.methods import DLAD, SCAFFOLD, FedDF, FedProto
 from fedlit.privacy import ClientLevelDP
 
@@ -238,9 +238,7 @@ def test_a_killed_run_goes_on_with_what_is_left_over_to_the_same_bits(at_random,
 
 def test_a_run_that_forgot_what_is_left_over_would_come_to_others(at_random, monkeypatch):
     meant = Encoding._meant
-    monkeypatch.setattr(
-        "fedlit.engine.rounds.encoding.Encoding._meant", lambda self, upload, _: meant(self, upload, {})
-    )
+    monkeypatch.setattr("fedlit.engine.encoding.Encoding._meant", lambda self, upload, _: meant(self, upload, {}))
     assert not equal(run(upload_encoder=AT_RANDOM).global_state, at_random.global_state)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from toys import Diary, equal, fitted, toy_data
 
 from fedlit import FedAvg
-from fedlit.engine.visits.optimizers import revived
+from fedlit.engine.optimisation import revived
 
 PLAIN = partial(torch.optim.SGD, lr=0.1)
 

@@ -16,8 +16,8 @@ from toys import SGD, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.runs.choices import as_text
-from fedlit.engine.scoring.scores import unmeasured
+from fedlit.engine.config_diff import as_text
+from fedlit.engine.metrics import unmeasured
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
 from fedlit.records.recorder import Recorder
@@ -73,7 +73,7 @@ def test_a_round_whose_evaluation_fails_is_trained_and_saved(tmp_path, monkeypat
         return []
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedlit.engine.evaluations.evaluation.Scorer.evaluate", fails)
+        patch.setattr("fedlit.engine.evaluation.Scorer.evaluate", fails)
         with pytest.raises(KeyError):
             fitted(seeded(FedAvg, linear, SGD), **options)
     resumed = fitted(seeded(FedAvg, linear, SGD), ckpt_path="last", **options)

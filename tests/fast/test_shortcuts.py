@@ -14,9 +14,9 @@ from toys import equal, fitted
 from benchmarks import bare
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
-from fedlit.engine.module.means import Means
-from fedlit.engine.runs.begin import set_fast
-from fedlit.engine.turns.sampling import ClientSampler
+from fedlit.engine.logged_values import Means
+from fedlit.engine.run_setup import set_fast
+from fedlit.engine.scheduling import ClientSampler
 from fedlit.methods import MixtureOfExperts
 from fedlit.networks import LeNet5, McMahanCNN
 from fedlit.records import checkpoint
@@ -157,7 +157,7 @@ def test_a_mean_is_of_values_as_they_were():
 
 
 def test_means_of_many_values_are_added_up_in_parts(monkeypatch):
-    monkeypatch.setattr("fedlit.engine.module.means.MANY", 3)
+    monkeypatch.setattr("fedlit.engine.logged_values.MANY", 3)
     means = Means()
     for value in range(8):
         means("a", torch.tensor(float(value)))

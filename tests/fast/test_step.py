@@ -8,7 +8,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from fedlit import FedAvg
-from fedlit.engine.visits.plain_step import PlainStep
+from fedlit.engine.optimisation import PlainStep
 from fedlit.fast.sgd import clear, is_plain_sgd, prepare, step
 from fedlit.networks import LeNet5
 

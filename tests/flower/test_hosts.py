@@ -33,7 +33,7 @@ def test_all_methods_are_here():
 @pytest.fixture
 def one_by_one(monkeypatch):
     """A simulation may evaluate the global model on several clients' samples in one batch, which rounds otherwise."""
-    monkeypatch.setattr("fedlit.engine.evaluations.evaluation.Scorer._sees_samples_apart", lambda *given: False)
+    monkeypatch.setattr("fedlit.engine.evaluation.Scorer._sees_samples_apart", lambda *given: False)
 
 
 SWIFT = ("FedAvg", "FML", "SCAFFOLD", "FedBN", "FedProto", "FedMD", "DLAD", "MixtureOfExperts")  # what travels differs

@@ -55,7 +55,7 @@ def make(tmp_path, monkeypatch):
     made = []
 
     def one(method):
-        monkeypatch.setattr("fedlit.engine.evaluations.evaluation.Scorer._sees_samples_apart", lambda *given: False)
+        monkeypatch.setattr("fedlit.engine.evaluation.Scorer._sees_samples_apart", lambda *given: False)
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(RECIPE.replace("METHOD", method))
         export_flower([str(recipe), str(tmp_path / "the-app")])

@@ -10,8 +10,8 @@ from torch import nn, tensor
 from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FederatedData
+from fedlit.engine.local_training import visit
 from fedlit.engine.plan import Memory, Plan
-from fedlit.engine.visits.visit import visit
 from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD

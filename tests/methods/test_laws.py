@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
-import fedlit.engine.visits.training
+import fedlit.engine.local_training
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.rounds.executors import SerialExecutor
+from fedlit.engine.round import SerialExecutor
 from fedlit.partition import Dirichlet
 from fedlit.rng import derive, generator
 
@@ -192,7 +192,7 @@ def test_the_order_of_visits_does_not_matter(undisturbed, monkeypatch):
 def test_the_order_of_visits_would_matter_if_clients_shared_their_random_numbers(undisturbed, monkeypatch):
     from contextlib import nullcontext
 
-    monkeypatch.setattr(fedlit.engine.visits.training, "isolated", lambda seed: nullcontext())
+    monkeypatch.setattr(fedlit.engine.local_training, "isolated", lambda seed: nullcontext())
     torch.manual_seed(3)
     forwards = states(experiment())
     monkeypatch.setattr(SerialExecutor, "train", backwards)

@@ -21,8 +21,8 @@ from promises.held_states import same, states
 from test_laws import in_a_child
 from toys import SGD, SmallCNN, fitted, linear, toy_data
 
-from fedlit.engine.runs.fit import Fit
-from fedlit.engine.states.client_store import PREFIX
+from fedlit.engine.client_store import PREFIX
+from fedlit.engine.fit import Fit
 from fedlit.methods import (
     DLAD,
     FML,

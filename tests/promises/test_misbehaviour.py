@@ -18,7 +18,7 @@ from promises.trials import BAD, ROUNDS, TRIALS, Act, Own, hooked_method
 from toys import fitted, toy_data
 
 from fedlit import methods
-from fedlit.engine.turns.sampling import ClientSampler
+from fedlit.engine.scheduling import ClientSampler
 from fedlit.methods import FederatedModule
 
 QUICK = [

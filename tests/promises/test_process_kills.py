@@ -14,7 +14,7 @@ from forked import exit_codes, forked
 from test_homes import told
 from toys import SGD, SmallCNN, fitted, linear, toy_data
 
-from fedlit.engine.runs import fit
+from fedlit.engine import fit
 from fedlit.methods import FML
 
 NUMBER = 3

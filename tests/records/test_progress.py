@@ -95,7 +95,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 0.0
         monkeypatch.setattr("fedlit.records.progress.monotonic", lambda: self.now)
-        monkeypatch.setattr("fedlit.engine.runs.fit.perf_counter", lambda: self.now)
+        monkeypatch.setattr("fedlit.engine.fit.perf_counter", lambda: self.now)
 
 
 class Slow(FedAvg):
@@ -128,7 +128,7 @@ def test_what_a_round_will_take_is_said_where_clients_train_in_processes_of_thei
     client_timeout, monkeypatch, capsys
 ):
     clock = itertools.count(step=100.0)  # a hundred seconds pass between any two looks at it
-    monkeypatch.setattr("fedlit.engine.runs.fit.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("fedlit.engine.fit.perf_counter", lambda: next(clock))
     options = {"enable_progress_bar": True, "fast_dev_run": False, "client_timeout": client_timeout}
     fitted(FedAvg(linear, SGD), toy_data(), num_rounds=1, **options)
     lines = capsys.readouterr().out.splitlines()

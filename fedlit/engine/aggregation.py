@@ -1,0 +1,400 @@
+"""From the uploads of a round to the server's next state: rules, differential privacy, the server's optimiser."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedlit.aggregation import Mean, Rule, Spread, State, Upload, defect, fewest_uploads
+from fedlit.data import FederatedData
+from fedlit.engine.live_module import trained_names
+from fedlit.engine.logged_values import noted
+from fedlit.engine.optimisation import check_settings, revived
+from fedlit.engine.options import Options
+from fedlit.engine.plan import OptimizerState, is_plain
+from fedlit.engine.scheduling import Schedule, cohort_size, num_samples
+from fedlit.engine.state import FederationState, shared_names
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
+from fedlit.methods.states import twin
+from fedlit.notices import Notice
+from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, Sealed
+from fedlit.records.round_record import failure
+from fedlit.records.rows import POOLED, Row
+from fedlit.rng import derive_key, isolated
+
+
+class RuleFailed(RuntimeError):
+    """The rule of `trainer.aggregator` could not make one state of the uploads of a round."""
+
+
+TRIED = 10  # so many uploads of a round are enough to see whether a rule works
+
+
+@contextmanager
+def combining_by(module: FederatedModule, rule: Rule | None) -> Iterator[None]:
+    """Let a method's `combine` go by a rule; None is its mean."""
+    before = module._rule
+    if rule is not None:
+        module._rule = partial(rule)  # not the rule itself: one that is a module would become a part of the method
+    try:
+        yield
+    finally:
+        module._rule = before
+
+
+def watched_over(rule: Rule, round: int) -> Rule:
+    """A rule whose mistakes are reported as its own."""
+
+    def combined(uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        received = uploads if isinstance(uploads, Spread) else list(uploads)
+        about = f"`trainer.aggregator` {_name(rule)} could not combine the {len(received)} uploads of round {round}"
+        try:
+            agreed = rule(received, current)
+            problem = defect(Upload(-1, agreed), {key: current[key] for key in agreed if key in current})
+        except (Exception, SystemExit) as error:  # a rule raises what it likes
+            raise RuleFailed(f"{about}: {failure(error).reason}") from error
+        if problem is not None:
+            raise RuleFailed(f"{about}: it gave an impossible state, {problem}")
+        return agreed
+
+    return combined
+
+
+def sealed(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
+    """Under `trainer.privacy` a method may pass uploads on, and look at none."""
+    return uploads if options.privacy is None else Sealed(uploads)
+
+
+def check_aggregator(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
+    """The rule is asked by this method, can be called, and a round is large enough for it."""
+    rule = options.aggregator
+    if rule is None:
+        return
+    name = _name(rule)
+    averaged = [stage for stage in stages if stage.upload == "aggregate"]
+    if not averaged:
+        raise ValueError(f"`trainer.aggregator` {name} would never be asked: {type(model).__name__} averages nothing.")
+    needed = fewest_uploads(rule)
+    smallest = min(_largest_cohort(stage, data, options) for stage in averaged)
+    if smallest < needed:
+        raise ValueError(
+            f"`trainer.aggregator` {name} needs {needed} uploads in a round, but a round has {smallest} clients; see "
+            "`trainer.fraction_fit`, `trainer.min_clients` and `data.num_clients`."
+        )
+    try_out(rule, f"`trainer.aggregator` {name}", model, options, min(smallest, max(needed, TRIED)))
+
+
+def _name(rule: Rule) -> str:
+    return getattr(rule, "__name__", type(rule).__name__)
+
+
+def _largest_cohort(stage: Stage, data: FederatedData, options: Options) -> int:
+    """Clients of a round in which nobody fails."""
+    seen = range(data.num_clients - data.unseen_clients)
+    candidates = [k for k in seen if num_samples(data.assignment, k, stage)]
+    return cohort_size(options, len(candidates))
+
+
+def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, num_uploads: int) -> None:
+    """A copy of the method agrees on what it was made with; whoever does not ask the rule would ignore it."""
+    trial = twin(model)
+    names = shared_names(trial, options.batch_norm)
+    state = trial.state_dict()
+    shared = {name: state[name].clone() for name in names}
+    elsewhere = trial.server_only + trial.download_only
+    kept = {name: tensor.clone() for name, tensor in state.items() if name.startswith(elsewhere)}
+    current = {**shared, **kept}
+    sent = {**shared, **{name: tensor for name, tensor in state.items() if name.startswith(trial.upload_only)}}
+    answers: list[State] = []
+
+    def watched(uploads: Iterable[Upload], held: Mapping[str, Tensor]) -> State:
+        answers.append(rule(uploads, held))
+        return answers[-1]
+
+    uploads = [Upload(k, dict(sent)) for k in range(num_uploads)]
+    problem = None
+    try:
+        with isolated(0), noted(trial), combining_by(trial, watched):
+            trial.aggregate(sealed(iter(uploads), options), current)
+    except (Exception, SystemExit) as error:  # a rule raises what it likes
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    for answer in answers:
+        problem = problem or defect(Upload(-1, answer), shared)
+    if problem is None and not answers:
+        raise ValueError(
+            f"{option} would be ignored: `aggregate` of {type(model).__name__} does not ask for it; "
+            "it would by `self.combine(uploads, current)`."
+        )
+    if problem is not None:
+        raise ValueError(f"{option}, tried on uploads that are all equal: {problem}")
+
+
+class Budget:
+    """What a run's rounds cost, and whether the next is allowed; without `trainer.privacy` all are.
+
+    Args:
+        schedule: Rounds of stages that average cost; what stays at home is not released.
+        options: Of the federation.
+    """
+
+    def __init__(self, schedule: Schedule, options: Options) -> None:
+        self.schedule = schedule
+        self.accountant: Accountant | None = None
+        if options.privacy is not None:
+            self.accountant = Accountant(options.privacy, options.fraction_fit)
+
+    def epsilon(self, number: int) -> float | None:
+        """After so many rounds of the run."""
+        if self.accountant is None:
+            return None
+        return self.accountant.epsilon(self._num_paid(number))
+
+    def refusal(self, number: int) -> str | None:
+        """Why a round would be one too many, if it would."""
+        if self.accountant is None or self.accountant.allows(self._num_paid(number)):
+            return None
+        privacy = self.accountant.privacy
+        return (
+            f"round {number} would come to epsilon {self.epsilon(number):.4g}, beyond `trainer.privacy.target_epsilon` "
+            f"of {privacy.target_epsilon}: the run ends after round {number - 1}, at {self.epsilon(number - 1):.4g}."
+        )
+
+    def _num_paid(self, number: int) -> int:
+        """How many of the first rounds cost."""
+        paid = 0
+        for part in self.schedule.parts:
+            if part.stage.upload == "aggregate":
+                paid += min(max(number - part.before, 0), part.length)
+        return paid
+
+    def told(self, number: int) -> dict[str, float]:
+        """What events.jsonl says of it when a fit begins after so many rounds."""
+        spent = self.epsilon(number)
+        return {} if spent is None else {"epsilon": spent}
+
+    def rows(self, number: int) -> list[Row]:
+        """What metrics.csv says of it after a round."""
+        spent = self.epsilon(number)
+        if spent is None:
+            return []
+        return [Row(number, self.schedule.stage(number).name, POOLED, "global", "server", "epsilon", spent)]
+
+
+def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
+    """The rule of a round under `trainer.privacy`."""
+    options = state.options
+    if options.privacy is None:
+        return None
+    seed = options.privacy.noise_seed if state.secret is None else state.secret  # neither where there is no noise
+    key = derive_key(str(seed), "privacy", stage.name, number)
+    return NoisedMean(options.privacy, expected_clients(state.data, options), state.shared, key)
+
+
+def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
+    """A rule under `trainer.privacy`, to be tried before the first round."""
+    if options.privacy is None:
+        return None
+    return NoisedMean(options.privacy, 1.0, shared_names(model, options.batch_norm), derive_key(0, "trial"))
+
+
+def expected_clients(data: FederatedData, options: Options) -> float:
+    """Clients of a round on average; how many have samples, or have not failed, does not enter."""
+    return options.fraction_fit * (data.num_clients - data.unseen_clients)
+
+
+def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
+    """All that leaves a client is noised, and there is a budget for at least one round."""
+    privacy = options.privacy
+    if privacy is None:
+        return
+    name = type(model).__name__
+    for stage in stages:
+        if stage.upload == "collect":
+            raise ValueError(f"`trainer.privacy`: {name} collects clients' states as they are in stage {stage.name!r}.")
+        if stage.followed_by is not None:
+            raise ValueError(f"`trainer.privacy`: {name} learns from clients' states as they are after {stage.name!r}.")
+        if stage.keep_uploads:
+            raise ValueError(f"`trainer.privacy`: {name} keeps clients' states as they are in stage {stage.name!r}.")
+    for beside in model.upload_only:
+        raise ValueError(f"`trainer.privacy`: noise is for what is shared, and {name} also uploads {beside!r}.")
+    if is_overridden("select_clients", model, FederatedModule):
+        raise ValueError(
+            f"`trainer.privacy`: every client is drawn by itself, and `select_clients` of {name} chooses them."
+        )
+    if all(stage.upload == "none" for stage in stages):
+        raise ValueError(f"`trainer.privacy`: {name} uploads nothing, so there is nothing to protect.")
+    _check_counts(privacy, data, options)
+    names = shared_names(model, options.batch_norm)
+    _check_floating(model, names)
+    if not Accountant(privacy, options.fraction_fit).allows(1):
+        raise ValueError(
+            f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
+            f"{Accountant(privacy, options.fraction_fit).epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
+        )
+    rule = trial_rule(model, options)
+    assert rule is not None  # there is privacy
+    try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
+    if privacy.noise_seed is not None and privacy.noise_multiplier:
+        told = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
+        warnings.warn(told, Notice, stacklevel=2)
+    if model.weighting != "uniform":
+        told = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
+        warnings.warn(told, Notice, stacklevel=2)
+
+
+def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options) -> None:
+    """Who takes part is drawn for each client by itself, and delta is small against the number of clients."""
+    if options.min_clients > 1:
+        raise ValueError(
+            f"`trainer.min_clients` is {options.min_clients}, but under `trainer.privacy` every client takes part by "
+            "itself with probability `trainer.fraction_fit`."
+        )
+    if privacy.delta >= 1 / data.num_clients:
+        raise ValueError(
+            f"`trainer.privacy.delta` must be below 1 / `data.num_clients` = {1 / data.num_clients:.3g}, got "
+            f"{privacy.delta}: else to tell all of one client would be private."
+        )
+
+
+def _check_floating(model: FederatedModule, names: Iterable[str]) -> None:
+    state = model.state_dict()
+    for name in names:
+        if not state[name].is_floating_point():
+            raise ValueError(
+                f"`trainer.privacy`: {name!r} is a counter, which noise cannot hide; for BatchNorm set "
+                "`trainer.batch_norm: local`, or take GroupNorm."
+            )
+
+
+OPTION = "`trainer.server_optimizer`"
+
+
+class ServerStep:
+    """The rule of one round, with a step after it.
+
+    Args:
+        rule: From uploads to a state.
+        factory: Builds the optimiser from parameters.
+        names: Of what is stepped.
+        momenta: What the optimiser held of them after the last round.
+
+    Attributes:
+        momenta: What it holds after this one; None before it is asked.
+    """
+
+    def __init__(self, rule: Rule, factory: OptimizerCallable, names: Sequence[str], momenta: OptimizerState) -> None:
+        self.rule = rule
+        self.factory = factory
+        self.names = names
+        self.before = momenta
+        self.momenta: OptimizerState | None = None
+
+    def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        if self.momenta is not None:
+            raise ValueError(f"{OPTION}: `aggregate` may combine uploads only once, its state is of one step a round.")
+        combined = self.rule(uploads, current)
+        parameters = {name: nn.Parameter(current[name].clone()) for name in self.names if name in combined}
+        for name, parameter in parameters.items():
+            parameter.grad = parameter.detach() - combined[name]
+        self.momenta = step(self.factory, parameters, self.before)
+        return {**combined, **{name: parameter.detach() for name, parameter in parameters.items()}}
+
+
+def step(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter], momenta: OptimizerState) -> OptimizerState:
+    """One step of a new optimiser that goes on with what an earlier one held; what it holds afterwards, by name."""
+    optimizer = _built(factory, parameters)
+    names = {parameter: name for name, parameter in parameters.items()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if names.get(parameter) in momenta:
+                optimizer.state[parameter] = revived(momenta[names[parameter]], parameter, group)
+    optimizer.step()
+    found = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
+    if not is_plain(found):
+        raise ValueError("it keeps what is neither tensor, number nor string.")
+    return {name: values for name, values in found.items() if values}
+
+
+def _built(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+    optimizer = factory(parameters.values())
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"it must build an optimiser, got a {type(optimizer).__name__}.")
+    return optimizer
+
+
+def server_step(state: FederationState, stage: Stage, rule: Rule | None) -> ServerStep | None:
+    """The rule of a round with a step after it; None without `trainer.server_optimizer`."""
+    factory = state.options.server_optimizer
+    if factory is None:
+        return None
+    names = trained_names(state.module, state.shared)
+    return ServerStep(rule or Mean(), factory, names, state.server_momenta.get(stage.name, {}))
+
+
+def check_server_optimizer(
+    model: FederatedModule, stages: Sequence[Stage], options: Options, rule: Rule | None
+) -> None:
+    """The optimiser can be built and stepped, and what it makes is what the method asks for.
+
+    Args:
+        model: The method.
+        stages: Of the method.
+        options: Of the federation.
+        rule: Before it; None is the mean.
+    """
+    factory = options.server_optimizer
+    if factory is None:
+        return
+    shared = shared_names(model, options.batch_norm)
+    names = trained_names(model, shared)
+    if not names or all(stage.upload != "aggregate" for stage in stages):
+        raise ValueError(f"{OPTION} would never be asked: {type(model).__name__} averages nothing that trains.")
+    state = model.state_dict()
+    try:
+        parameters = {name: nn.Parameter(torch.zeros_like(state[name])) for name in names}
+        check_settings(_built(factory, parameters), nn.Module())
+        for parameter in parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+        step(factory, parameters, {})
+    except Exception as error:  # an optimiser raises what it likes
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise ValueError(lines[0] if OPTION[:-1] in lines[0] else f"{OPTION}: {lines[0]}") from error
+    rule = rule or Mean()
+    tried = ServerStep(rule, factory, names, {})
+    try_out(tried, OPTION, model, options, num_uploads=max(2, fewest_uploads(rule)))
+
+
+def check_kept(state: FederationState, stage: Stage, kept: Mapping[str, OptimizerState], path: str) -> None:
+    """Refuse a checkpoint whose server optimiser held what this one does not know."""
+    factory = state.options.server_optimizer
+    momenta = kept.get(stage.name, {})
+    if factory is None or not momenta:
+        return
+    theirs = {key for values in momenta.values() for key in values}
+    problem = None
+    try:
+        ours = {key for values in step(factory, _zeros(state, momenta), {}).values() for key in values}
+        if ours and not theirs & ours:
+            problem = f"it keeps {', '.join(sorted(ours))}"
+        else:
+            step(factory, _zeros(state, momenta), momenta)
+    except Exception as error:  # an optimiser raises what it likes
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    if problem is not None:
+        raise ValueError(
+            f"{OPTION} cannot go on from `--ckpt_path` {path}: what was kept is {', '.join(sorted(theirs))}; {problem}."
+        )
+
+
+def _zeros(state: FederationState, momenta: OptimizerState) -> dict[str, nn.Parameter]:
+    parameters = {name: nn.Parameter(torch.zeros_like(state.global_state[name])) for name in momenta}
+    for parameter in parameters.values():
+        parameter.grad = torch.zeros_like(parameter)
+    return parameters

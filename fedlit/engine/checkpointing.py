@@ -1,0 +1,505 @@
+"""A run as a checkpoint, and back: plain tensors, numbers and strings."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedlit.callbacks import add_states
+from fedlit.data.client import Client
+from fedlit.data.preprocessing import kept_preprocessing, prepare_as
+from fedlit.engine.aggregation import check_kept
+from fedlit.engine.client_store import settle
+from fedlit.engine.cluster.processes import broadcast
+from fedlit.engine.config_diff import changes, choices
+from fedlit.engine.lightning_hooks import at_the_door
+from fedlit.engine.optimisation import as_list, parameter_names, revived
+from fedlit.engine.plan import Memory, OptimizerState
+from fedlit.engine.run_setup import Beginning
+from fedlit.engine.scheduling import Schedule
+from fedlit.engine.state import FederationState
+from fedlit.methods.base import FederatedModule, twin
+from fedlit.methods.stage import Stage
+from fedlit.notices import Notice
+from fedlit.records import client_files
+from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
+from fedlit.records.client_files import FILES
+from fedlit.records.environment import environment
+from fedlit.records.fit_log import FitLog
+from fedlit.rng import isolated
+
+TRIED_CLIENTS = 5  # who all have the same optimiser, unless `model.client_optimizers` says otherwise
+
+Kept = Mapping[int, Mapping[str, OptimizerState]]  # by client and stage
+
+
+def check_optimizers(
+    state: FederationState, stage: Stage, kept: Kept, servers: Mapping[str, OptimizerState], path: str
+) -> None:
+    """Refuse a checkpoint whose optimiser states do not fit the optimisers of the stage that comes next.
+
+    Args:
+        state: Of the federation.
+        stage: Of the next round.
+        kept: Of clients' optimisers.
+        servers: Of the server's.
+        path: Of the checkpoint.
+    """
+    round = state.round + 1
+    tried = {k: states[stage.name] for k, states in sorted(kept.items()) if states.get(stage.name)}
+    whose = [(state.data.client(k, round), momenta) for k, momenta in list(tried.items())[:TRIED_CLIENTS]]
+    if stage.side == "server" and servers.get(stage.name):
+        whose.append((state.data.client(0, round), servers[stage.name]))
+    for client, momenta in whose:
+        problem = _misfit(state, stage, client, momenta)
+        if problem is not None:
+            raise ValueError(
+                f"`model.optimizer` cannot go on from `--ckpt_path` {path}: {problem}; "
+                "`--trainer.optimizer_state reset` forgets what was kept."
+            )
+
+
+def _misfit(state: FederationState, stage: Stage, client: Client, momenta: OptimizerState) -> str | None:
+    """Why a step with what was kept is impossible, or would not use it."""
+    try:
+        optimizers, names = _built(state, stage, client)
+        fresh, _ = _built(state, stage, client)
+    except Exception:  # a method that builds them in a visit only; the visit will tell
+        return None
+    for optimizer, new in zip(optimizers, fresh, strict=True):
+        kind = type(optimizer).__name__
+        own = _after_a_step(new)
+        before = _give(optimizer, momenta, names)
+        if own is None or not before:  # it cannot be tried by itself, or begins anew
+            continue
+        if own and not before & own:
+            return f"{kind} keeps {_listed(own)}, and what was kept is {_listed(before)}"
+        if _after_a_step(optimizer) is None:
+            return f"{kind} keeps {_listed(own)}, and cannot use what was kept, {_listed(before)}"
+    return None
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+def _built(state: FederationState, stage: Stage, client: Client) -> tuple[list[Optimizer], dict[Tensor, str]]:
+    """The optimisers of a visit in a copy of the method, and the names of what they train."""
+    trial = twin(state.module)
+    trial.client = client
+    trial.stage = stage
+    with isolated(0):
+        trial.configure_client(client)
+        learner = _counterpart(state.module, trial, stage)
+        learner.client = client
+        with at_the_door(learner, client, state.fabric):
+            return as_list(learner.configure_optimizers()), parameter_names(trial)
+
+
+def _counterpart(module: FederatedModule, trial: FederatedModule, stage: Stage) -> FederatedModule:
+    """What the stage trains, in the copy."""
+    for name, child in module.named_modules():
+        if child is stage.module:
+            found = trial.get_submodule(name)
+            assert isinstance(found, FederatedModule)
+            return found
+    return trial
+
+
+def _give(optimizer: Optimizer, kept: OptimizerState, names: dict[Tensor, str]) -> set[str]:
+    """Put what was kept into an optimiser; the names of its parts."""
+    found: set[str] = set()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            values = kept.get(names.get(parameter, ""), {})
+            if values:
+                optimizer.state[parameter] = revived(values, parameter, group)
+                found |= values.keys()
+    return found
+
+
+def _after_a_step(optimizer: Optimizer) -> set[str] | None:
+    """Names of what an optimiser keeps, after a step without gradients; None if it cannot take one."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer.step()
+    except Exception:  # an optimiser raises what it likes
+        return None
+    states: list[dict[str, Any]] = list(optimizer.state.values())
+    return {name for values in states for name, value in values.items() if value is not None}
+
+
+RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
+COLLECTED = "collected"  # uploads that the server keeps, by client
+MUCH = 64e6  # bytes of what stays with clients; with less, to write it all is soon done, and a checkpoint is one file
+Numbers = tuple[int | None, int | None]  # of what stays with a client, and of what it has uploaded to be kept
+
+
+class SavedClients:
+    """Files of clients beside the checkpoints of one fit, each written once.
+
+    Args:
+        state: Of the federation.
+        checkpoints: Their folder.
+        origin: The checkpoint that the fit goes on from.
+        content: What it holds.
+    """
+
+    def __init__(self, state: FederationState, checkpoints: Path, origin: Path | None, content: dict[str, Any]) -> None:
+        self.state = state
+        self.checkpoints = checkpoints
+        self._written: dict[int, tuple[Numbers, str]] = {}  # by client: what it has, and the file of that
+        names = content.get(client_files.FILES, {})
+        is_ours = origin is not None and origin.resolve().parent == checkpoints.resolve()
+        if is_ours and state.options.optimizer_state != "reset":  # else they have forgotten something since
+            self._written = {k: (self._numbers(k), names[k]) for k in self._clients() if k in names}
+
+    def save(self) -> dict[int, str] | None:
+        """The file of every client that has something; None if it is to stand in the checkpoint. All must ask."""
+        state = self.state
+        fabric = state.fabric
+        if fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
+            return None
+        own: dict[int, str] = {}
+        for k in self._clients():
+            if state.homes.get(k, fabric.global_rank) == fabric.global_rank:
+                own[k] = self._file(k)
+        found: dict[int, str] = {}
+        for source in range(fabric.world_size):
+            found |= broadcast(fabric, own, source)
+        return {k: found[k] for k in sorted(found)}
+
+    def _clients(self) -> list[int]:
+        """Of whom there is something here."""
+        return sorted({*self.state.memories, *self.state.collected.here()})
+
+    def _numbers(self, k: int) -> Numbers:
+        """What a client has; who has something else has other numbers."""
+        memories = self.state.memories
+        collected = self.state.collected
+        memory = memories.number(k) if k in memories else None
+        upload = collected.number(k) if k in collected.here() else None
+        return memory, upload
+
+    def _file(self, k: int) -> str:
+        numbers = self._numbers(k)
+        if k not in self._written or self._written[k][0] != numbers:
+            kept = kept_of(self.state, k)
+            self._written[k] = (numbers, client_files.write(kept, self.checkpoints, self.state.fabric.global_rank))
+        return self._written[k][1]
+
+
+def kept_of(state: FederationState, k: int) -> dict[str, Any]:
+    """What stays with a client, by the names under which a checkpoint has it of all clients."""
+    kept: dict[str, Any] = {}
+    if k in state.memories:
+        memory = state.memories.peek(k)
+        kept = {"personal_states": on_cpu(memory.state), "optimizer_states": on_cpu(memory.optimizer)}
+        if memory.residual:
+            kept[RESIDUALS] = on_cpu(memory.residual)
+    if k in state.collected:
+        kept[COLLECTED] = on_cpu(state.collected.peek(k))
+    return kept
+
+
+def on_cpu(value: Any) -> Any:
+    """Tensors in containers, where a checkpoint has them."""
+    if hasattr(value, "detach"):
+        return value.detach().cpu()
+    if isinstance(value, list):
+        return [on_cpu(entry) for entry in value]
+    return {key: on_cpu(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+
+TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
+UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
+ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
+HOSTS = "hosts"  # of the clients; only where they have some of their own
+SECRET = "privacy_secret"  # of noise and sampling; only where `trainer.privacy` has one
+EQUIPPED = "equipped"  # clients that have what is constant; only where something is
+CHECKED_CLIENTS = 50  # building a network takes a moment
+
+
+def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
+    """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
+    return {
+        "method": type(state.module).__name__,
+        "stages": [stage.name for stage in schedule.stages],
+        "seed": state.options.seed,
+        "num_clients": state.data.num_clients,
+        "shared state": _shapes(state.global_state),
+        "partition": state.partition_hash,
+        "privacy": _privacy(state),
+    }
+
+
+def _privacy(state: FederationState) -> str | None:
+    """What rounds so far were noised by: with another noise or fraction, epsilon could not be told."""
+    options = state.options
+    return None if options.privacy is None else f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
+
+
+def run_with(state: FederationState) -> dict[str, Any]:
+    """What a run's rounds are run with, as a checkpoint tells it: the same in all of a fit, and it takes a moment."""
+    return {"made_with": environment(), "choices": choices(state)}
+
+
+def take(
+    state: FederationState, schedule: Schedule, run_with: Mapping[str, Any], files: Mapping[int, str] | None
+) -> dict[str, Any]:
+    """The content of a checkpoint after a round.
+
+    Args:
+        state: Of the federation.
+        schedule: The programme of its rounds.
+        run_with: See there.
+        files: Of clients, where what stays with them stands beside the checkpoint.
+    """
+    uploads = state.uploads.memories
+    rare: dict[str, Any] = {}
+    if files is not None:
+        rare = {FILES: dict(files), "format": WITH_FILES}
+    here = {k: kept_of(state, k) for k in state.memories} if files is None else {}
+    if uploads:
+        rare[UPLOADS] = {k: on_cpu(uploads.peek(k).state) for k in uploads}
+    residuals = {k: kept[RESIDUALS] for k, kept in here.items() if RESIDUALS in kept}
+    if residuals:
+        rare[RESIDUALS] = residuals
+    if state.attributes.noted:
+        rare[ATTRIBUTES] = state.attributes.noted
+    if state.equipped:
+        rare[EQUIPPED] = sorted(state.equipped)
+    if state.secret is not None:
+        rare[SECRET] = state.secret
+    if state.hosts is not None:
+        rare[HOSTS] = state.hosts.kept()
+    return {
+        "format": FORMAT,
+        "round": state.round,
+        "stages": [schedule.stage(number).name for number in range(1, state.round + 1)],
+        "global_state": on_cpu(state.global_state),
+        "personal_states": {k: kept["personal_states"] for k, kept in here.items()},
+        "optimizer_states": {k: kept["optimizer_states"] for k, kept in here.items()},
+        COLLECTED: {k: on_cpu(state.collected.peek(k)) for k in state.collected} if files is None else {},
+        "server_optimizer": on_cpu(state.server_memory.optimizer),
+        "server_momenta": on_cpu(state.server_momenta),
+        "initial_state": on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
+        "last": state.scores.last,
+        "best": state.scores.best,
+        "fingerprint": fingerprint(state, schedule),
+        "preprocessing": kept_preprocessing(state.data),
+        **rare,
+        **run_with,
+    }
+
+
+def resume(state: FederationState, begun: Beginning, schedule: Schedule, training: bool) -> None:
+    """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
+    restore(state, begun.content, str(begun.checkpoint), schedule, training)
+    if training:
+        begun.changes = changes(begun.content, **run_with(state))
+        begun.tell_changes()
+
+
+def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
+    """Go on from a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
+    theirs = content.get("fingerprint", {})
+    _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_stand_in)
+    if training:
+        _check_stages(content, schedule, path)
+        _check_hosts(state, content, path)
+    elif "preprocessing" in content:  # else it is of before
+        prepare_as(state.data, content["preprocessing"])
+    own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
+    if _shapes(content["initial_state"]) != _shapes(own):
+        raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
+    _check_personal(state, content["personal_states"], path)
+    _check_personal(state, content[COLLECTED], path)
+    _check_personal(state, content.get(UPLOADS, {}), path)
+    device = state.fabric.device
+    stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
+    state.resume(
+        content["round"],
+        stage,
+        global_state=_on_device(content["global_state"], device),
+        initial=_on_device(content["initial_state"], device),
+    )
+    state.scores.resume(content["last"], content["best"])
+    if state.secret is not None:
+        state.secret = str(content.get(SECRET, state.secret))  # older files have none, and go on with a new one
+    momenta = content["optimizer_states"]
+    if state.options.optimizer_state == "reset":
+        momenta = {k: {} for k in momenta}
+    elif training and state.round < len(schedule):
+        check_optimizers(state, schedule.stage(state.round + 1), momenta, content["server_optimizer"], path)
+    server_momenta = content.get("server_momenta", {})  # older files have none
+    if training:
+        check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
+    server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
+    _restore_clients(state, content, momenta)
+    state.resume_server(server_memory, _copied(server_momenta))
+    state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
+    if state.hosts is not None:
+        state.memories.know(state.hosts.resume(content[HOSTS]))
+    elif HOSTS in content:
+        state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
+
+
+def _restore_clients(state: FederationState, content: dict[str, Any], momenta: Mapping[int, Any]) -> None:
+    """What stayed with clients, and what they have uploaded to be kept: on several processes, of those at home here."""
+    several = state.fabric.world_size > 1
+    personal = content["personal_states"]
+    residuals = content.get(RESIDUALS, {})
+    collected = content[COLLECTED]
+    names = {k: tuple(own) for k, own in personal.items()}
+    if several:
+        names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has a home, too
+    mine = settle(state, names)
+
+    def memory(k: int) -> Memory:
+        return Memory(_copied(personal.get(k, {})), _copied(momenta.get(k, {})), _copied(residuals.get(k, {})))
+
+    here = [k for k in collected if k in mine or not several]
+    state.resume_clients(
+        memories=((k, memory(k)) for k in mine),
+        collected=((k, _copied(collected[k])) for k in here),
+        uploads=((k, _copied(uploaded)) for k, uploaded in content.get(UPLOADS, {}).items()),
+        equipped=content.get(EQUIPPED, ()),
+    )
+    state.collected.know({k: tuple(collected[k]) for k in collected if k not in here})
+
+
+def _check_fingerprint(
+    theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool, is_stand_in: bool
+) -> None:
+    for key in ours if training else TO_EVALUATE:
+        if theirs.get(key) != ours[key]:
+            detail = f" ({theirs.get(key)} there, {ours[key]} here)"
+            if key in ("partition", "shared state"):  # too long to tell
+                detail = ""
+            raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
+    if not training and theirs.get("partition") != ours["partition"] and not is_stand_in:
+        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
+
+
+def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> None:
+    here = [schedule.stage(number).name for number in range(1, content["round"] + 1)][: len(schedule)]
+    if content["stages"] != here:
+        raise ValueError(
+            f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
+            f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
+        )
+
+
+def _check_hosts(state: FederationState, content: dict[str, Any], path: str) -> None:
+    """What clients keep is here, or on hosts of their own."""
+    if state.hosts is None and HOSTS in content:
+        raise ValueError(f"`--ckpt_path` {path} is of a run whose clients have hosts of their own; it goes on there.")
+    if state.hosts is not None and HOSTS not in content:
+        raise ValueError(f"`--ckpt_path` {path} is of a simulation; it cannot go on with clients on other hosts.")
+
+
+def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
+    """The networks of the first clients, as they are built here, take the states they had there."""
+    trial = twin(state.module)
+    for k in sorted(states)[:CHECKED_CLIENTS]:
+        with isolated(0):
+            trial.configure_client(state.data.client(k))
+        shapes = _shapes(trial.state_dict())
+        if any(shapes.get(name) != shape for name, shape in _shapes(states[k]).items()):
+            raise ValueError(f"`--ckpt_path` {path} is of another experiment: the network of client {k} differs.")
+
+
+def _counted(names: list[str]) -> str:
+    return ", ".join(f"{len(list(same))} rounds of {name!r}" for name, same in groupby(names)) or "no rounds"
+
+
+def _on_device(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
+
+
+def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in state.items()}
+
+
+def _copied(value: Any) -> Any:
+    """In memory: a checkpoint is a mapped file, which somebody may write over."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if isinstance(value, list):
+        return [_copied(entry) for entry in value]
+    return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+
+
+class Saving:
+    """The checkpoints of one fit; whatever is asked of it, every process must ask.
+
+    Args:
+        state: Of the federation.
+        schedule: The programme of its rounds.
+        folder: Of the run; None saves nothing, as `trainer.enable_checkpointing` false does.
+        call: Calls a hook of every callback, with details.
+        begun: What the fit begins from.
+
+    Attributes:
+        run_with: What its rounds are run with.
+        round: Of the last checkpoint.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        schedule: Schedule,
+        folder: Path | None,
+        call: Callable[..., None],
+        begun: Beginning,
+    ) -> None:
+        self.state = state
+        self.schedule = schedule
+        self.call = call
+        self.run_with = run_with(state)
+        self.round = state.round
+        self._clients: SavedClients | None = None
+        self.is_enabled = state.options.enable_checkpointing
+        if folder is not None and self.is_enabled:
+            self._clients = SavedClients(state, folder / "checkpoints", begun.checkpoint, begun.content)
+            self._go_back(Checkpoints(folder / "checkpoints"), begun.checkpoint)
+
+    def _go_back(self, checkpoints: Checkpoints, origin: Path | None) -> None:
+        """Where a run goes on from another checkpoint than its last, that one becomes its last."""
+        if origin is None or origin.resolve() == checkpoints.last.resolve():
+            return
+        files = self._files()
+        if self.state.fabric.is_global_zero:
+            checkpoints.go_back(self._content(files), origin)
+
+    @property
+    def can_be_alone(self) -> bool:
+        """Whether this process has all that there is to save: others may be past asking."""
+        return self.is_enabled and not self.state.homes
+
+    def save(self, log: FitLog, improved: bool) -> None:
+        """A checkpoint of the rounds so far, if there are to be any."""
+        files = self._files()
+        if log.checkpoints is not None:
+            log.checkpoints.save(self._content(files), improved)
+        self.round = self.state.round
+
+    def _files(self) -> dict[int, str] | None:
+        is_nothing_anywhere = self.state.fabric.world_size > 1 and not self.state.homes
+        if self._clients is None or is_nothing_anywhere:  # nobody need be asked, who may be gone
+            return None
+        return self._clients.save()
+
+    def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
+        content = take(self.state, self.schedule, self.run_with, files)
+        add_states(content, self.state.options.callbacks)
+        self.call("on_save_checkpoint", content)
+        return content

@@ -1,0 +1,239 @@
+"""Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torchmetrics import Metric
+
+from fedlit.data import FederatedData
+from fedlit.data.labels import tell_labels
+from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer, trial_rule
+from fedlit.engine.child_process import check_timeout
+from fedlit.engine.encoding import check_upload_encoder
+from fedlit.engine.lightning_hooks import Command, check_hooks
+from fedlit.engine.live_module import left_in_evaluation
+from fedlit.engine.network_checks import check_clients, check_measures, first_line
+from fedlit.engine.options import Options
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import check_choices
+from fedlit.methods.parts import batch_norm_names
+from fedlit.methods.stage import Stage, with_followers
+from fedlit.notices import Notice
+
+ONE_PLACE = ("download_only", "upload_only", "server_only")  # an entry is in one of them, and then not shared
+DECLARED = ("shared", *ONE_PLACE, "collected")  # attributes of name prefixes
+
+
+def check_travels(model: FederatedModule) -> None:
+    """Refuse names that are not a tuple or that nothing in the state has, and entries of which two things are said."""
+    kind = type(model).__name__
+    names = list(model.state_dict())
+    for declared in DECLARED:
+        prefixes = getattr(model, declared)
+        if not isinstance(prefixes, tuple) or not all(isinstance(prefix, str) for prefix in prefixes):
+            raise ValueError(
+                f'`model`: `{declared}` of {kind} must be a tuple of name prefixes, such as ("network.",), '
+                f"got {prefixes!r}."
+            )
+        for prefix in prefixes:
+            is_looked_for = prefix and declared != "collected"  # an empty one is everything, be it nothing
+            if is_looked_for and not any(name.startswith(prefix) for name in names):
+                raise ValueError(f"`model`: `{declared}` of {kind} names {prefix!r}, but nothing in its state does.")
+    for name in names:
+        said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
+        if model.is_shared(name):
+            said.append("shared")
+        if len(said) > 1:
+            raise ValueError(f"`model`: {name!r} of {kind} is said to be both `{said[0]}` and `{said[1]}`; say one.")
+
+
+def has_global_model(model: FederatedModule, stages: Sequence[Stage], batch_norm: Literal["average", "local"]) -> bool:
+    """Whether the server holds every value of a stage's global model; else there is none to evaluate."""
+    if all(stage.upload == "none" and stage.side == "clients" for stage in stages):
+        return False
+    stays = batch_norm_names(model) if batch_norm == "local" else set()
+    one_way = model.download_only + model.upload_only + model.server_only
+    held = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in stays and (model.is_shared(name) or name.startswith(one_way)):
+            held.add(id(tensor))
+    for stage in stages:
+        values = (stage.module or model).global_model().state_dict(keep_vars=True).values()
+        if values and all(id(value) in held for value in values):
+            return True
+    return False
+
+
+def check_experiment(
+    command: Command, model: FederatedModule, data: FederatedData, options: Options, fabric: Fabric
+) -> list[Stage]:
+    """Method, data and federation together, for what the federation is asked to do; the method's stages."""
+    for name, value, wanted in (("model", model, FederatedModule), ("data", data, FederatedData)):
+        if not isinstance(value, wanted):
+            raise ValueError(f"`{name}` must be a {wanted.__name__}, got a {type(value).__name__}.")
+    if options.min_clients > data.num_clients:
+        raise ValueError(
+            f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
+        )
+    check_timeout(options.client_timeout, options.num_threads, fabric.device)
+    check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
+    model.check(data)
+    _check_state(model)
+    check_travels(model)
+    stages = model.configure_stages()
+    _check_stages(stages, model, options)
+    measures = check_measures(model, stages, options)
+    check_hooks(model, with_followers(stages), command)
+    if command == "fit":
+        _tell_modes(model)
+        _tell_what_plays_no_part(model, stages, options)
+        _tell_what_is_not_measured(model, stages, data, options)
+    _check_trainable(stages, data)
+    _check_opt_out(stages, data)
+    _check_public(with_followers(stages), model, data)
+    check_aggregator(model, stages, data, options)
+    if command == "fit":
+        check_privacy(model, stages, data, options)
+        check_server_optimizer(model, stages, options, options.aggregator or trial_rule(model, options))
+        check_upload_encoder(model, stages, options)
+    check_clients(model, data, fabric, measures)
+    if measures.are_of_classes:
+        _check_metrics(options.metrics, data.splits.num_classes)
+        tell_labels(data)
+    return stages
+
+
+def _tell_what_is_not_measured(
+    model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options
+) -> None:
+    """Rows that somebody may look for in vain."""
+    without = sum(1 for own in data.assignment.val if not len(own))
+    if without:
+        told = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
+        warnings.warn(f"{told}: nothing is measured on their own.", Notice, stacklevel=2)
+    if data.unseen_clients and not has_global_model(model, stages, options.batch_norm):
+        told = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
+        warnings.warn(f"{told}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
+
+
+def _tell_what_plays_no_part(model: FederatedModule, stages: list[Stage], options: Options) -> None:
+    """How long visits are where every stage says so itself."""
+    if any(stage.epochs is None and stage.side == "clients" for stage in stages):
+        return
+    given = [name for name in ("local_epochs", "local_steps", "client_epochs") if getattr(options, name)]
+    for name in given:
+        told = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs"
+        warnings.warn(f"{told}.", Notice, stacklevel=2)
+
+
+def _check_state(model: FederatedModule) -> None:
+    """What is shared and saved is tensors, of shapes that are known, and a client's network is a copy of them."""
+    for name, value in model.state_dict().items():
+        if is_lazy(value):
+            raise ValueError(f"`model`: {name!r} has no shape yet; give a lazy layer's sizes, or run it in `__init__`.")
+    for path, part in model.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise ValueError(
+                    f"`model`: `{path}.{name}` of {type(model).__name__} was computed from parameters and cannot be "
+                    "copied for clients; in place of `weight_norm` or `prune` of `torch.nn.utils`, take "
+                    "`torch.nn.utils.parametrizations`, or compute it in `forward`."
+                )
+    for name in model.state_dict():
+        if name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(
+                f"`model`: {type(model).__name__} has {name!r}, which could not be shared: leave out "
+                "`get_extra_state`; what is to travel is a buffer, and plain attributes that the server's side changes "
+                "are saved by themselves."
+            )
+
+
+def _check_stages(stages: list[Stage], model: FederatedModule, options: Options) -> None:
+    """Stages can be told apart, and one of them measures what is monitored."""
+    all_stages = with_followers(stages)
+    names = {stage.name for stage in all_stages}
+    if not stages or len(names) < len(all_stages):
+        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    if options.monitor is None:
+        return
+    measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
+    monitored = options.monitor.rpartition("/")[2].partition("_on_")[0]
+    if monitored not in measured:
+        known = ", ".join(sorted(measured))
+        raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
+
+
+def _tell_modes(model: FederatedModule) -> None:
+    """Who has meant it knows; but some libraries hand their networks out in evaluation mode."""
+    found = left_in_evaluation(model)
+    if found:
+        names = ", ".join(name or "all of it" for name in found[:3])
+        if len(found) > 3:
+            names += " ..."
+        told = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
+        warnings.warn(told, Notice, stacklevel=2)
+
+
+def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
+    """Somebody has a batch to train on, in every stage."""
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    for stage in stages:
+        if stage.side == "server":
+            continue
+        sizes = [len(mask) if stage.samples == "all" else int(np.count_nonzero(mask)) for mask in masks]
+        if not any(sizes):
+            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
+        if (
+            data.drop_last is True
+            and stage.samples != "public"
+            and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes))
+        ):
+            raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
+
+
+def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
+    """What leaves a client must not know opted-out samples, neither directly nor by what it trained on them before."""
+    if all(mask.all() for mask in data.assignment.opted_in):
+        return
+    seen_all = False
+    for stage in stages:
+        if stage.upload != "none" and (stage.samples == "all" or seen_all):
+            raise ValueError(
+                f"Stage {stage.name!r} would upload what opted-out samples have shaped (see `data.opt_out`); "
+                "upload first, and train on all samples afterwards."
+            )
+        seen_all |= stage.samples == "all"
+
+
+def _check_public(stages: list[Stage], model: FederatedModule, data: FederatedData) -> None:
+    """Who needs the public pool has one, and clients see its labels only where those are public, too."""
+    for stage in stages:
+        if stage.public == "no":
+            continue
+        if not data.public_pool:
+            raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
+        if stage.side == "clients" and stage.public == "labels" and not model.labelled_pool:
+            raise ValueError(
+                f"Stage {stage.name!r}: clients never see the labels of the public pool, unless the method says that "
+                "they are public (`labelled_pool = True`)."
+            )
+        is_alone = stage.side == "server" or stage.samples == "public"
+        if is_alone and data.drop_last is True and len(data.public_pool) < data.batch_size:
+            raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
+
+
+def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
+    """Every metric takes logits ``[N, C]`` and classes ``[N]`` and gives a number."""
+    for name, metric in metrics.items():
+        try:
+            float(metric.clone()(torch.eye(num_classes), torch.arange(num_classes)))
+        except Exception as error:  # a metric raises what it likes
+            raise ValueError(
+                f"`trainer.metrics.{name}` cannot score {num_classes} classes by one number: {first_line(error)}"
+            ) from error

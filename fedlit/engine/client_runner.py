@@ -1,0 +1,306 @@
+"""Local training of the clients of a round on this process, and its results as other processes and hosts see them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, num_bytes
+from fedlit.engine.child_process import in_child
+from fedlit.engine.encoding import Encoded, check_sendable
+from fedlit.engine.evaluation import EpochScores, is_followed
+from fedlit.engine.live_module import check_unchanged, without_frozen
+from fedlit.engine.local_training import Parts, visit
+from fedlit.engine.metrics import Scores
+from fedlit.engine.plan import Memory, Outcome, Plan, UsageError
+from fedlit.engine.state import FederationState, Sent
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure, reported
+
+CONSTANT = "constant"  # in the ledger: what is frozen and the same for all
+ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
+
+
+def is_sent(state: FederationState, stage: Stage) -> bool:
+    """Whether clients of a stage are sent anything in the next round; at home they have the last one."""
+    return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
+
+
+def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterator[tuple[str, int]]:
+    """Kinds and bytes of what a client is sent; what is constant only once.
+
+    Args:
+        state: Before the round.
+        stage: That the round belongs to.
+        sent: Bytes of what it was sent apart from others; None if all are sent the same.
+    """
+    if sent is not None:
+        yield "model", sent
+    elif is_sent(state, stage):
+        if state.shared:
+            yield "model", num_bytes(state.shared_state)
+        if state.download_only:
+            yield ONE_WAY, num_bytes(state.sent_state)
+    if state.constant:
+        yield CONSTANT, num_bytes(state.constant_state)
+    if stage.public != "no":
+        yield "public pool", state.data.public_pool.num_bytes
+
+
+class Visited(NamedTuple):
+    """What came of a visit, how the trained copy scores, and what is wrong with what was brought.
+
+    `sent` is how many bytes the client was sent, where clients are not all sent the same; `encoded` is what has left
+    it, where uploads are encoded, and the outcome then holds what the server makes of it; `norm` is how far it has
+    moved, where somebody asks.
+    """
+
+    outcome: Outcome | Failure
+    scores: Scores
+    problem: Failure | None = None
+    sent: int | None = None
+    encoded: Encoded | None = None
+    norm: float | None = None
+
+
+def without_values(visited: Visited) -> Visited:
+    """What others may know of a visit: of tensors, names, shapes and dtypes."""
+    outcome = visited.outcome
+    if isinstance(outcome, Failure):
+        return visited
+    upload = outcome.upload
+    if upload is not None:
+        upload = replace(upload, state=_outlines(upload.state))
+    memory = outcome.memory
+    outlined = Memory(_outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual))
+    encoded = visited.encoded
+    if encoded is not None:
+        encoded = Encoded(_outlines(encoded.content), _outlines(encoded.plain))
+    return visited._replace(outcome=replace(outcome, upload=upload, memory=outlined), encoded=encoded)
+
+
+def _outlines(sent: Any) -> Any:
+    """Of tensors in containers."""
+    if isinstance(sent, Tensor):
+        return torch.empty(sent.shape, dtype=sent.dtype, device="meta")
+    if isinstance(sent, Mapping):
+        return {name: _outlines(part) for name, part in sent.items()}
+    return [_outlines(part) for part in sent]
+
+
+def pack(visited: Visited) -> dict[str, Any]:
+    """What came of a visit as containers of tensors, numbers and strings, for other processes.
+
+    An encoded upload is passed on as it was sent.
+    """
+    outcome = visited.outcome
+    if isinstance(outcome, Failure):
+        return {"failed": True, "scores": visited.scores, "sent": visited.sent, **vars(outcome)}
+    upload = None if outcome.upload is None else dict(vars(outcome.upload))
+    if upload is not None and visited.encoded is not None:
+        upload["state"] = {}
+    return {
+        "failed": False,
+        "scores": visited.scores,
+        "sent": visited.sent,
+        "norm": visited.norm,
+        "problem": None if visited.problem is None else vars(visited.problem),
+        "upload": upload,
+        "encoded": None if visited.encoded is None else visited.encoded._asdict(),
+        "memory": vars(outcome.memory),
+        "logs": outcome.logs,
+        "epochs": outcome.epochs,
+        "validation_logs": outcome.validation_logs,
+        "skipped": outcome.skipped,
+        "overflowed": outcome.overflowed,
+    }
+
+
+def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | None = None) -> Visited:
+    """And back.
+
+    Args:
+        packed: From `pack`.
+        decode: From what a client has sent to the state that it stands for, if uploads are encoded.
+    """
+    scores = packed.pop("scores")
+    sent = packed.pop("sent")
+    if packed.pop("failed"):
+        return Visited(Failure(**packed), scores, sent=sent)
+    upload = Upload(**packed["upload"]) if packed["upload"] else None
+    problem = Failure(**packed["problem"]) if packed["problem"] else None
+    encoded = Encoded(**packed["encoded"]) if packed["encoded"] else None
+    if encoded is not None and decode is not None and upload is not None and problem is None:
+        upload = replace(upload, state=decode(upload.client, encoded))
+    memory = Memory(**packed["memory"])
+    logged = (packed["logs"], packed["epochs"], packed["validation_logs"])
+    outcome = Outcome(upload, memory, *logged, packed.get("skipped", 0), packed.get("overflowed", 0))
+    return Visited(outcome, scores, problem, sent, encoded, packed["norm"])
+
+
+def received(
+    packed: dict[str, Any], stage: Stage, client: int, decode: Callable[[int, Encoded], State] | None = None
+) -> Visited:
+    """As `unpack`, from a client's own process or host, which might have sent anything.
+
+    Raises unless every part is of the kind that it must be. Whose it is, what the client was sent and how far it has
+    moved is known or computed here, whatever is said of it. Names, shapes and values of tensors, and weights, are
+    validated after this, as every client's are.
+    """
+    if packed["failed"]:
+        return Visited(reported(packed), {})
+    for part in ("scores", "logs", "validation_logs"):
+        if not all(isinstance(name, str) and isinstance(value, float) for name, value in packed[part].items()):
+            raise ValueError(f"`{part}` must be numbers by name.")
+    for epoch, data, metric, value in packed["epochs"]:
+        if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
+            raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
+    for part in ("skipped", "overflowed"):  # hosts of version 0.2 do not say
+        if not isinstance(packed.get(part, 0), int):
+            raise ValueError(f"`{part}` must be a number of steps, got {packed[part]!r}.")
+    _check_memory(packed["memory"])
+    problem = packed["problem"] and vars(reported(packed["problem"]))
+    upload = packed["upload"]
+    if problem is None and (upload is None) != (stage.upload == "none"):
+        raise ValueError(f"stage {stage.name!r} has {'no' if stage.upload == 'none' else 'an'} upload.")
+    if upload is not None:
+        _check_upload(upload, packed["encoded"], decode is not None)
+        upload = {**upload, "client": client}
+    return unpack({**packed, "upload": upload, "problem": problem, "sent": None, "norm": None}, decode)
+
+
+def _check_upload(upload: dict[str, Any], encoded: dict[str, Any] | None, is_encoded: bool) -> None:
+    _check_state(upload["state"], "an upload")
+    if not isinstance(upload["weight"], float):
+        raise ValueError(f"the weight of an upload must be a number, got {upload['weight']!r}.")
+    if (encoded is not None) != is_encoded:
+        raise ValueError(f"an upload must {'be encoded' if is_encoded else 'not be encoded'}.")
+    if encoded is not None:
+        check_sendable(encoded["content"])
+        _check_state(encoded["plain"], "what is not encoded of an upload")
+
+
+def _check_memory(memory: dict[str, Any]) -> None:
+    for part in ("state", "residual"):
+        _check_state(memory.get(part, {}), "what a client keeps")
+    for kept in memory.get("optimizer", {}).values():
+        if not isinstance(kept, dict):
+            raise ValueError("what a client keeps of its optimisers must be by name of the parameter.")
+
+
+def _check_state(state: Any, what: str) -> None:
+    is_named = isinstance(state, dict) and all(isinstance(name, str) for name in state)
+    if not (is_named and all(isinstance(value, Tensor) for value in state.values())):
+        raise ValueError(f"{what} must be tensors by name.")
+
+
+class Visits:
+    """The visits of a round, on this process.
+
+    Args:
+        state: Of the federation; nothing of it changes.
+        number: Of the round.
+        plan_for: How a client trains; all belong to one stage.
+        look: What to make of an outcome.
+        received: Validates what comes from a process of a client's own, and says what came of its training.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        number: int,
+        plan_for: Callable[[int], Plan],
+        look: Callable[[int, Outcome, Sent | None], Visited],
+        received: Callable[[int, Sent | None, dict[str, Any]], Visited],
+    ) -> None:
+        self.state = state
+        self.number = number
+        self.plan_for = plan_for
+        self.look = look
+        self.received = received
+        self.constant = frozenset(state.constant)
+        self.before = state.live.snapshot()
+        self.parts: Parts | None = None  # where clients build networks of their own, each has others
+
+    def __call__(self, k: int) -> Visited:
+        """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
+        state = self.state
+        memory = state.memories.get(k) or Memory()
+        if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
+            return self._guarded(k, memory, None)
+        sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
+        self._check_has_something(k, sent)
+        visited = self._guarded(k, memory, sent)
+        return visited._replace(sent=num_bytes({**sent.state, **sent.received}))
+
+    def _check_has_something(self, k: int, sent: Sent) -> None:
+        """Whoever holds nothing of what is shared would upload nothing, round after round, without a word."""
+        state = self.state
+        held = {*sent.state, *state.personal(k)}
+        if state.shared and held.isdisjoint(state.shared):
+            raise UsageError(
+                f"`download` of {type(state.module).__name__} sends client {k} nothing of what is shared, and it has "
+                "uploaded nothing before: return `current`, or what it is to begin with."
+            )
+
+    def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
+        """What a client brings, or why it brings nothing; in a process of its own under `trainer.client_timeout`."""
+        state = self.state
+
+        def visited() -> Visited:
+            def work() -> Visited:
+                return self.look(k, self._visit(k, memory, sent), sent)
+
+            result = state.live.attempt(work, self.before)
+            return Visited(result, {}) if isinstance(result, Failure) else result
+
+        timeout = state.options.client_timeout
+        if timeout is None:
+            return visited()
+        result = in_child(visited, timeout, self.plan_for(k).should_stop, pack, partial(self.received, k, sent))
+        return Visited(result, {}) if isinstance(result, Failure) else result
+
+    def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:
+        state = self.state
+        plan = self.plan_for(k)
+        state.enter(k, "server" if plan.stage.upload == "aggregate" else "personal", self.number, sent)
+        client = state.data.client(k, self.number)
+        every = state.options.eval_every_n_epochs
+        followed: EpochScores | None = None
+        if every is not None and is_followed(plan.stage):
+            followed = EpochScores(state, plan.stage, client, every)
+            plan = replace(plan, after_epoch=followed)
+        outcome = visit(
+            state.fabric, state.module, client, plan, state.shared, memory, self.constant, self._parts(plan.stage)
+        )
+        if followed is not None:
+            outcome.epochs = followed.values
+        if sent is not None and outcome.upload is not None:
+            outcome.upload = self._held(k, outcome.upload, sent)
+        if self.constant or state.frozen:
+            self._forget_frozen(outcome)
+        return outcome
+
+    def _parts(self, stage: Stage) -> Parts | None:
+        if self.state.live.builds_clients:
+            return None
+        if self.parts is None:
+            self.parts = Parts(self.state.module, stage.module or self.state.module)
+        return self.parts
+
+    def _forget_frozen(self, outcome: Outcome) -> None:
+        """What is the same for all, and was so before, is not kept by every client."""
+        state = self.state
+        constant = state.constant_state
+        if constant:
+            check_unchanged(state.live.tensors(), constant, "in a visit")
+        own = {name: tensor for name, tensor in outcome.memory.state.items() if name not in constant}
+        outcome.memory.state = without_frozen(own, state.frozen, state.initial)
+
+    def _held(self, k: int, upload: Upload, sent: Sent) -> Upload:
+        """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""
+        held = self.state.expected_upload(k, sent)
+        return replace(upload, state={name: value for name, value in upload.state.items() if name in held})

@@ -1,0 +1,399 @@
+"""What stays with clients between rounds: in memory, on disk, and on the process that owns it."""
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from fedlit.aggregation import State
+from fedlit.engine.cluster.processes import broadcast, exchanged
+from fedlit.engine.cluster.shares import balanced
+from fedlit.engine.plan import Memory
+from fedlit.records.torch_file import dump
+
+if TYPE_CHECKING:
+    from fedlit.engine.state import FederationState
+
+PREFIX = "fedlit-clients-"
+LOCK = ".lock"
+
+
+class Store:
+    """Memories by number, in host memory; above the budget, those that were used longest ago go to disk.
+
+    Args:
+        budget: Bytes of tensors to hold; the one in use is held whatever its size.
+        device: Where states come back to, as copies; what optimisers kept stays in host memory (see `revived`).
+    """
+
+    def __init__(self, budget: float, device: torch.device | None = None) -> None:
+        self.budget, self.device = budget, device or torch.device("cpu")
+        self.num_bytes = 0
+        self._pins = self.device.type == "cuda"
+        self._held: OrderedDict[int, Memory] = OrderedDict()
+        self._sizes: dict[int, int] = {}
+        self._numbers = count()
+        self._folder: Path | None = None
+
+    def put(self, memory: Memory) -> int:
+        """Keep a memory; its number."""
+        number = next(self._numbers)
+        self._sizes[number] = _size(vars(memory))
+        self._hold(number, self._on_host(memory))
+        return number
+
+    def get(self, number: int) -> Memory:
+        """The memory of that number, from disk if it has gone there."""
+        if number not in self._held:
+            self._hold(number, self._on_host(self._read(number)))
+        self._held.move_to_end(number)
+        held = self._held[number]
+        if self.device.type == "cpu":
+            return held
+        return Memory(self._on_device(held.state), held.optimizer, self._on_device(held.residual))
+
+    def peek(self, number: int) -> Memory:
+        """The same, to be looked at once in host memory: what is on disk is mapped, not held."""
+        return self._held[number] if number in self._held else self._read(number, mmap=True)
+
+    def _read(self, number: int, mmap: bool = False) -> Memory:
+        return Memory(**torch.load(self._file(number), weights_only=True, map_location="cpu", mmap=mmap))
+
+    def _on_device(self, state: State) -> State:
+        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
+
+    def _on_host(self, memory: Memory) -> Memory:
+        """A copy in host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
+        if self.device.type == "cpu":
+            return memory
+        copied = Memory(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()  # once for all of a memory's copies
+        return copied
+
+    def _host_copy(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        if self._pins:
+            try:
+                return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+            except RuntimeError:  # the system limits what may be pinned
+                self._pins = False
+        return tensor.cpu()
+
+    def size(self, number: int) -> int:
+        """Bytes of the tensors of a memory."""
+        return self._sizes[number]
+
+    def drop(self, number: int) -> None:
+        """Forget a memory."""
+        size = self._sizes.pop(number)
+        if self._held.pop(number, None) is not None:
+            self.num_bytes -= size
+        if self._folder is not None:
+            self._file(number).unlink(missing_ok=True)
+
+    def _hold(self, number: int, memory: Memory) -> None:
+        self._held[number] = memory
+        self.num_bytes += self._sizes[number]
+        while self.num_bytes > self.budget and len(self._held) > 1:
+            oldest, memory = self._held.popitem(last=False)
+            self.num_bytes -= self._sizes[oldest]
+            if not self._file(oldest).exists():  # a memory never changes: what went to disk once is there
+                dump(dict(vars(memory)), self._file(oldest), sealed=False)
+
+    def _file(self, number: int) -> Path:
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+            weakref.finalize(self, _remove, self._folder, _locked(self._folder))
+        return self._folder / f"{number}.pt"
+
+
+class Memories(MutableMapping[int, Memory]):
+    """Each client's memory, by client id."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._numbers: dict[int, int] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+
+    def __getitem__(self, client: int) -> Memory:
+        return self.store.get(self._numbers[client])
+
+    def __setitem__(self, client: int, memory: Memory) -> None:
+        self._set(client, self.store.put(memory), tuple(memory.state))
+
+    def __delitem__(self, client: int) -> None:
+        self.store.drop(self._numbers.pop(client))
+        self._names.pop(client)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def peek(self, client: int) -> Memory:
+        """A client's memory, to be looked at once."""
+        return self.store.peek(self._numbers[client])
+
+    def number(self, client: int) -> int:
+        """Of a client's memory in the store; another memory has another."""
+        return self._numbers[client]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is here, in memory or on disk."""
+        return sum(self.store.size(number) for number in self._numbers.values())
+
+    @property
+    def everybody(self) -> Collection[int]:
+        """Clients whose memory is here, or known to be elsewhere."""
+        return self._names.keys()
+
+    def names(self, client: int) -> tuple[str, ...]:
+        """The names in a client's state, without reading it; none if it has nothing."""
+        return self._names.get(client, ())
+
+    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
+        """Note the names of what clients keep elsewhere: that is all there is of it here."""
+        for client in self._numbers.keys() & names.keys():
+            self.store.drop(self._numbers.pop(client))
+        self._names.update(names)
+
+    def forget(self, client: int) -> None:
+        """Forget a client's memory and its names, if there are any."""
+        self.know({client: ()})
+        del self._names[client]
+
+    def adopt(self, others: "Memories") -> None:
+        """Take over what another mapping of the same store holds or knows, without reading it."""
+        for client, number in others._numbers.items():
+            self._set(client, number, others._names[client])
+        self.know({client: names for client, names in others._names.items() if client not in others._numbers})
+
+    def _set(self, client: int, number: int, names: tuple[str, ...]) -> None:
+        if client in self._numbers:
+            self.store.drop(self._numbers[client])
+        self._numbers[client], self._names[client] = number, names
+
+
+class States(MutableMapping[int, State]):
+    """A state of each client, by client id, in the store of what stays with clients."""
+
+    def __init__(self, store: Store) -> None:
+        self.memories = Memories(store)
+
+    def __getitem__(self, client: int) -> State:
+        return self.memories[client].state
+
+    def __setitem__(self, client: int, state: State) -> None:
+        self.memories[client] = Memory(state)
+
+    def __delitem__(self, client: int) -> None:
+        del self.memories[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.memories)
+
+    def __len__(self) -> int:
+        return len(self.memories)
+
+    def adopt(self, others: "States") -> None:
+        """Take over what another mapping of the same store holds."""
+        self.memories.adopt(others.memories)
+
+
+def _locked(folder: Path) -> TextIO:
+    """A lock that lasts as long as this process; it is held before others can see it."""
+    lock = (folder / f"{LOCK}.new").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.rename(lock.name, folder / LOCK)
+    return lock
+
+
+def _remove(folder: Path, lock: TextIO) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    lock.close()
+
+
+def sweep_left_behind() -> None:
+    """Remove the folders of processes that were killed: nobody holds their locks.
+
+    Whoever may write in the temporary folder may leave anything there under our names: what is not a folder of this
+    user's with a lock that is a file of this user's is left alone, and nothing is waited for.
+    """
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        try:
+            if not _is_ours(folder.lstat(), stat.S_ISDIR):
+                continue
+            lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # another user's, or gone in the meantime
+            continue
+        try:
+            if _is_ours(os.fstat(lock), stat.S_ISREG):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # in use
+            continue
+        finally:
+            os.close(lock)
+
+
+def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
+    return found.st_uid == os.getuid() and is_kind(found.st_mode)
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_size, value.values())) if isinstance(value, dict) else 0
+
+
+class Collected(Mapping[int, State]):
+    """By client id; of those that other processes have, the names are known.
+
+    Args:
+        store: Of what stays with clients.
+
+    Attributes:
+        is_with_server: Whether the process in which the server trains has a copy of all.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.is_with_server = False
+        self._memories = Memories(store)
+
+    def __getitem__(self, client: int) -> State:
+        return self._memories[client].state
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._memories.everybody))
+
+    def __len__(self) -> int:
+        return len(self._memories.everybody)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._memories.everybody
+
+    def here(self) -> list[int]:
+        """Clients whose uploads this process has, be it as a copy."""
+        return sorted(self._memories)
+
+    def names(self, client: int) -> tuple[str, ...]:
+        """The names in an upload, wherever it is; none if there is none."""
+        return self._memories.names(client)
+
+    def number(self, client: int) -> int:
+        """Of an upload in the store; another upload has another."""
+        return self._memories.number(client)
+
+    def peek(self, client: int) -> State:
+        """An upload, to be looked at once."""
+        return self._memories.peek(client).state
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is here."""
+        return self._memories.num_bytes
+
+    def add(self, client: int, state: State) -> None:
+        """Keep an upload."""
+        self._memories[client] = Memory(state)
+
+    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
+        """Note the names of uploads that are elsewhere."""
+        self._memories.know(names)
+
+    def adopt(self, others: "Collected") -> None:
+        """Take over what another of the same store holds or knows."""
+        self._memories.adopt(others._memories)
+        self.is_with_server = self.is_with_server and not len(others)
+
+    def clear(self) -> None:
+        """Forget all."""
+        for client in list(self):
+            self._memories.forget(client)
+
+
+def share_out(state: "FederationState", clients: Sequence[int]) -> list[int]:
+    """The process that visits each client of a round; what stays with one that is not visited at home moves."""
+    owners = balanced(clients, state.homes, state.fabric.world_size)
+    moves = {k: owner for k, owner in zip(clients, owners, strict=True) if state.homes.get(k, owner) != owner}
+    if moves:
+        _move(state, moves)
+    return owners
+
+
+def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
+    """Let other processes have what stays with these clients; all must ask."""
+    rank = state.fabric.global_rank
+    parcels: list[dict[int, Any]] = [{} for _ in range(state.fabric.world_size)]
+    leaving = {k: target for k, target in targets.items() if state.homes[k] == rank}
+    for k, target in leaving.items():
+        parcels[target][k] = _parcel(state, k)
+    state.memories.know({k: state.memories.names(k) for k in leaving})
+    for came in exchanged(state.fabric, [parcel or None for parcel in parcels]):
+        for k, parcel in (came or {}).items():
+            _unpack(state, k, parcel)
+    state.homes |= targets
+
+
+def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
+    """What stays with a client, and what it has uploaded for the server to keep: of that its old home has a copy."""
+    collected = state.collected.peek(k) if k in state.collected else {}
+    return {"memory": vars(state.memories.peek(k)), "collected": collected}
+
+
+def _unpack(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None:
+    state.memories[k] = Memory(**parcel["memory"])
+    if parcel["collected"]:
+        state.collected.add(k, parcel["collected"])
+
+
+def bring(state: "FederationState", clients: Iterable[int]) -> None:
+    """Let every process have a copy of what stays with these clients, until it changes; all must ask."""
+    rank = state.fabric.global_rank
+    for k in clients:
+        home = state.homes.get(k)
+        if home is None:
+            continue
+        parcel = broadcast(state.fabric, _parcel(state, k) if home == rank else None, home)
+        if home != rank:
+            _unpack(state, k, parcel)
+
+
+def settle(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> list[int]:
+    """Give clients homes, from names of what stays with them; those whose home is here."""
+    if state.fabric.world_size == 1:
+        return [*names]
+    homes = balanced([*names], {}, state.fabric.world_size)
+    state.homes = dict(zip(names, homes, strict=True))
+    elsewhere = {k: names[k] for k, home in state.homes.items() if home != state.fabric.global_rank}
+    state.memories.know(elsewhere)
+    return [k for k in names if k not in elsewhere]
+
+
+def collected_for_server(state: "FederationState") -> Mapping[int, State]:
+    """All that is collected, in the process where the server trains; the others must ask, too."""
+    fabric = state.fabric
+    collected = state.collected
+    if fabric.world_size > 1 and not collected.is_with_server:
+        rank = fabric.global_rank
+        own = {k: collected[k] for k in collected.here() if rank > 0 and state.homes.get(k) == rank}
+        parcels = [own or None] + [None] * (fabric.world_size - 1)
+        for came in exchanged(fabric, parcels):
+            for k, upload in (came or {}).items():
+                collected.add(k, upload)
+        collected.is_with_server = True
+    return collected

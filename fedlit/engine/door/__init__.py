@@ -1,1 +1,0 @@
-"""Checks at the door: what is wrong with an experiment is said before its first round."""

@@ -1,0 +1,181 @@
+"""Uploads on their way: `trainer.upload_encoder` encodes what leaves a client and decodes it before anybody looks.
+
+What is encoded are the parameters that are shared and trained; buffers, counters and what goes up only pass as they
+are. What was lost stays with the client (`Memory.residual`) if the encoder says `error_feedback`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, defect
+from fedlit.encoders import OPTION, Encoder
+from fedlit.engine.live_module import failed, trained_names
+from fedlit.engine.options import Options
+from fedlit.engine.plan import Outcome
+from fedlit.engine.state import FederationState, sends_apart, shared_names
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure
+from fedlit.rng import derive, isolated
+
+TRIED_MOVE = 0.01  # how far a weight moves in the trial before the first round
+
+
+class Encoded(NamedTuple):
+    """What leaves a client: what its encoder made of a part of the state, and the rest as it is."""
+
+    content: Any
+    plain: State
+
+
+class Encoding:
+    """The way from clients to the server in one round.
+
+    Args:
+        encoder: Of `trainer.upload_encoder`.
+        before: What clients were sent of what is encoded.
+        order: Names of an upload, in the order in which they are added up.
+        seed: Of the run, the stage and the round.
+    """
+
+    def __init__(self, encoder: Encoder, before: State, order: Sequence[str], seed: int) -> None:
+        self.encoder = encoder
+        self.before = before
+        self.order = order
+        self.seed = seed
+
+    def send(self, outcome: Outcome) -> tuple[Encoded | None, Failure | None]:
+        """What has left a client, and what is wrong with it.
+
+        The outcome's upload becomes what the server makes of it, and what its memory holds of earlier losses what is
+        left over for the next upload.
+        """
+        upload = outcome.upload
+        assert upload is not None  # the stage aggregates
+        encoded = None
+        outcome.upload = None
+        try:
+            meant = self._meant(upload, outcome.memory.residual)
+            encoded = self.encoded(upload, meant)
+            outcome.upload = replace(upload, state=encoded.plain)
+            arrived = self.decoded(upload.client, encoded)
+            outcome.upload = replace(upload, state=arrived)
+            outcome.memory.residual = self._lost(meant, arrived)
+        except Exception as error:  # an encoder raises what it likes
+            found = failed(error)
+            return encoded, replace(found, reason=f"unusable upload: {found.reason}")
+        return encoded, None
+
+    def _meant(self, upload: Upload, residual: State) -> State:
+        """What a client would have the server know: what it uploads, and what was lost before."""
+        meant = {name: upload.state[name] for name in self.before}
+        for name in meant.keys() & residual.keys():
+            meant[name] = meant[name] + residual[name]
+        return meant
+
+    def encoded(self, upload: Upload, meant: State) -> Encoded:
+        """What a client sends for an upload."""
+        seed = derive(self.seed, "encode", upload.client)
+        draw = torch.Generator().manual_seed(seed)
+        with isolated(seed), torch.no_grad():
+            content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
+        check_sendable(content)
+        plain = {name: tensor for name, tensor in upload.state.items() if name not in self.before}
+        return Encoded(content, plain)
+
+    def decoded(self, client: int, encoded: Encoded) -> State:
+        """The state of an upload as the server has it."""
+        with isolated(derive(self.seed, "decode", client)), torch.no_grad():
+            arrived = self.encoder.decode(encoded.content, _copied(self.before))
+        found = {**encoded.plain, **arrived}
+        ordered = {name: found.pop(name) for name in self.order if name in found}
+        return ordered | found
+
+    def _lost(self, meant: State, arrived: State) -> State:
+        """What a client has to add to its next upload."""
+        if not self.encoder.error_feedback:
+            return {}
+        left = {name: tensor - arrived[name] for name, tensor in meant.items()}
+        return {name: tensor for name, tensor in left.items() if tensor.any()}
+
+
+def _copied(state: State) -> State:
+    """What an encoder may write into: the server's own state, and what is compared afterwards, are not lent."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def check_sendable(content: Any) -> None:
+    """Refuse what cannot be counted, or read by another process without running code.
+
+    Example:
+        >>> check_sendable({"w": [torch.zeros(1), 0.5]})
+        Traceback (most recent call last):
+        ValueError: an encoder may send dense tensors in dicts, lists and tuples, got float
+    """
+    if isinstance(content, Tensor) and content.layout == torch.strided:
+        return
+    parts: Iterable[Any]
+    if type(content) is dict and all(isinstance(key, str | int) for key in content):
+        parts = content.values()
+    elif type(content) in (list, tuple):
+        parts = content
+    else:
+        raise ValueError(f"an encoder may send dense tensors in dicts, lists and tuples, got {type(content).__name__}")
+    for part in parts:
+        check_sendable(part)
+
+
+def encoding_of(state: FederationState, stage: Stage, number: int) -> Encoding | None:
+    """How uploads of a round are encoded; None if they are not."""
+    encoder = state.options.upload_encoder
+    if encoder is None or stage.upload != "aggregate":
+        return None
+    names = encoded_names(state.module, state.shared)
+    before = {name: state.global_state[name] for name in names}
+    order = [*state.shared, *state.upload_only]
+    return Encoding(encoder, before, order, derive(state.options.seed, stage.name, number))
+
+
+def encoded_names(module: FederatedModule, shared: Sequence[str]) -> list[str]:
+    """Of what is shared, the parameters that train and have values; one with two names is encoded under each."""
+    state = module.state_dict()
+    return [name for name in trained_names(module, shared) if state[name].numel()]
+
+
+def check_upload_encoder(model: FederatedModule, stages: Sequence[Stage], options: Options) -> None:
+    """There is something to encode, and what comes out can be counted, sent and decoded."""
+    encoder = options.upload_encoder
+    if encoder is None:
+        return
+    kind = type(model).__name__
+    names = encoded_names(model, shared_names(model, options.batch_norm))
+    if not names or all(stage.upload != "aggregate" for stage in stages):
+        raise ValueError(f"`{OPTION}` would never be asked: {kind} averages nothing that trains.")
+    if sends_apart(model):
+        raise ValueError(
+            f"`{OPTION}`: uploads are told apart from what all clients are sent, and `download` of {kind} sends each "
+            "something else."
+        )
+    state = model.state_dict()
+    before = {name: state[name].detach().clone() for name in names}
+    for move in (0.0, TRIED_MOVE):
+        problem = _problem_in_trial(encoder, before, move)
+        if problem is not None:
+            what = "that moves nothing" if not move else f"that moves every weight by {move}"
+            raise ValueError(f"`{OPTION}` {type(encoder).__name__}, tried on an update {what}: {problem}")
+
+
+def _problem_in_trial(encoder: Encoder, before: State, move: float) -> str | None:
+    """What is wrong with what an encoder makes of an update."""
+    encoding = Encoding(encoder, before, list(before), seed=0)
+    upload = Upload(-1, {name: tensor + move for name, tensor in before.items()})
+    try:
+        encoded = encoding.encoded(upload, upload.state)
+        arrived = encoding.decoded(upload.client, encoded)
+        return defect(replace(upload, state=arrived), before)
+    except Exception as error:  # an encoder raises what it likes
+        return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,601 @@
+"""Evaluation: which model on whose data."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+
+from fedlit.data.client import Client
+from fedlit.data.loaded import AnyBatches
+from fedlit.engine.child_process import in_child
+from fedlit.engine.client_store import bring
+from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.cluster.shares import at_home
+from fedlit.engine.live_module import ModuleSnapshot, modes_of, restore, thawed_again
+from fedlit.engine.local_training import structure_of
+from fedlit.engine.logged_values import check_own_names, logging_to, noted
+from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, predictions, scores_by_group, sees_samples_apart
+from fedlit.engine.plan import UsageError
+from fedlit.engine.precision import autocast
+from fedlit.engine.scheduling import has_trained_or_may
+from fedlit.engine.state import FederationState
+from fedlit.methods.base import FederatedModule, task_of
+from fedlit.methods.stage import Stage
+from fedlit.methods.states import copy_into
+from fedlit.records.round_record import Failure, reported
+from fedlit.records.rows import POOLED, Row
+from fedlit.rng import derive, isolated
+
+
+def personalises(learner: nn.Module) -> TypeGuard[FederatedModule]:
+    """Whether a client's model is more than what is loaded."""
+    return isinstance(learner, FederatedModule) and is_overridden("personalise", learner, FederatedModule)
+
+
+def make_its_own(state: FederationState, stage: Stage, learner: nn.Module, k: int, round: int) -> None:
+    """Let a method adapt the model of client k that is loaded, on all its samples: nothing of it leaves the client."""
+    if not personalises(learner):
+        return
+    client = replace(state.data.client(k, round), samples="all")
+    personalise(state.fabric, learner, client, derive(state.options.seed, "personalise", stage.name, round, k))
+
+
+def personalise(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> None:
+    """Let a method adapt the client's model that is loaded; the next state that is loaded forgets it.
+
+    Args:
+        fabric: Precision.
+        learner: With the client's values, in the modes that training begins with.
+        client: Whose samples.
+        seed: Of all that is drawn.
+    """
+    structure = structure_of(learner.state_dict(keep_vars=True))
+    with (
+        isolated(seed),
+        torch.enable_grad(),
+        autocast(fabric)(),
+        logging_to(_nowhere, [learner]),
+        thawed_again(learner),
+    ):
+        learner.personalise(client)
+    live = learner.state_dict(keep_vars=True)
+    if structure_of(live) != structure:
+        raise ValueError("`personalise` changed names, shapes, dtypes or devices of the state.")
+    for tensor in live.values():
+        tensor.grad = None
+
+
+@contextmanager
+def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> Iterator[None]:
+    """Within, the learner is what `personalise` makes of it; afterwards it is what it was, so that it may train on."""
+    if not personalises(learner):
+        yield
+        return
+    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    modes = modes_of(learner)
+    try:
+        personalise(fabric, learner, client, seed)
+        yield
+    finally:
+        copy_into(learner.state_dict(keep_vars=True), before)
+        restore(modes)
+
+
+def _nowhere(*given: Any, **named: Any) -> None:
+    """What is logged in an evaluation is not recorded: a step that logs may be called there."""
+
+
+EpochValues = list[tuple[int, str, str, float]]  # epoch, data, metric and value
+
+
+def is_followed(stage: Stage) -> bool:
+    """Whether a stage trains a client's own model that classifies; a copy that is averaged has rounds to be told by."""
+    return stage.side == "clients" and stage.upload != "aggregate" and stage.reported_as is not None
+
+
+class EpochScores:
+    """Evaluates the live model when an epoch has ended; training goes on as if it had not.
+
+    Args:
+        state: Of the federation; its live module is in the middle of a visit.
+        stage: What is trained.
+        client: Who trains.
+        every: Epochs between evaluations.
+    """
+
+    def __init__(self, state: FederationState, stage: Stage, client: Client, every: int) -> None:
+        self.state = state
+        self.stage = stage
+        self.client = client
+        self.every = every
+        self.epoch = 0
+        self.values: EpochValues = []
+
+    def __call__(self) -> None:
+        self.epoch += 1
+        if self.epoch % self.every:
+            return
+        learner = self.stage.module or self.state.module
+        seed = derive(self.state.options.seed, "epochs", self.stage.name, self.client.round, self.client.id, self.epoch)
+        personal = personalised(self.state.fabric, learner, self.client, derive(seed, "personalise"))
+        with isolated(seed), personal:
+            for data, batches in self._samples():
+                scores = evaluate(self.state.fabric, learner, batches, self.state.measures)
+                self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]
+
+    def _samples(self) -> Iterator[tuple[str, AnyBatches]]:
+        """What it is evaluated on when the visit is over, too."""
+        data = self.state.data
+        k = self.client.id
+        yield "own", self.client.val_batches()
+        if data.at_round(self.client.round).own_test:
+            batches, _ = data.own_test_batches([k], self.client.round)
+            yield "own_test", batches
+        if self.stage.reported_on_pooled:
+            yield "pooled", data.test_batches(k)
+
+
+def scores_of_copy(state: FederationState, stage: Stage, round: int, k: int) -> Scores:
+    """Of the copy of client k, which is loaded."""
+    learner = stage.module or state.module
+    network = learner if stage.own_models else learner.global_model()
+    client = state.data.client(k, round)
+    with isolated(derive(state.options.seed, "trained", stage.name, round, k)):
+        return evaluate(state.fabric, network, client.val_batches(), state.measures)
+
+
+@dataclass
+class Found:
+    """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
+
+    `failed` holds the fields of a `Failure`. `confused` tells of the global model on the test set, see `confusion`.
+    """
+
+    values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
+    failed: dict[int, dict[str, Any]] = field(default_factory=dict)
+    confused: Tensor | None = None
+
+    def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
+        self.values += [(client, model, data, name, value) for name, value in scores.items()]
+
+
+def found_of(state: FederationState, before: ModuleSnapshot, k: int, look: Callable[[], Found]) -> Found:
+    """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
+
+    def evaluated() -> Found:
+        found = state.live.attempt(look, before)
+        return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
+
+    timeout = state.options.client_timeout
+    if timeout is None:
+        return evaluated()
+    found = in_child(evaluated, timeout, bool, pack, partial(checked_found, k))
+    return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
+
+
+def check_usage(looks: Sequence[Found]) -> None:
+    """A mistake that every client's look runs into is the method's, and ends the run; one client's is its own."""
+    mistakes = [told["reason"] for found in looks for told in found.failed.values() if told["is_usage"]]
+    if mistakes and len(mistakes) == len(looks):
+        raise UsageError(mistakes[0].partition(": ")[2])
+
+
+def pack(found: Found) -> dict[str, Any]:
+    return vars(found)
+
+
+def unpack(packed: dict[str, Any]) -> Found:
+    return Found(**packed)
+
+
+def checked_found(k: int, packed: Mapping[str, Any]) -> Found:
+    """What was found of a client in its own process or on its host, if that tells of this client and of numbers."""
+    found = Found()
+    for client, model, data, metric, value in packed["values"]:
+        if client != k or not isinstance(value, float):
+            raise ValueError(f"it tells of client {client}: {metric!r} is {value!r}.")
+        found.values.append((k, str(model), str(data), str(metric), value))
+    for client, told in packed["failed"].items():
+        if client != k:
+            raise ValueError(f"it tells of client {client}.")
+        found.failed[k] = vars(reported(told))
+    return found
+
+
+GROUP_BATCHES = 4  # clients that share batches fill so many, whatever the number of processes
+SERVERS = "pooled"  # what the server evaluates itself, on the test set, wherever clients are
+
+
+@dataclass(frozen=True)
+class Job:
+    """An evaluation that one process does for all; `what` and `whose` name its random stream."""
+
+    what: str
+    whose: int
+    evaluate: Callable[[], Found]
+
+
+def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[list[int]]:
+    """Groups of clients in order, each closed as soon as it fills enough batches.
+
+    Args:
+        clients: Of whom each is in one group.
+        sizes: How many samples each has.
+        batch_size: Of an evaluation.
+
+    Example:
+        >>> consecutive([0, 1, 4, 5], [60, 60, 200, 10], batch_size=25)
+        [[0, 1], [4], [5]]
+    """
+    least = GROUP_BATCHES * batch_size
+    groups: list[list[int]] = []
+    num_samples = least
+    for k, size in zip(clients, sizes, strict=True):
+        if num_samples >= least:
+            groups.append([])
+            num_samples = 0
+        groups[-1].append(k)
+        num_samples += size
+    return groups
+
+
+def look(scorer: "Scorer", job: Job, round: int) -> Found:
+    """One evaluation, by a random stream of its own."""
+    with isolated(derive(scorer.state.options.seed, "evaluate", scorer.stage.name, round, job.what, job.whose)):
+        return job.evaluate()
+
+
+def looked(scorer: "Scorer", jobs: list[Job], round: int) -> Iterator[tuple[Job, Found]]:
+    """What each evaluation found, in order; those of clients are made on their own hosts, if they have some."""
+    hosts = scorer.state.hosts
+    if hosts is not None:
+        asked = [(job.what, job.whose) for job in jobs if job.what != SERVERS]
+        answers = iter(hosts.found(scorer, round, asked))
+        for job in jobs:
+            yield job, look(scorer, job, round) if job.what == SERVERS else next(answers)
+        return
+
+    def work(i: int) -> Found:
+        return look(scorer, jobs[i], round)
+
+    for i, found in in_order(scorer.state.fabric, range(len(jobs)), work, pack, unpack, _owners(scorer, jobs)):
+        yield jobs[i], found
+
+
+def _owners(scorer: "Scorer", jobs: Sequence[Job]) -> list[int]:
+    """The process of each job: the home of the client whose own part is looked at."""
+    whose = [None if job.what in (SERVERS, "global") else job.whose for job in jobs]
+    return at_home(whose, scorer.state.homes, scorer.state.fabric.world_size)
+
+
+def each_at_home(state: FederationState, clients: Sequence[int], look: Callable[[int], Found]) -> Iterator[Found]:
+    """What is found of each client's own model, by the process that has it."""
+    owners = at_home(clients, state.homes, state.fabric.world_size)
+    for _, found in in_order(state.fabric, clients, look, pack, unpack, owners):
+        yield found
+
+
+def loaded(scorer: "Scorer", client: int | None) -> nn.Module:
+    """The global model, or that of a client as it would use it."""
+    state = scorer.state
+    if client is None:
+        if not scorer.has_complete_global_model:
+            method = type(state.module).__name__
+            told = f"{method} has no global model; name one of its clients with `--client`"
+            raise ValueError(f"{told}, in Python with `client=`.")
+        state.load_global()
+        return scorer.network
+    _check_has_model(scorer, client)
+    bring(state, [client])
+    state.enter(client, "personal")
+    make_its_own(state, scorer.stage, scorer.personal, client, state.round)
+    return scorer.personal
+
+
+def _check_has_model(scorer: "Scorer", client: int) -> None:
+    number = scorer.state.data.num_clients
+    if not 0 <= client < number:
+        raise ValueError(f"`--client` must be 0 to {number - 1}, got {client}.")
+    if not scorer.has_model(client):
+        raise ValueError(f"`--client` {client} has trained no model of its own in stage {scorer.stage.name!r}.")
+
+
+DEV_SAMPLES = 64  # a development run evaluates on so many
+FEW = 4  # of so many clients some samples are tried to see whether they may share a batch,
+TRIED_SAMPLES = 16  # so many in all
+
+
+class Scorer:
+    """Evaluates the models that a federation holds, on several processes if there are.
+
+    Args:
+        state: Of the federation: its states, data and live module.
+        stage: Whose module is evaluated; by default the one that the federation has come to.
+    """
+
+    def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
+        stage = stage or state.stage or state.module.configure_stages()[0]
+        self.state = state
+        self.measures = state.measures
+        self.stage = stage
+        self.learner = stage.module or state.module
+        self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
+        self.network = (self.learner if self.changes_global else state.module).global_model()
+        self.personal = self.learner
+        if stage.side == "server" or stage.reported_as is None:
+            self.personal = state.module
+        self.failures: dict[int, Failure] = {}
+        self.confused: Tensor | None = None
+
+    @cached_property
+    def before(self) -> ModuleSnapshot:
+        """Of the module, before the first client is evaluated."""
+        return self.state.live.snapshot()
+
+    @property
+    def has_complete_global_model(self) -> bool:
+        """Whether the server alone holds every value that the global model needs."""
+        held = self._held(self.network)
+        return bool(held) and all(held)
+
+    @cached_property
+    def has_personal_models(self) -> bool:
+        """Whether what a client uses differs from the global model; what it merely trains with is no model."""
+        if self.stage.upload != "aggregate" or personalises(self.personal) or self.stage.own_models:
+            return True
+        is_own = is_overridden("forward", self.learner, FederatedModule)
+        return bool(self.state.has_own_uploads) or not all(self._held(self.learner if is_own else self.network))
+
+    def has_model(self, k: int) -> bool:
+        """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
+        if self.stage.upload == "aggregate":
+            is_everybody = personalises(self.personal) or not self.has_personal_models
+            return is_everybody or has_trained_or_may(self.state, k, self.stage)
+        if self.stage.side == "server" or self.stage.module is None:
+            return True
+        for name, child in self.state.module.named_children():
+            if child is self.stage.module:
+                return self.state.has_trained(k, f"{name}.")
+        return True
+
+    def _held(self, network: nn.Module) -> list[bool]:
+        """Of each value of a network, whether the server holds it; what goes up only is nobody's."""
+        live = self.state.live.tensors()
+        ours = {id(live[name]) for name in (*self.state.global_state, *self.state.upload_only) if name in live}
+        return [id(tensor) in ours for tensor in network.state_dict(keep_vars=True).values()]
+
+    def evaluate(self, round: int) -> list[Row]:
+        """Global model on the test set and on every client's own samples, and every client's own model on its own."""
+        if self.stage.reported_as is None:
+            return []
+        before = self.before
+        try:
+            return self._evaluated(round)
+        finally:
+            self.state.live.leave()
+            before.restore()  # a network may note what it has seen last
+
+    def _evaluated(self, round: int) -> list[Row]:
+        rows: list[Row] = []
+        looks: list[Found] = []
+        for job, found in looked(self, self._jobs(round), round):
+            rows += self._rows(found, round)
+            if job.what in ("probe", "personal"):
+                looks.append(found)
+            if found.confused is not None:
+                self.confused = found.confused
+        check_usage(looks)
+        return rows
+
+    def own_job(self, what: str, k: int, round: int) -> Job:
+        """An evaluation of one client, as its own host is asked for it."""
+        evaluations: dict[str, Callable[[], Found]] = {
+            "global": partial(self._global_on_own, [k], round),
+            "probe": partial(self._probed, k, round),
+            "personal": partial(self._personal_on_own, k, round),
+            "personal pooled": partial(self._client_on_pooled, k, round),
+        }
+        return Job(what, k, evaluations[what])
+
+    def _jobs(self, round: int) -> list[Job]:
+        data = self.state.data
+        assignment = data.at_round(round)
+        own = [k for k in range(data.num_clients) if len(assignment.val[k])]
+        if self.state.options.fast_dev_run:
+            own = own[:2]
+        jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
+        if not self.has_personal_models:
+            if is_overridden("probe", self.personal, FederatedModule):
+                jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
+            return jobs
+        seen = [k for k in own if k < self._num_seen and self.has_model(k)]
+        if self.stage.side == "clients":
+            jobs += [Job("personal", k, partial(self._personal_on_own, k, round)) for k in seen]
+        if self.stage.reported_on_pooled and not data.is_stand_in:
+            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
+        return jobs
+
+    def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
+        """None unless the server holds the whole model: with a client's own part it is that client's personal one."""
+        if not self.has_complete_global_model:
+            return []
+        jobs = [] if self.state.data.is_stand_in else [Job(SERVERS, 0, self._global_on_pooled)]
+        for group in self._groups(clients, round):
+            jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
+        return jobs
+
+    @property
+    def _num_seen(self) -> int:
+        """Clients that may train; the others come after them."""
+        return self.state.data.num_clients - self.state.data.unseen_clients
+
+    def _groups(self, clients: list[int], round: int) -> list[list[int]]:
+        """Clients whose samples share batches, or each by itself if that would matter.
+
+        A loss may be rounded otherwise in another batch, so who is beside whom depends on the data alone.
+        """
+        if len(clients) < 2 or not self.measures.are_of_classes or self.state.hosts is not None:
+            return [[k] for k in clients]
+        if not self._sees_samples_apart(clients, round):
+            return [[k] for k in clients]
+        val = self.state.data.at_round(round).val
+        return consecutive(clients, [len(val[k]) for k in clients], self.state.data.eval_batch_size)
+
+    def _sees_samples_apart(self, clients: list[int], round: int) -> bool:
+        """Whether the network's outputs depend on their own samples alone, tried on a few."""
+        self.state.load_global()
+        batches, _ = self.state.data.val_batches(clients[:FEW], round)
+        return sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES))
+
+    def _rows(self, found: Found, round: int) -> list[Row]:
+        """What was found, as rows; of which clients it could not be is noted."""
+        for k, told in found.failed.items():
+            failure = Failure(**told)
+            self.failures[k] = replace(failure, reason=f"could not be evaluated: {failure.reason}")
+        return [Row(round, self.stage.name, *values) for values in found.values]
+
+    def test(self) -> list[Row]:
+        """Global model, and every client's own, on the pooled test set."""
+        rows: list[Row] = []
+        if self.has_complete_global_model:
+            rows += self._rows(self._global_on_pooled(), self.state.round)
+        if not self.has_personal_models:
+            return rows
+        is_everybody = personalises(self.personal) or self.stage.own_models
+        whose = range(self._num_seen) if is_everybody else self.state.owners()
+        clients = [k for k in whose if self.has_model(k)]
+        for found in each_at_home(self.state, clients, partial(self._client_on_pooled, round=self.state.round)):
+            rows += self._rows(found, self.state.round)
+        return rows
+
+    def predict(self, client: int | None, batches: AnyBatches | None = None) -> tuple[list[Tensor], list[Any]]:
+        """What the task takes outputs for, and targets, of each of some batches, else of the test set.
+
+        By the network that `loaded` gives.
+        """
+        network = loaded(self, client)
+        if batches is None:
+            batches = self.state.data.test_batches(client)
+        return predictions(self.state.fabric, network, batches, task_of(self.state.module))
+
+    def _global_on_pooled(self) -> Found:
+        self.state.load_global()
+        found = Found()
+        batches = self._limited(self.state.data.test_batches())
+        if batches.num_samples and not self.measures.are_of_classes:
+            found.add(POOLED, "global", "pooled", evaluate(self.state.fabric, self.network, batches, self.measures))
+        elif batches.num_samples:
+            logits, target = outputs(self.state.fabric, self.network, batches)
+            [scores] = scores_by_group(logits, target, [len(target)], self.measures)
+            found.add(POOLED, "global", "pooled", scores)
+            found.confused = confusion(logits, target)
+        return found
+
+    def _global_on_own(self, clients: list[int], round: int) -> Found:
+        """In one pass, unless somebody's samples are not for this network: then one by one."""
+        try:
+            return self._global_on_all(clients, round)
+        except Exception:  # each will tell
+            found = Found()
+            for k in clients:
+                one = found_of(self.state, self.before, k, partial(self._global_on_all, [k], round))
+                found.values += one.values
+                found.failed |= one.failed
+            return found
+
+    def _global_on_all(self, clients: list[int], round: int) -> Found:
+        self.state.load_global()
+        found = Found()
+        own = self._scores_of_each(*self.state.data.val_batches(clients, round))
+        for k, scores in zip(clients, own, strict=True):
+            found.add(k, "global", self._whose(k), scores)
+        tested = [k for k in clients if self._has_own_test(k, round)]
+        if tested:
+            own_test = self._scores_of_each(*self.state.data.own_test_batches(tested, round))
+            for k, scores in zip(tested, own_test, strict=True):
+                found.add(k, "global", "own_test", scores)
+        return found
+
+    def _scores_of_each(self, batches: AnyBatches, sizes: np.ndarray) -> list[Scores]:
+        """Of the global model, for clients whose samples lie end to end."""
+        if len(sizes) == 1:
+            return [evaluate(self.state.fabric, self.network, batches, self.measures)]
+        logits, target = outputs(self.state.fabric, self.network, batches)
+        return scores_by_group(logits, target, sizes, self.measures)
+
+    def _personal_on_own(self, k: int, round: int) -> Found:
+        """On the client's validation samples, and on its share of the test set if it has one."""
+
+        def look() -> Found:
+            found = Found()
+            self.state.enter(k, "personal", round)
+            make_its_own(self.state, self.stage, self.personal, k, round)
+            batches, _ = self.state.data.val_batches([k], round)
+            found.add(k, self._reported_as, self._whose(k), self._scores(self.personal, batches))
+            if self._has_own_test(k, round):
+                batches, _ = self.state.data.own_test_batches([k], round)
+                found.add(k, self._reported_as, "own_test", self._scores(self.personal, batches))
+            found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
+            return found
+
+        return found_of(self.state, self.before, k, look)
+
+    def _has_own_test(self, k: int, round: int) -> bool:
+        own_test = self.state.data.at_round(round).own_test
+        return bool(own_test) and len(own_test[k]) > 0 and self._whose(k) == "own"
+
+    def _probed(self, k: int, round: int) -> Found:
+        """What a method measures by itself where a client's model is the global one."""
+
+        def look() -> Found:
+            found = Found()
+            self.state.enter(k, "server", round)
+            found.add(k, "global", self._whose(k), self._probe(k, round))
+            return found
+
+        return found_of(self.state, self.before, k, look)
+
+    def _client_on_pooled(self, k: int, round: int) -> Found:
+        def look() -> Found:
+            found = Found()
+            self.state.enter(k, "personal")
+            make_its_own(self.state, self.stage, self.personal, k, round)
+            scores = self._scores(self.personal, self.state.data.test_batches(k))
+            found.add(k, self._reported_as, "pooled", scores)
+            return found
+
+        return found_of(self.state, self.before, k, look)
+
+    @property
+    def _reported_as(self) -> str:
+        return self.stage.reported_as or "personal"
+
+    def _scores(self, network: nn.Module, batches: AnyBatches) -> Scores:
+        return evaluate(self.state.fabric, network, self._limited(batches), self.measures)
+
+    def _limited(self, batches: AnyBatches) -> AnyBatches:
+        """Few samples in a development run."""
+        if self.state.options.fast_dev_run:
+            return batches.first(DEV_SAMPLES)
+        return batches
+
+    @torch.no_grad()
+    def _probe(self, k: int, round: int) -> Scores:
+        """What a method measures of a client's model by itself, returned or logged."""
+        modes = modes_of(self.personal)
+        self.personal.eval()
+        with noted(self.personal) as logs:
+            probed = self.personal.probe(self.state.data.client(k, round))
+        restore(modes)
+        scores = {str(name): float(value) for name, value in probed.items()}
+        return check_own_names(logs.result() | scores, self.measures.names, self.personal)
+
+    def _whose(self, k: int) -> str:
+        return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

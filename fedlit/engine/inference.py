@@ -1,0 +1,303 @@
+"""After a fit: predictions, networks to deploy, and new clients that adapt a model."""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch import Tensor, nn
+
+from fedlit.data.own_images import OwnImages
+from fedlit.data.preprocessing import preprocessing
+from fedlit.engine.evaluation import Scorer, loaded, personalised
+from fedlit.engine.local_training import visit
+from fedlit.engine.metrics import Measures, Scores, evaluate, measures_classes
+from fedlit.engine.plan import Memory, Plan, UsageError
+from fedlit.engine.precision import convert_input
+from fedlit.engine.scheduling import TooFewClients
+from fedlit.engine.state import FederationState, Scoreboard
+from fedlit.fast.memory import lay_out
+from fedlit.methods.base import FederatedModule, task_of
+from fedlit.methods.stage import Stage
+from fedlit.methods.states import twin
+from fedlit.notices import Notice
+from fedlit.records.pictures import draw_curves
+from fedlit.records.progress import epochs_table
+from fedlit.records.reports import tell_which, write_outputs, write_predictions
+from fedlit.records.round_record import Failure
+from fedlit.records.rows import CONVERGENCE, Row, summary
+from fedlit.rng import derive, isolated
+from fedlit.tasks import Classification
+
+Predictions = Tensor | list[Tensor]
+
+
+def predict(state: FederationState, client: int | None, own: OwnImages | None, folder: Path | None) -> Predictions:
+    """What the task takes outputs for; the first process writes predictions_* and says where.
+
+    Class probabilities ``[N, C]`` of a classification; batches that differ in shape, as texts do in length, are a list.
+
+    Args:
+        state: Of the federation.
+        client: Whose model; None is the global one.
+        own: Images in place of the test set.
+        folder: Of the run; where the user stands if there is none.
+    """
+    whose = "global" if client is None else f"client_{client}"
+    batches = None
+    if own is not None:
+        batches = own.batches(state.data, client)
+        whose += f"_{own.name}"
+    found, targets = Scorer(state).predict(client, batches)
+    predictions = together(found)
+    if state.fabric.is_global_zero:
+        tell_which(state.round, folder)
+        target = together(targets) if own is None else None
+        files = None if own is None else own.files
+        print(_written(state, folder or Path(), whose, predictions, target, files))
+    return predictions
+
+
+def together(parts: list[Any]) -> Any:
+    """Of all batches as one, where they are tensors that fit; else a list of them."""
+    are_tensors = all(isinstance(part, Tensor) for part in parts)
+    if are_tensors and len({part.shape[1:] for part in parts}) == 1:
+        return torch.cat(parts)
+    return parts
+
+
+def _written(
+    state: FederationState, folder: Path, whose: str, predictions: Predictions, target: Any, files: list[str] | None
+) -> Path:
+    """Where they are left: classes with their probabilities, or outputs as they are."""
+    more = {} if files is None else {"file": files}
+    if isinstance(task_of(state.module), Classification) and isinstance(predictions, Tensor):
+        if isinstance(target, Tensor):
+            more = {"label": target.tolist(), **more}
+        return write_predictions(folder, whose, predictions, more)
+    return write_outputs(folder, whose, predictions, target, more)
+
+
+def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
+    """What `predict` uses, as a copy on the CPU in evaluation mode."""
+    network = loaded(scorer, client)
+    data = scorer.state.data
+    x = next(iter(data.test_batches(client).first(2)))[0]
+    if with_preprocessing and not isinstance(x, Tensor):
+        raise ValueError(f"`with_preprocessing` is for inputs that are one tensor, these are a {type(x).__name__}.")
+    if isinstance(network, FederatedModule):
+        fabric = scorer.state.fabric
+        network = behind(network, convert_input(fabric, move_data_to_device(x, fabric.device)))
+    own = _copied(network).cpu().eval()
+    lay_out(own, torch.contiguous_format)
+    for parameter in own.parameters():
+        parameter.grad = None
+    if not with_preprocessing:
+        return own
+    floating = [p.dtype for p in own.parameters() if p.is_floating_point()]
+    steps = preprocessing(data, client, floating[0] if floating else torch.float32)
+    return nn.Sequential(steps, own).eval()
+
+
+@torch.no_grad()
+def behind(method: FederatedModule, x: Any) -> nn.Module:
+    """The part of a method that does all that its `forward` does; the method itself if `forward` does more.
+
+    It is known by what it does: it is given the very inputs of `forward`, what it returns is returned, and by itself it
+    returns the same: a method may lend it other weights (`torch.func.functional_call`).
+    """
+    heard: list[tuple[nn.Module, Any]] = []
+
+    def listen(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        if _is_given(x, given, named):
+            heard.append((part, output))
+
+    parts = [part for part in method.modules() if not isinstance(part, FederatedModule)]
+    handles = [part.register_forward_hook(listen, with_kwargs=True) for part in parts]
+    was_training = method.training
+    try:
+        result = method.eval()(x)
+        found = [part for part, output in heard if output is result]
+        alike = [part for part in found if torch.equal(part(x), result)]
+    finally:
+        method.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return alike[-1] if alike else method  # the last to end is the outermost
+
+
+def _is_given(x: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a part was called with these inputs and nothing else, as they are or spread."""
+    if len(given) == 1 and given[0] is x and not named:
+        return True
+    wanted = [x]
+    if isinstance(x, Mapping):
+        wanted = [*x.values()]
+    elif isinstance(x, tuple | list):
+        wanted = [*x]
+    heard = [*given, *named.values()]
+    return len(heard) == len(wanted) and all(a is b for a, b in zip(heard, wanted, strict=True))
+
+
+def _copied(network: nn.Module) -> nn.Module:
+    if not isinstance(network, FederatedModule):
+        return copy.deepcopy(network)
+    own = twin(network)
+    own.fabric = None  # they belong to the federation
+    for part in own.modules():
+        if isinstance(part, FederatedModule):
+            part.client = None
+    return own
+
+
+STAGE = Stage("adapt", samples="all", upload="none")
+CONVERGED = 0.005  # half a point below the best accuracy is as good as the best; of what is above 1, this share
+
+
+class Alone(FederatedModule):
+    """One network, and the loss of a method."""
+
+    def __init__(self, network: nn.Module, method: FederatedModule) -> None:
+        super().__init__(method.optimizer, task=task_of(method))
+        self.network = network
+        if not measures_classes(method):
+            self.loss = method.loss  # type: ignore[method-assign]
+
+
+def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Failure]]:
+    """Let every unseen client join, on its own; neither the server nor another client notices. And who could not.
+
+    Args:
+        state: Restored from where the federation ended.
+        epochs: Passes over the client's samples.
+    """
+    unseen = state.data.unseen_clients
+    if epochs < 1:
+        raise ValueError(f"`--epochs` must be at least 1, got {epochs}.")
+    if not unseen:
+        raise ValueError("`data.unseen_clients` must be at least 1: no client was kept out, so none can join.")
+    rows: list[Row] = []
+    failures: dict[int, Failure] = {}
+    before = state.live.snapshot()
+    for k in range(state.data.num_clients - unseen, state.data.num_clients):
+        found = state.live.attempt(partial(_rows, state, k, epochs), before)
+        if isinstance(found, Failure):
+            failures[k] = found
+        else:
+            rows += found
+    if not rows and failures:
+        k, failure = next(iter(failures.items()))
+        if failure.is_usage:
+            raise UsageError(failure.reason.partition(": ")[2])
+        raise TooFewClients(f"No unseen client could join; client {k}: {failure.told}\n{failure.details}")
+    if not rows:
+        raise ValueError("no unseen client has validation samples to be measured on; see `data.val_size`.")
+    return rows, failures
+
+
+def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
+    """What became of a new client, by epoch."""
+    rows = []
+    for name, learner in _learners(state, k):
+        followed = _followed(state, learner, k, epochs)
+        for epoch, scores in enumerate(followed):
+            rows += [Row(epoch, STAGE.name, k, name, "unseen", metric, value) for metric, value in scores.items()]
+        first = state.measures.first
+        values = [scores[first] for scores in followed if first in scores]
+        if len(values) == len(followed):  # a client may have no validation samples
+            needed = epochs_to_converge(values, state.measures.rises(first))
+            rows.append(Row(epochs, STAGE.name, k, name, "unseen", CONVERGENCE, needed))
+    return rows
+
+
+def epochs_to_converge(values: list[float], rises: bool = True) -> int:
+    """The first epoch whose value is within 0.005 of the best; `values` begin before training, with epoch 0.
+
+    Example:
+        >>> epochs_to_converge([0.1, 0.5, 0.798, 0.79, 0.8])
+        2
+    """
+    losses = [-value if rises else value for value in values]
+    best = min(losses)
+    enough = best + CONVERGED * max(1.0, abs(best))
+    return next(epoch for epoch, loss in enumerate(losses) if loss <= enough)
+
+
+def table_of_epochs(rows: list[Row], measures: Measures) -> str:
+    """Means over new clients: before any training, after the last epoch, and in the best.
+
+    Args:
+        rows: Of `adapt`, whose rounds are epochs.
+        measures: Which know whether a higher value is better.
+    """
+    measured = [row for row in rows if row.metric != CONVERGENCE]
+    board = Scoreboard(measures, None)
+    before: dict[str, float] = {}
+    for epoch in sorted({row.round for row in measured}):
+        board.note(epoch, [row for row in measured if row.round == epoch])
+        for key, parts in board.last.items():
+            before.setdefault(key, parts["mean"])
+    after = {key: parts["mean"] for key, parts in board.last.items()}
+    told = epochs_table(before, after, board.rated)
+    needed = summary(row for row in rows if row.metric == CONVERGENCE)
+    if needed:
+        words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]
+        told += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {', '.join(words)}"
+    return told
+
+
+def _model(key: str) -> str:
+    return key.rpartition("/")[2].partition("_on_")[0]
+
+
+def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:
+    """The method itself, and the two it is compared with, each as client k would start it."""
+    state.enter(k, "server")
+    complete = Scorer(state, STAGE).has_complete_global_model
+    yield "personal", twin(state.module)
+    if complete:
+        network = copy.deepcopy(state.module.global_model())
+        yield "finetuned", Alone(network, state.module).to(state.fabric.device)
+    state.live.original.restore_structure()
+    state.live.put(state.initial)
+    new = twin(state.module)
+    new.on_client_start(None)  # its own frozen copies, if it has any
+    yield "scratch", Alone(new.global_model(), state.module).to(state.fabric.device)
+
+
+def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: int) -> list[Scores]:
+    """Scores on the client's validation samples before training and after each epoch."""
+    client = replace(state.data.client(k, 1), samples=STAGE.samples)
+    found: list[Scores] = []
+
+    def score() -> None:
+        seed = derive(state.options.seed, "adapt", k)
+        with isolated(seed), personalised(state.fabric, learner, client, derive(seed, "personalise")):
+            found.append(evaluate(state.fabric, learner, client.val_batches(), state.measures))
+
+    learner.stage = STAGE
+    learner.on_client_start(client)  # it may start from what the server holds
+    score()
+    # One visit: what a method freezes is what the client received, not its own last epoch.
+    plan = Plan(STAGE, state.options.seed, epochs, after_epoch=score)
+    outcome = visit(state.fabric, learner, client, plan, (), Memory())
+    if outcome.overflowed:
+        why = f"gradients overflowed and every step ({outcome.overflowed}) was skipped (`trainer.precision` 16-mixed)"
+        warnings.warn(f"Client {k} was not trained: {why}.", Notice, stacklevel=2)
+    return found
+
+
+def draw_adaptation(folder: Path, measures: Measures, title: str) -> None:
+    """adapt.png, of what stands in adapt.csv."""
+    draw_curves(
+        folder / "adapt.csv",
+        folder / "adapt.png",
+        metric=measures.first,
+        title=f"{title}: new clients of {folder.name}",
+        told_as="epoch",
+    )

@@ -1,0 +1,450 @@
+"""Lightning's contract in local training: its hooks, what a step returns, and what `self.trainer` is."""
+
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache, cached_property
+from typing import Any, Literal, NoReturn
+from weakref import WeakSet
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch import LightningModule
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+from torchmetrics import Metric
+
+from fedlit.data.client import SERVER, Client
+from fedlit.engine.logged_values import EpochMeans, Means
+from fedlit.engine.plan import NoSuchAttribute, Plan, UsageError
+from fedlit.engine.precision import has_scaler
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
+from fedlit.notices import Notice
+
+_WARNED: WeakSet[FederatedModule] = WeakSet()  # of no loss; an attribute of theirs would end with local training
+
+
+def takes_batch_idx(step: Callable[..., Any]) -> bool:
+    """Whether a step wants the number of its batch, too: a second argument of any name.
+
+    Example:
+        >>> takes_batch_idx(lambda batch: None), takes_batch_idx(lambda batch, i: None)
+        (False, True)
+    """
+    function = getattr(step, "__func__", step)
+    return _num_arguments(function) - (function is not step) >= 2
+
+
+@cache
+def _num_arguments(function: Callable[..., Any]) -> float:
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return float("inf")
+    return sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters)
+
+
+def step_loss(result: Any) -> Tensor | None:
+    """The loss in what a step returns: itself, one under "loss", or None to skip the update."""
+    if result is None or isinstance(result, Tensor):
+        return result
+    if isinstance(result, Mapping) and isinstance(result.get("loss"), Tensor):
+        return result["loss"]
+    hint = ""
+    if isinstance(result, tuple):  # (loss, {...}), as other libraries have it
+        hint = "; what is beside the loss goes into that mapping, or to `self.log`"
+    raise UsageError(
+        "`training_step` must return a loss, a mapping with one under 'loss', or None, as under the Trainer, got a "
+        f"{type(result).__name__}{hint}."
+    )
+
+
+def warn_of_no_loss(learner: FederatedModule, client: int, num_steps: int) -> None:
+    """Say once of a method that it has trained nothing: no step of a client, or of the server, had a loss.
+
+    A step may be skipped by returning None, as under Lightning's Trainer, which warns, too.
+    """
+    if learner in _WARNED:
+        return
+    _WARNED.add(learner)
+    who = "the server" if client == SERVER else f"client {client}"
+    told = f"`training_step` of {type(learner).__name__} returned None in every step of {who} ({num_steps} in all)"
+    warnings.warn(f"{told}, so nothing was trained; return a loss.", Notice, stacklevel=2)
+
+
+Command = Literal["fit", "validate", "test", "predict", "adapt", "load"]
+
+STEP_HOOKS = frozenset(
+    {
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "optimizer_step",
+        "optimizer_zero_grad",
+        "backward",
+        "configure_gradient_clipping",
+    }
+)
+VALIDATION_HOOKS = frozenset(
+    {
+        "validation_step",
+        "on_validation_start",
+        "on_validation_end",
+        "on_validation_epoch_start",
+        "on_validation_epoch_end",
+        "on_validation_batch_start",
+        "on_validation_batch_end",
+        "on_validation_model_eval",
+        "on_validation_model_train",
+        "on_validation_model_zero_grad",
+    }
+)
+VISIT_HOOKS = frozenset(
+    {
+        "on_fit_start",
+        "on_fit_end",
+        "on_train_start",
+        "on_train_end",
+        "on_train_epoch_start",
+        "on_train_epoch_end",
+        "lr_scheduler_step",
+        "teardown",
+    }
+)
+CALLED = STEP_HOOKS | VALIDATION_HOOKS | VISIT_HOOKS
+
+_BUILT = "build networks in `__init__`, or a client's own in `configure_client`; prepare a visit in `on_fit_start`"
+_SAMPLES = "samples are the clients' own and come from `data`"
+_INPUTS = "evaluation would not pass through it; change inputs by `data.augmentation`, or in `forward`"
+_SAVED = "a checkpoint holds the states of server and clients; what must be saved is a buffer of the method"
+REFUSED = {
+    "setup": _BUILT,
+    "configure_model": _BUILT,
+    "configure_sharded_model": _BUILT,
+    "prepare_data": _SAMPLES,
+    "train_dataloader": _SAMPLES,
+    "val_dataloader": _SAMPLES,
+    "test_dataloader": _SAMPLES,
+    "predict_dataloader": _SAMPLES,
+    "on_before_batch_transfer": _INPUTS,
+    "transfer_batch_to_device": _INPUTS,
+    "on_after_batch_transfer": _INPUTS,
+    "configure_callbacks": "give callbacks of a federation by `trainer.callbacks`",
+    "on_save_checkpoint": _SAVED,
+    "on_load_checkpoint": _SAVED,
+}
+
+_MEASURED = "`fedlit {}` looks at `forward` alone; measure by `trainer.metrics`, or by `probe`"
+_AROUND = ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval")
+OF_COMMANDS: dict[str, frozenset[str]] = {
+    "test": frozenset({"test_step", "on_test_model_train", *(f"on_test_{moment}" for moment in _AROUND)}),
+    "predict": frozenset({"predict_step", *(f"on_predict_{moment}" for moment in _AROUND)}),
+}
+
+
+def overridden(method: FederatedModule, hooks: frozenset[str]) -> frozenset[str]:
+    """Those of the hooks that a method has of its own, by its class or hung on itself."""
+    kind: type = type(method)
+    return _of_class(kind, hooks) | (hooks & vars(method).keys())
+
+
+@cache
+def _of_class(kind: type, hooks: frozenset[str]) -> frozenset[str]:
+    return frozenset(name for name in hooks if getattr(kind, name) is not getattr(FederatedModule, name))
+
+
+def check_hooks(module: FederatedModule, stages: Collection[Stage], command: Command) -> None:
+    """Refuse what a method overrides and a federation would not call, before the first round.
+
+    Args:
+        module: The method.
+        stages: Its programme; what they train is looked at, too.
+        command: What the federation is asked for.
+    """
+    trained = [stage.module or module for stage in stages]
+    for part in {id(part): part for part in (module, *trained)}.values():
+        _check_refused(part, command)
+        _check_step(part)
+    if not any(part is module for part in trained):
+        _check_parent(module, trained)
+    for name, part in module.named_modules():
+        if isinstance(part, Metric) and part.state_dict():
+            raise ValueError(
+                f"`model`: the metric {name!r} of {type(module).__name__} has persistent state, which would travel and "
+                "be averaged; a metric of a visit begins anew with each, so leave `persistent` at False."
+            )
+
+
+def _check_refused(part: FederatedModule, command: Command) -> None:
+    kind = type(part).__name__
+    for name in sorted(overridden(part, frozenset(REFUSED))):
+        raise ValueError(f"`model`: {kind} overrides `{name}`, which a federation never calls: {REFUSED[name]}.")
+    for name in sorted(overridden(part, OF_COMMANDS.get(command, frozenset()))):
+        raise ValueError(f"`model`: {kind} overrides `{name}`, but {_MEASURED.format(command)}.")
+
+
+def _check_step(part: FederatedModule) -> None:
+    parameters = inspect.signature(part.training_step).parameters
+    for name, instead in (("dataloader_iter", "take a `batch`"), ("optimizer_idx", "optimise manually")):
+        if name in parameters:
+            raise ValueError(f"`model`: `training_step` of {type(part).__name__} asks for `{name}`; {instead}.")
+
+
+def _check_parent(module: FederatedModule, trained: list[FederatedModule]) -> None:
+    for name in sorted(overridden(module, CALLED)):
+        others = ", ".join(dict.fromkeys(type(part).__name__ for part in trained))
+        raise ValueError(
+            f"`model`: {type(module).__name__} overrides `{name}`, but its stages train {others}; override it there."
+        )
+
+
+OF_LOGS = {"logger", "loggers", "logs", "validation_forks", "validation_logs"}
+INTERNAL = {"plan", "precision_plugin", "strategy", "take"} | OF_LOGS
+
+
+class VisitTrainer:
+    """A visit, as Lightning's methods see it.
+
+    Args:
+        fabric: Device, precision and processes.
+        learner: What is trained.
+        client: Whose visit.
+        plan: How it trains.
+        logs: What it has logged so far.
+    """
+
+    accumulate_grad_batches = 1
+    barebones = False
+    gradient_clip_algorithm = None
+    num_sanity_val_steps = 0
+    progress_bar_callback = None
+    sanity_checking = False
+    testing = False
+    predicting = False
+    validating = False
+    should_stop = False
+    current_epoch = 0
+    global_step = 0
+
+    def __init__(self, fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, logs: Means) -> None:
+        self.fabric = fabric
+        self.lightning_module = learner
+        self.model = learner
+        self.client = client
+        self.plan = plan
+        self.logs: Means | EpochMeans = logs
+        self.validation_logs: dict[str, float] = {}
+        self.validation_forks: dict[str, float] = {}  # what validation logged both on_step and on_epoch
+        self.optimizers: list[Optimizer] = []
+        self.lr_scheduler_configs: list[LRSchedulerConfig] = []
+        self.strategy = VisitStrategy(self)
+        self.precision_plugin = self.strategy
+
+    def __deepcopy__(self, memo: dict) -> "VisitTrainer":
+        """A copy of a network that is made in a visit is of the same visit."""
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        offered = {*vars(VisitTrainer), *vars(self)} - INTERNAL
+        known = ", ".join(sorted(known for known in offered if not known.startswith("_")))
+        raise NoSuchAttribute(f"`self.trainer.{name}` has no meaning in a visit of a federation; there are {known}.")
+
+    @property
+    def training(self) -> bool:
+        return not self.validating
+
+    @property
+    def max_epochs(self) -> int:
+        """Local epochs of this visit; -1 if it counts steps."""
+        return self.plan.epochs if self.plan.steps is None else -1
+
+    @property
+    def max_steps(self) -> int:
+        """Local steps of this visit; -1 if it counts epochs."""
+        return -1 if self.plan.steps is None else self.plan.steps
+
+    @property
+    def num_training_batches(self) -> int:
+        """Batches of a local epoch."""
+        return self.plan.num_batches(self._available)
+
+    @property
+    def estimated_stepping_batches(self) -> int:
+        """Steps of this visit, such as for a schedule that ends with it."""
+        return self.plan.num_steps(self._available)
+
+    @property
+    def _available(self) -> int:
+        """Batches of an epoch that there are."""
+        return len(self.client.train_batches(None, self.plan.stage.samples, self.plan.stage.public))
+
+    @property
+    def gradient_clip_val(self) -> float | None:
+        return self.plan.gradient_clip_val
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """What was logged: of the visit so far, or of the epoch if a schedule waits for it; of the last validation."""
+        if isinstance(self.logs, EpochMeans):
+            epoch = self.logs.epoch
+            known = self.logs.visit.result() | epoch.result() | epoch.by_step_and_epoch()
+        else:
+            known = self.logs.result() | self.logs.by_step_and_epoch()
+        known |= self.validation_logs | self.validation_forks
+        return {name: torch.tensor(value) for name, value in known.items()}
+
+    @property
+    def logged_metrics(self) -> dict[str, Tensor]:
+        return self.callback_metrics
+
+    @property
+    def datamodule(self) -> Any:
+        return self.client.data
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.fabric.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        return self.fabric.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.fabric.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self.fabric.world_size
+
+    @property
+    def logger(self) -> NoReturn:
+        # No AttributeError: a module's own property would swallow it.
+        raise UsageError("`self.logger` is told by the federation, round by round; use `self.log` in a visit.")
+
+    @property
+    def loggers(self) -> NoReturn:
+        raise UsageError("`self.loggers` are told by the federation, round by round; use `self.log` in a visit.")
+
+    def take(self, optimizers: list[Optimizer], schedulers: list[LRSchedulerConfig]) -> None:
+        """What `configure_optimizers` gave."""
+        self.optimizers = optimizers
+        self.lr_scheduler_configs = schedulers
+
+
+class VisitStrategy:
+    """What Lightning's methods ask of a Trainer's strategy and precision.
+
+    Args:
+        trainer: Of the visit.
+    """
+
+    def __init__(self, trainer: VisitTrainer) -> None:
+        # In a circle, networks of clients and their gradients would stay until Python's collector comes by.
+        self.trainer: VisitTrainer = weakref.proxy(trainer)
+
+    @cached_property
+    def _lightning_optimizers(self) -> list["VisitOptimizer"]:
+        """Where `LightningModule.optimizers` looks; each is a class of its own, which takes a moment to make."""
+        return [VisitOptimizer(optimizer, self.trainer) for optimizer in self.trainer.optimizers]
+
+    def backward(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **options: Any) -> None:
+        """Backward with its hooks."""
+        learner = self.trainer.lightning_module
+        if has_scaler(self.trainer.fabric):
+            loss = self.trainer.fabric.strategy.precision.scaler.scale(loss)  # type: ignore[attr-defined]
+        learner.on_before_backward(loss)
+        learner.backward(loss, *args, **options)
+        learner.on_after_backward()
+
+    def clip_gradients(self, optimizer: Optimizer, clip_val: float, gradient_clip_algorithm: Any) -> None:
+        """Clip each group by itself, as `trainer.gradient_clip_val` does; 0 does not."""
+        if clip_val <= 0:
+            return
+        for group in optimizer.param_groups:
+            if gradient_clip_algorithm == "value":
+                torch.nn.utils.clip_grad_value_(group["params"], clip_val)
+            else:
+                torch.nn.utils.clip_grad_norm_(group["params"], clip_val)
+
+    def all_gather(self, *args: Any, **options: Any) -> NoReturn:
+        raise UsageError("`self.all_gather` has no meaning in a visit: every process has a client of its own.")
+
+
+class VisitOptimizer(LightningOptimizer):
+    """An optimiser whose step has Lightning's hooks.
+
+    Args:
+        optimizer: As it was configured.
+        trainer: Of the visit.
+    """
+
+    def __init__(self, optimizer: Optimizer, trainer: VisitTrainer) -> None:
+        super().__init__(optimizer)
+        self._trainer = trainer
+
+    def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
+        """Compute gradients by the closure, if there is one, tell and clip, then update."""
+        trainer = self._trainer
+
+        def compute() -> Any:
+            loss = None if closure is None else closure()
+            if has_scaler(trainer.fabric):
+                trainer.fabric.strategy.precision.unscale_gradients(self.optimizer)
+            learner = trainer.lightning_module
+            learner.on_before_optimizer_step(self.optimizer)
+            if learner.automatic_optimization:
+                _clip(learner, self.optimizer, trainer)
+            return loss
+
+        if has_scaler(trainer.fabric):
+            loss = compute()
+            trainer.fabric.strategy.optimizer_step(self.optimizer, **options)
+        else:
+            loss = self.optimizer.step(closure=compute, **options)
+        if not trainer.lightning_module.automatic_optimization:
+            trainer.global_step += 1
+        return loss
+
+    @contextmanager
+    def toggle_model(self, sync_grad: bool = True) -> Iterator[None]:
+        learner = self._trainer.lightning_module
+        learner.toggle_optimizer(self)
+        yield
+        learner.untoggle_optimizer(self)
+
+
+def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: VisitTrainer) -> None:
+    clip = trainer.gradient_clip_val
+    learner.configure_gradient_clipping(optimizer, gradient_clip_val=clip, gradient_clip_algorithm=None)
+
+
+@contextmanager
+def attached(parts: Iterable[LightningModule], trainer: VisitTrainer) -> Iterator[None]:
+    """Let a method and its parts find the local training as `self.trainer`."""
+    before = [(part, part._trainer, part._fabric) for part in parts]
+    for part, _, _ in before:
+        part._trainer = trainer  # type: ignore[assignment]  # the public setter walks all children
+        part._fabric = None  # or Lightning would ask Fabric, which knows no hooks
+    try:
+        yield
+    finally:
+        for part, old_trainer, fabric in before:
+            part._trainer = old_trainer
+            part._fabric = fabric
+
+
+@contextmanager
+def at_the_door(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
+    """The same before the first round, for what is tried then: as if a visit of one epoch were to begin."""
+    plan = Plan(Stage("door"), seed=0)
+    parts = [part for part in method.modules() if isinstance(part, LightningModule)]
+    with attached(parts, VisitTrainer(fabric, method, client, plan, Means())):
+        yield

@@ -1,0 +1,346 @@
+"""The one live module of a process: states of clients are loaded into it in turn, and it is restored after each.
+
+Restored after every client: gradient mode, default dtype, attributes and parts of the module, and where its tensors
+lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: docs/clients.md."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+
+from fedlit.aggregation import State
+from fedlit.data.client import Client
+from fedlit.engine.logged_values import refused
+from fedlit.engine.plan import Interrupted, UsageError
+from fedlit.fast.memory import lay_out
+from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.records.round_record import Failure, failure
+from fedlit.rng import derive, isolated
+
+
+def frozen_names(module: nn.Module) -> list[str]:
+    """Parameters that require no gradients."""
+    return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+
+
+def constant_names(module: FederatedModule) -> list[str]:
+    """Parameters that would travel, but require no gradients."""
+    return [name for name in frozen_names(module) if module.is_shared(name)]
+
+
+def trained_names(module: nn.Module, names: Iterable[str]) -> list[str]:
+    """Of these, the floating parameters that train; one that has two names stands there under both."""
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    trained = {name for name, p in parameters.items() if p.requires_grad and p.is_floating_point()}
+    return [name for name in names if name in trained]
+
+
+def check_still_frozen(module: nn.Module, constant: Collection[str]) -> None:
+    """Refuse to train what nobody would average."""
+    if not constant:
+        return
+    frozen = set(frozen_names(module))
+    for name in constant:
+        if name not in frozen:
+            raise UsageError(_told(name, "was thawed"))
+
+
+def check_unchanged(state: Mapping[str, Tensor], constant: Mapping[str, Tensor], where: str) -> None:
+    """Refuse what has changed although nobody is told of it any more."""
+    for name, value in constant.items():
+        if state[name] is not value and not torch.equal(state[name], value):
+            raise UsageError(_told(name, f"was changed {where}"))
+
+
+def _told(name: str, what: str) -> str:
+    return (
+        f"`model`: {name!r} required no gradients when the run began, so clients were sent it once, and it {what}; "
+        "let it require gradients at first and freeze it in `on_round_start` of a callback, or make it a buffer."
+    )
+
+
+def without_frozen(kept: State, frozen: Collection[str], initial: Mapping[str, Tensor]) -> State:
+    """What a client keeps, but for frozen parameters that are still as everybody's were at first."""
+    same = {name for name in frozen if name in kept and name in initial and _is_same(kept[name], initial[name])}
+    return {name: tensor for name, tensor in kept.items() if name not in same}
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+@contextmanager
+def thawed_again(module: nn.Module) -> Iterator[None]:
+    """Every parameter is trained, or not, afterwards as it was before."""
+    before = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
+    try:
+        yield
+    finally:
+        for parameter, is_trained in before:
+            if parameter.requires_grad != is_trained:
+                parameter.requires_grad_(is_trained)
+
+
+Modes = list[tuple[nn.Module, bool]]
+
+
+def modes_of(network: nn.Module) -> Modes:
+    """Every part of a network, and whether it is in training mode."""
+    return [(part, part.training) for part in network.modules()]
+
+
+def restore(modes: Modes) -> None:
+    """Put every part back into its mode; a `train` of its own is called, since it may do more than set one."""
+    changed = [(part, was_training) for part, was_training in modes if part.training != was_training]
+    for part, was_training in changed:
+        if _has_own_train(part):
+            part.train(was_training)
+    if changed:
+        for part, was_training in modes:
+            part.training = was_training
+
+
+def settle(network: nn.Module) -> None:
+    """Let parts with a `train` of their own say what they keep in evaluation mode; what is in it already stays so."""
+    own = [part for part in network.modules() if part.training and _has_own_train(part)]
+    if not own:
+        return
+    before = modes_of(network)
+    for part in own:
+        part.train()
+    for part, was_training in before:
+        part.training = part.training and was_training
+
+
+def left_in_evaluation(network: nn.Module) -> list[str]:
+    """Names of the parts in evaluation mode, the outermost of each; not of those that a `train` of its own keeps so."""
+    found: list[str] = []
+    known: list[str] = []  # what is below these need not be told
+    for name, part in network.named_modules():
+        if any(name.startswith(f"{above}.") for above in known):
+            continue
+        if not part.training:
+            found.append(name)
+        if _has_own_train(part) or not part.training:
+            known.append(name)
+    return found
+
+
+def _has_own_train(part: nn.Module) -> bool:
+    return getattr(part.train, "__func__", None) is not nn.Module.train
+
+
+STRUCTURE = ("_parameters", "_buffers", "_modules")
+Container = dict[str, Any] | list[Any] | set[Any]
+
+
+class ModuleSnapshot:
+    """The attributes and the structure of a module and its parts.
+
+    Values of parameters and buffers are not part of it: the next state is loaded into them. Of an attribute that is a
+    dict, a list or a set, its entries are restored; what other objects hold is not.
+
+    Args:
+        module: As it is now.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        self.structure: list[tuple[Container, Container]] = []
+        self.filled: list[tuple[Container, Container]] = []
+        self.empty: list[Container] = []
+        for part in module.modules():
+            attributes = dict(vars(part))
+            self.attributes.append((part, attributes))
+            for name, value in attributes.items():
+                if type(value) not in (dict, OrderedDict, list, set):
+                    continue
+                if name in STRUCTURE:
+                    self.structure.append((value, value.copy()))
+                elif value:
+                    self.filled.append((value, value.copy()))
+                else:
+                    self.empty.append(value)  # most of them hooks
+        tensors = module.state_dict(keep_vars=True).values()
+        self.places = [(tensor, tensor.detach(), tensor.requires_grad) for tensor in tensors]
+        self.passing = [(buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)]
+
+    def holds(self) -> bool:
+        """Whether everything is as it was; the quick question, and mostly it is."""
+        if any(self.empty) or not all(_lies_at(*place) for place in self.places):
+            return False
+        for part, attributes in self.attributes:
+            if not _are_same(vars(part), attributes):
+                return False
+        for container, content in (*self.structure, *self.filled):
+            if not _are_same(container, content):
+                return False
+        return all(_is_equal(buffer, before) for buffer, before in self.passing)
+
+    def restore(self) -> None:
+        """Give every part its attributes, parts and tensors back."""
+        if self.holds():
+            return
+        for part, attributes in self.attributes:
+            _refill(vars(part), attributes)
+        self.restore_structure()
+        for container in self.empty:
+            container.clear()
+        for container, content in self.filled:
+            _refill(container, content)
+        for tensor, _, requires_grad in self.places:
+            tensor.requires_grad_(requires_grad)
+        for buffer, before in self.passing:
+            buffer.data = before.clone()
+
+    def restore_structure(self) -> None:
+        """Give every part its parts, parameters and buffers back, each where it lay; whether they train stays."""
+        for container, content in self.structure:
+            _refill(container, content)
+        for tensor, place, _ in self.places:
+            if not _lies_at(tensor, place, tensor.requires_grad):
+                tensor.data = place
+
+
+def failed(error: BaseException) -> Failure:
+    """Why a client is left out."""
+    found = failure(error)
+    found.is_usage = isinstance(error, UsageError)
+    return found
+
+
+def _non_persistent(part: nn.Module) -> list[Tensor]:
+    found = [part._buffers.get(name) for name in part._non_persistent_buffers_set]
+    return [buffer for buffer in found if buffer is not None]
+
+
+def _are_same(now: Container, before: Container) -> bool:
+    """Whether a container holds what it held; values that are no longer the same object are compared."""
+    try:
+        return bool(now == before)
+    except Exception:  # tensors and arrays have no single truth: they are others
+        return False
+
+
+def _refill(container: Container, content: Container) -> None:
+    container.clear()
+    if isinstance(container, list):
+        container.extend(content)
+    else:
+        container.update(content)  # type: ignore[arg-type]  # of its own kind
+
+
+def _is_equal(now: Tensor, before: Tensor) -> bool:
+    return now.dtype == before.dtype and torch.equal(now, before)
+
+
+def _lies_at(tensor: Tensor, place: Tensor, requires_grad: bool) -> bool:
+    if tensor.data_ptr() != place.data_ptr() or tensor.dtype is not place.dtype:
+        return False
+    is_same_view = tensor.shape == place.shape and tensor.stride() == place.stride()
+    return is_same_view and tensor.requires_grad == requires_grad
+
+
+Result = TypeVar("Result")
+
+
+class LiveModule:
+    """The module that trains, and what is needed to put any client's state into it.
+
+    Args:
+        module: The method, as its user made it.
+        seed: Of the run; a client's own networks are drawn from it.
+        layout: In which convolutions compute in fast mode.
+    """
+
+    def __init__(self, module: FederatedModule, seed: int, layout: torch.memory_format = torch.channels_last) -> None:
+        self.module = module
+        self.seed = seed
+        self.client: Client | None = None  # whose state was loaded last
+        settle(module)
+        self._modes = modes_of(module)
+        self.layout = layout
+        self.original = ModuleSnapshot(module)
+        self.parts = dict(module.named_modules())
+        self.builds_clients = is_overridden("configure_client", module, FederatedModule)
+        self.nothing_received: State = {}
+        self._tensors = self.tensors()  # between clients the structure is always the same
+
+    def snapshot(self) -> ModuleSnapshot:
+        """Of the module as it is between clients."""
+        self.leave()
+        return ModuleSnapshot(self.module)
+
+    def attempt(self, work: Callable[[], Result], before: ModuleSnapshot) -> Result | Failure:
+        """What a client's code returns, or why it did not; afterwards process and module are as they were.
+
+        Args:
+            work: Runs the client's code.
+            before: Of the module.
+        """
+        has_gradients = torch.is_grad_enabled()
+        dtype = torch.get_default_dtype()
+        try:
+            return work()
+        except Interrupted:  # the run is asked to stop
+            raise
+        except (Exception, SystemExit) as error:
+            return failed(error)
+        finally:
+            torch.set_grad_enabled(has_gradients)
+            torch.set_default_dtype(dtype)
+            self.leave()
+            before.restore()
+
+    def leave(self) -> None:
+        """No client's state is loaded any more."""
+        self.module.client = None
+        self.module.received = self.nothing_received
+
+    def tensors(self) -> State:
+        """The live tensors, by name."""
+        return self.module.state_dict(keep_vars=True)
+
+    def put(self, state: State) -> None:
+        """Copy values into the live tensors of the same names, in the method's own structure if a client's differs."""
+        live = self.tensors()
+        if self.builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
+            self.original.restore_structure()
+            live = self.tensors()
+        copy_into(live, state)
+
+    def enter(
+        self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]
+    ) -> None:
+        """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
+        before = self.tensors() if self.builds_clients else self._tensors
+        live = before
+        self.client = client
+        self.module.client = client
+        self.reset_modes()
+        if self.builds_clients:
+            self._build(client)
+            live = self.tensors()
+        top = {**server, **personal} if prefer == "personal" else {**personal, **server}
+        # What configure_client did not rebuild still holds the last client's values.
+        stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
+        copy_into(live, {**stale, **top})
+        for tensor in live.values():
+            tensor.grad = None
+
+    def reset_modes(self) -> None:
+        """Training and evaluation mode as the method was made with: a visit may have changed them."""
+        restore(self._modes)
+
+    def _build(self, client: Client) -> None:
+        module = self.module
+        with isolated(derive(self.seed, "client", client.id)), refused(module, "configure_client"):
+            module.configure_client(client)
+        settle(module)
+        module.to(device=module.device, dtype=module.dtype)
+        if module.fast:
+            lay_out(module, self.layout)

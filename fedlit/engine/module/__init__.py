@@ -1,1 +1,0 @@
-"""The live module of a process: its values, modes, frozen parameters, precision, attributes, and what it logs."""

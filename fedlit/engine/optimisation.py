@@ -1,0 +1,415 @@
+"""Optimisers of a local training, and its steps: plain, or with Lightning's hooks."""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fedlit import bounds
+from fedlit.engine.lightning_hooks import STEP_HOOKS, VisitTrainer, overridden, step_loss, takes_batch_idx
+from fedlit.engine.plan import OptimizerState, Plan, UsageError
+from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
+from fedlit.fast.sgd import clear, is_plain_sgd, prepare, step
+from fedlit.methods.base import FederatedModule
+
+STEPPED_AT_THE_DOOR = (  # PyTorch's own whose step does nothing but what their paper says
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.RMSprop,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.ASGD,
+    torch.optim.Rprop,
+)
+COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
+Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
+
+
+def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str], state: OptimizerState) -> Configured:
+    """The learner's optimisers and schedulers, with the state that was kept for them and this round's learning rate."""
+    optimizers, schedulers = as_lists(learner.configure_optimizers())
+    check_number(learner, optimizers)
+    # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
+    may_fuse = learner.fast and learner.automatic_optimization
+    if may_fuse:
+        may_fuse = not any(getattr(part, "sparse", False) for part in learner.modules())
+    for optimizer in optimizers:
+        prepare(optimizer, may_fuse and not _is_partly_kept(optimizer, names, state))
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * plan.lr_factor
+            for parameter in group["params"] if state else ():
+                if names.get(parameter) in state:
+                    optimizer.state[parameter] = revived(state[names[parameter]], parameter, group)
+    for config in schedulers:
+        _scale(config.scheduler, plan.lr_factor)
+    return optimizers, schedulers
+
+
+def _is_partly_kept(optimizer: Optimizer, names: dict[Tensor, str], state: OptimizerState) -> bool:
+    """Whether momenta of SGD go on for some parameters of a group and begin for others, which its fused form cannot."""
+    if not state or type(optimizer) is not torch.optim.SGD:
+        return False
+    for group in optimizer.param_groups:
+        kept = {names.get(parameter) in state for parameter in group["params"]}
+        if len(kept) == 2:
+            return True
+    return False
+
+
+def check_number(learner: FederatedModule, optimizers: list[Optimizer]) -> None:
+    """One optimiser, unless the method steps them itself."""
+    if learner.automatic_optimization and len(optimizers) != 1:
+        raise ValueError(
+            f"automatic optimisation takes one optimiser, got {len(optimizers)}; for several, set "
+            "`self.automatic_optimization = False` and step them in `training_step`."
+        )
+
+
+def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
+    """Numbers that can be right, and gradients that the optimiser can take."""
+    for group in optimizer.param_groups:
+        for name, value in group.items():
+            for number in _numbers(name, value):
+                bounds.check_number(name, number)
+        if isinstance(
+            optimizer, torch.optim.RMSprop
+        ):  # which does not look itself: above 1 it takes roots of less than 0
+            bounds.check_share("alpha", group["alpha"])
+    gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
+    if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
+        raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
+    if type(optimizer) in STEPPED_AT_THE_DOOR and not gives_sparse:
+        _try_a_step(optimizer)
+
+
+def _try_a_step(optimizer: Optimizer) -> None:
+    """With no gradient to speak of: what a device or a mode does not allow is said by the step alone."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _numbers(name: str, value: Any) -> list[float]:
+    """The numbers of a setting: of a learning rate as a tensor, of a pair of betas."""
+    if name == "params":
+        return []
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    values = value if isinstance(value, list | tuple) else [value]
+    return [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
+
+
+def _scale(scheduler: Any, factor: float) -> None:
+    """A scheduler of the visit starts from this round's rate."""
+    if factor == 1.0:
+        return
+    for inner in getattr(scheduler, "_schedulers", ()):
+        _scale(inner, factor)
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
+
+
+def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
+    """A copy of what an optimiser kept of a parameter, each tensor where a new optimiser would have made it.
+
+    A counter of steps is on the CPU, where reading it does not wait for the device, unless the optimiser computes with
+    it on the device.
+
+    Args:
+        entry: As it was kept; it may have been on another device since.
+        parameter: Whose state it is.
+        group: The parameter group that it is of, with the optimiser's settings.
+    """
+    device = parameter.device
+    is_async = device.type == "cuda"  # what is kept is pinned there: the host need not wait for the copies
+    counts_on_device = bool(group.get("capturable") or group.get("fused"))
+
+    def copied(name: str, value: Tensor) -> Tensor:
+        if name in COUNTERS and value.ndim == 0 and not counts_on_device:
+            return value.to("cpu", copy=True)
+        if value.shape != parameter.shape:
+            return value.to(device, copy=True, non_blocking=is_async)
+        return torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value, non_blocking=is_async)
+
+    # A list is LBFGS's history, to which it appends.
+    return {name: mapped_tensors(partial(copied, name), value) for name, value in entry.items()}
+
+
+def as_list(configured: Any) -> list[Optimizer]:
+    """The optimisers that `configure_optimizers` returned, without their schedulers."""
+    return as_lists(configured)[0]
+
+
+def as_lists(configured: Any) -> Configured:
+    """Optimisers and schedulers of all the forms that Lightning takes from `configure_optimizers`.
+
+    Example:
+        >>> optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+        >>> optimizers, schedulers = as_lists({"optimizer": optimizer})
+        >>> optimizers[0] is optimizer, schedulers
+        (True, [])
+    """
+    optimizers, schedulers = _split(configured)
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+        raise ValueError(
+            "`configure_optimizers` must return an optimiser, a list of them, or one of Lightning's forms with a "
+            f"scheduler of the visit (a schedule over rounds is `trainer.lr_schedule`), got {configured!r}."
+        )
+    configs = [_config(given, monitor) for given, monitor in schedulers]
+    for config in configs:
+        if not any(getattr(config.scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
+            raise ValueError("`configure_optimizers` returned a scheduler of an optimiser that it did not return.")
+    return optimizers, configs
+
+
+def _split(configured: Any) -> tuple[list[Any], list[tuple[Any, str | None]]]:
+    """Optimisers, and schedulers with the metric that one may wait for."""
+    if isinstance(configured, dict):
+        configured = [configured]
+    if not isinstance(configured, list | tuple):
+        return [configured], []
+    if len(configured) == 2 and isinstance(configured[0], list):
+        given = configured[1] if isinstance(configured[1], list) else [configured[1]]
+        return configured[0], [(scheduler, None) for scheduler in given]
+    if configured and all(isinstance(entry, dict) for entry in configured):
+        for entry in configured:
+            _check_keys(entry)
+        schedulers = [(entry["lr_scheduler"], entry.get("monitor")) for entry in configured if "lr_scheduler" in entry]
+        return [entry.get("optimizer") for entry in configured], schedulers
+    return list(configured), []
+
+
+def _check_keys(entry: dict[str, Any]) -> None:
+    known = ("optimizer", "lr_scheduler", "monitor")
+    for name in entry:
+        if name not in known:
+            raise ValueError(f"`configure_optimizers` returned {name!r}; there are {', '.join(known)}.")
+
+
+def _config(given: Any, monitor: str | None) -> LRSchedulerConfig:
+    """Lightning's settings of a scheduler."""
+    settings = dict(given) if isinstance(given, dict) else {"scheduler": given}
+    known = [name for name in LRSchedulerConfig.__dataclass_fields__ if name != "reduce_on_plateau"]
+    if "scheduler" not in settings or not settings.keys() <= set(known) | {"reduce_on_plateau"}:
+        raise ValueError(f"A scheduler of `configure_optimizers` has {', '.join(known)}, got {', '.join(settings)}.")
+    settings.setdefault("reduce_on_plateau", isinstance(settings["scheduler"], ReduceLROnPlateau))
+    settings["monitor"] = settings.get("monitor") or monitor
+    config = LRSchedulerConfig(**settings)
+    if config.interval not in ("step", "epoch") or config.frequency < 1:
+        raise ValueError(
+            "A scheduler of `configure_optimizers` has an `interval` of step or epoch and a `frequency` of at least 1, "
+            f"got {config.interval} and {config.frequency}."
+        )
+    if config.reduce_on_plateau and config.monitor is None:
+        raise ValueError("ReduceLROnPlateau of `configure_optimizers` needs a `monitor`, the name of what is logged.")
+    if config.reduce_on_plateau and config.interval == "step":
+        raise ValueError("ReduceLROnPlateau of `configure_optimizers` has an `interval` of epoch, got step.")
+    return config
+
+
+def parameter_names(module: nn.Module) -> dict[Tensor, str]:
+    """Names by parameter."""
+    return {parameter: name for name, parameter in module.named_parameters()}
+
+
+def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collection[str]) -> OptimizerState:
+    """What optimisers hold of the parameters with these names."""
+    if not kept or not any(optimizer.state for optimizer in optimizers):
+        return {}
+    names = parameter_names(module)
+    found: OptimizerState = {}
+    for optimizer in optimizers:
+        for parameter, values in optimizer.state.items():
+            if names.get(parameter) in kept:
+                found[names[parameter]] = dict(values)
+    return found
+
+
+class PlainStep:
+    """The steps of a visit whose method has no hooks of its own around them.
+
+    Args:
+        fabric: Precision.
+        learner: What is trained; its `fast` allows other rounding.
+        optimizers: Its own; with automatic optimisation, one.
+        clip: Largest norm of the gradient of each group; None does not clip.
+    """
+
+    def __init__(
+        self, fabric: Fabric, learner: FederatedModule, optimizers: list[Optimizer], clip: float | None
+    ) -> None:
+        self.fabric = fabric
+        self.learner = learner
+        self.optimizer = optimizers[0]
+        self.clip = clip
+        self.context = autocast(fabric)
+        self.is_scaled = has_scaler(fabric)
+        self.takes_batch_idx = takes_batch_idx(learner.training_step)
+        self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
+        self.clears_plainly = type(self.optimizer).zero_grad is Optimizer.zero_grad
+
+    def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
+        """One batch."""
+        with self.context():
+            result = self._result(batch, batch_idx)
+        if not self.learner.automatic_optimization:
+            return
+        loss = result if isinstance(result, Tensor) else step_loss(result)
+        self.has_loss = loss is not None
+        if loss is None:
+            return
+        self._clear()
+        if self.is_scaled:
+            self.fabric.backward(loss)
+        else:
+            loss.backward()
+        if self.clip is not None:
+            self._clip(self.clip)
+        self._step()
+
+    def _result(self, batch: Any, batch_idx: int) -> Any:
+        if self.takes_batch_idx:
+            return self.learner.training_step(batch, batch_idx)
+        return self.learner.training_step(batch)  # type: ignore[call-arg]
+
+    def _clear(self) -> None:
+        if self.clears_plainly:
+            clear(self.optimizer)
+        else:
+            self.optimizer.zero_grad()
+
+    def _step(self) -> None:
+        if self.is_scaled:
+            self.fabric.strategy.optimizer_step(self.optimizer)
+        elif is_plain_sgd(self.optimizer):  # asked in every step: hooks and schedules of a user change its options
+            step(self.optimizer)
+        else:
+            self.optimizer.step()
+
+    def _clip(self, clip: float) -> None:
+        if self.is_scaled:
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+        for group in self.optimizer.param_groups:
+            torch.nn.utils.clip_grad_norm_(group["params"], clip)
+
+
+def wants_hooks(learner: FederatedModule, trainer: VisitTrainer) -> bool:
+    """Whether a step is more than forward, backward and update."""
+    if trainer.lr_scheduler_configs or not learner.automatic_optimization:
+        return True
+    if overridden(learner, STEP_HOOKS):
+        return True
+    optimizer = trainer.optimizers[0]
+    # Others may call the closure again, or look at gradients before it: under the Trainer, the step computes them.
+    is_ordinary = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
+    return not is_ordinary or bool(optimizer._optimizer_step_pre_hooks)
+
+
+class HookedStep:
+    """The steps of a visit, with every hook.
+
+    Args:
+        learner: What is trained.
+        trainer: Of the visit; it has the optimisers and their schedulers.
+        num_batches: Of an epoch.
+    """
+
+    def __init__(self, learner: FederatedModule, trainer: VisitTrainer, num_batches: int) -> None:
+        self.learner = learner
+        self.trainer = trainer
+        self.num_batches = num_batches
+        self.context = autocast(trainer.fabric)
+        self.takes_batch_idx = takes_batch_idx(learner.training_step)
+        self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
+
+    def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
+        """One batch; whether the epoch goes on after it."""
+        is_skipped = self.learner.on_train_batch_start(batch, batch_idx) == -1
+        outputs: dict[str, Any] = {}
+        if is_skipped:
+            pass
+        elif self.learner.automatic_optimization:
+            outputs = self._automatic(batch, batch_idx)
+        else:
+            outputs = self._manual(batch, batch_idx)
+        self._update_rates("step", batch_idx)
+        if is_skipped or batch_idx + 1 == self.num_batches:
+            self._update_rates("epoch", self.trainer.current_epoch)
+        if not is_skipped:
+            self.learner.on_train_batch_end(outputs, batch, batch_idx)  # type: ignore[arg-type]
+        return not is_skipped
+
+    def _training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Any:
+        arguments = (batch, batch_idx) if self.takes_batch_idx else (batch,)
+        with self.context():
+            return self.learner.training_step(*arguments)  # type: ignore[arg-type]
+
+    def _manual(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Any]:
+        result = self._training_step(batch, batch_idx)
+        if result is None:
+            return {}
+        outputs = dict(result) if isinstance(result, Mapping) else {"loss": result}
+        if "loss" in outputs:
+            outputs["loss"] = outputs["loss"].detach()
+        return outputs
+
+    def _automatic(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Any]:
+        learner = self.learner
+        trainer = self.trainer
+        optimizer = trainer.optimizers[0]
+        outputs: dict[str, Any] = {}
+
+        def closure() -> Tensor | None:
+            outputs.clear()
+            result = self._training_step(batch, batch_idx)
+            loss = step_loss(result)
+            self.has_loss = loss is not None
+            learner.on_before_zero_grad(optimizer)
+            learner.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
+            if loss is None:
+                return None
+            trainer.strategy.backward(loss, optimizer)
+            outputs.update(result if isinstance(result, Mapping) else {})
+            outputs["loss"] = loss.detach().clone()
+            return outputs["loss"]
+
+        wrapped = trainer.strategy._lightning_optimizers[0]
+        learner.optimizer_step(trainer.current_epoch, batch_idx, wrapped, closure)
+        trainer.global_step += 1
+        return outputs
+
+    def _update_rates(self, interval: str, number: int, on_plateau: bool = False) -> None:
+        if not self.learner.automatic_optimization:
+            return  # it steps its schedulers itself
+        for config in self.trainer.lr_scheduler_configs:
+            is_due = config.interval == interval and (number + 1) % config.frequency == 0
+            if is_due and config.reduce_on_plateau == on_plateau:
+                value = self._monitored(config.monitor, config.strict) if on_plateau else None
+                if value is not None or not on_plateau:
+                    self.learner.lr_scheduler_step(config.scheduler, value)
+
+    def _monitored(self, name: str | None, is_strict: bool) -> Tensor | None:
+        known = self.trainer.callback_metrics
+        if name not in known and is_strict:
+            raise UsageError(
+                f"`configure_optimizers`: ReduceLROnPlateau waits for {name!r}, which was not logged; "
+                f"there are {', '.join(known) or 'none'}."
+            )
+        return known.get(str(name))
+
+    def after_epoch(self) -> None:
+        """Schedules that wait for a value have it now."""
+        self._update_rates("epoch", self.trainer.current_epoch, on_plateau=True)

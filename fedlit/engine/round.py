@@ -1,0 +1,459 @@
+"""A round of clients: train, validate, aggregate, commit."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Protocol
+
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from fedlit.aggregation import State, Upload, defect, num_bytes
+from fedlit.data.client import SERVER
+from fedlit.engine.aggregation import combining_by, noised, sealed, server_step, watched_over
+from fedlit.engine.client_runner import (
+    CONSTANT,
+    ONE_WAY,
+    Visited,
+    Visits,
+    downloads,
+    pack,
+    received,
+    unpack,
+    without_values,
+)
+from fedlit.engine.client_store import Collected, Memories, States, share_out
+from fedlit.engine.cluster.processes import in_order
+from fedlit.engine.encoding import Encoded, encoding_of
+from fedlit.engine.evaluation import scores_of_copy
+from fedlit.engine.lightning_hooks import warn_of_no_loss
+from fedlit.engine.live_module import check_still_frozen, check_unchanged
+from fedlit.engine.logged_values import noted
+from fedlit.engine.metrics import Scores
+from fedlit.engine.plan import Memory, Outcome, Plan, UsageError
+from fedlit.engine.scheduling import fewest_usable
+from fedlit.engine.server_training import Served
+from fedlit.engine.state import Brought, FederationState, Sent
+from fedlit.engine.uploads import (
+    BufferedUploads,
+    ShardedUploads,
+    Soundness,
+    StreamedUploads,
+    hint,
+    out_of_proportion,
+    update_norm,
+)
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure, RoundRecord
+from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
+from fedlit.rng import derive, isolated
+
+
+class Ledger:
+    """The ledger of one round.
+
+    Args:
+        state: Of the federation before it.
+        stage: Of the round.
+        number: Of the round.
+    """
+
+    def __init__(self, state: FederationState, stage: Stage, number: int) -> None:
+        self.state = state
+        self.stage = stage
+        self.number = number
+        self.common = list(downloads(state, stage, None))
+
+    def up(self, k: int, upload: Upload, encoded: Encoded | None) -> Iterator[LedgerRow]:
+        """What a client has sent: of what is encoded, that; what goes up only stands apart from the model."""
+        names = self.state.upload_only if self.stage.upload == "aggregate" else []
+        sent = Encoded([], upload.state) if encoded is None else encoded
+        one_way = num_bytes({name: sent.plain[name] for name in names if name in sent.plain})
+        both_ways = num_bytes(sent) - one_way
+        if both_ways or not one_way:
+            yield self._row(k, "up", "model", both_ways)
+        if one_way:
+            yield self._row(k, "up", ONE_WAY, one_way)
+
+    def down(self, k: int, sent: int | None) -> Iterator[LedgerRow]:
+        """What a client was sent; `sent` is how much where clients are not all sent the same."""
+        found = self.common if sent is None else downloads(self.state, self.stage, sent)
+        for kind, size in found:
+            if kind != CONSTANT or k not in self.state.equipped:
+                yield self._row(k, "down", kind, size)
+
+    def _row(self, k: int, direction: str, kind: str, size: int) -> LedgerRow:
+        return LedgerRow(self.number, k, direction, kind, size)
+
+
+class Executor(Protocol):
+    """Trains the clients of a round."""
+
+    def train(self) -> Iterator[tuple[int, Visited]]:
+        """What came of each client, in the order of client ids."""
+
+
+class SerialExecutor:
+    """One client after the other, in this process.
+
+    Args:
+        round: Whose clients train.
+        runner: Trains one.
+    """
+
+    def __init__(self, round: "ClientRound", runner: Visits) -> None:
+        self.round = round
+        self.runner = runner
+
+    def train(self) -> Iterator[tuple[int, Visited]]:
+        profiler = self.round.state.options.profiler
+        for position, k in enumerate(self.round.clients, 1):
+            self.round.report(position, len(self.round.clients))
+            with profiler.profile("local_training"):
+                result = self.runner(k)
+            yield k, result
+
+
+class ProcessExecutor:
+    """Clients shared out over the processes of a run. Uploads and states stay on the rank that trained the client.
+
+    Args:
+        round: Whose clients train.
+        runner: Trains one, of this rank.
+    """
+
+    def __init__(self, round: "ClientRound", runner: Visits) -> None:
+        self.round = round
+        self.runner = runner
+
+    def train(self) -> Iterator[tuple[int, Visited]]:
+        round = self.round
+        owners = share_out(round.state, round.clients)
+        round.owners = dict(zip(round.clients, owners, strict=True))
+        positions = {k: position for position, k in enumerate(round.clients, 1)}
+        profiler = round.state.options.profiler
+
+        def work(k: int) -> Visited:
+            round.report(positions[k], len(round.clients))
+            with profiler.profile("local_training"):
+                result = self.runner(k)
+            return without_values(round.kept_here(k, result))
+
+        yield from in_order(round.state.fabric, round.clients, work, pack, unpack, owners)
+
+
+class RemoteExecutor:
+    """Clients on hosts of their own, whose answers are validated here.
+
+    Args:
+        round: Whose clients train.
+    """
+
+    def __init__(self, round: "ClientRound") -> None:
+        self.round = round
+
+    def train(self) -> Iterator[tuple[int, Visited]]:
+        round = self.round
+        hosts = round.state.hosts
+        assert hosts is not None
+        positions = {k: position for position, k in enumerate(round.clients, 1)}
+        for k, result, sent in hosts.visited(round):
+            round.report(positions[k], len(round.clients))
+            yield k, round.validated_again(result, sent)
+
+
+def executor_of(round: "ClientRound", runner: Visits) -> Executor:
+    """As the federation runs."""
+    if round.state.hosts is not None:
+        return RemoteExecutor(round)
+    if round.state.fabric.world_size > 1:
+        return ProcessExecutor(round, runner)
+    return SerialExecutor(round, runner)
+
+
+Follow = Callable[[State, Mapping[int, State]], Served]
+
+
+class ClientRound:
+    """One round of clients.
+
+    Args:
+        state: Of the federation; nothing of it changes before the end of the round.
+        number: Of the round, from 1.
+        clients: In the order of their ids; under `trainer.privacy` there may be none.
+        plan_for: How a client trains; all belong to one stage.
+        score: Evaluate every client's copy right after its training.
+        report: Called with position and number of clients before each client trains.
+        follow: What the server does with what was aggregated and with the uploads, before the round is over.
+    """
+
+    def __init__(
+        self,
+        state: FederationState,
+        number: int,
+        clients: list[int],
+        plan_for: Callable[[int], Plan],
+        score: bool,
+        report: Callable[[int, int], None],
+        follow: Follow | None = None,
+    ) -> None:
+        self.state = state
+        self.number = number
+        self.clients = clients
+        self.plan_for = plan_for = cache(plan_for)
+        self.stage = plan_for(clients[0] if clients else SERVER).stage
+        self.score = score and self.stage.upload == "aggregate"
+        self.report = report
+        self.follow = follow
+        self.record = RoundRecord(is_whole=False)
+        self.accepted: dict[int, tuple[Outcome, Scores]] = {}
+        self.ledger = Ledger(state, self.stage, number)
+        self.validator = Soundness(state, self.stage, number, plan_for)
+        self.encoding = encoding_of(state, self.stage, number)
+        self.memories = Memories(state.memories.store)  # what stays with clients from this round on
+        self.collected = Collected(state.memories.store)
+        self.owners: dict[int, int] = {}  # the rank that trains each client, on several processes
+        self.homes: dict[int, int] = {}  # the ranks that have what stays with clients from now on
+        self.norms: dict[int, float] = {}  # of updates, where `trainer.max_norm_ratio` compares them
+        self.server_momenta = state.server_momenta
+        self.uploads = self._begin_uploads()
+        state.module.stage = self.stage
+
+    def run(self) -> RoundRecord:
+        """Train the clients, aggregate what they upload, commit; a client that fails is left out and named.
+
+        With too few valid updates the state stays as it was.
+        """
+        check_still_frozen(self.state.module, self.state.constant)
+        executor = executor_of(self, self._runner())
+        try:
+            for k, result in executor.train():
+                self._receive(k, result)
+            self._reject_outliers()
+            self._log_accepted()
+            self.record.is_whole = self._is_enough()
+            if self.record.is_whole:
+                self._commit(self._aggregated())
+            else:
+                self.memories.clear()
+                self.collected.clear()
+        finally:
+            self.uploads.clear()
+        return self.record
+
+    def train_alone(self, k: int) -> Visited:
+        """What one client brings, on its own host."""
+        check_still_frozen(self.state.module, self.state.constant)
+        return self._runner()(k)
+
+    def _runner(self) -> Visits:
+        """Trains one client after the other; held by nobody, or round and runner would hold each other."""
+        return Visits(self.state, self.number, self.plan_for, self._validated, self._received)
+
+    def _begin_uploads(self) -> StreamedUploads | BufferedUploads | ShardedUploads:
+        """Only the plain mean needs no upload after the next has come."""
+        state = self.state
+        options = state.options
+        buffer = BufferedUploads(state.memories.store)
+        if state.fabric.world_size > 1:
+            are_alike = self.stage.upload == "aggregate" and not state.sends_apart
+            return ShardedUploads(state.fabric, buffer, state.expected_upload(SERVER) if are_alike else None)
+        has_own = any(is_overridden(name, state.module, FederatedModule) for name in ("aggregate", "combine"))
+        is_rule = options.aggregator is not None or options.privacy is not None
+        is_compared = options.max_weight_ratio is not None or options.max_norm_ratio is not None
+        is_kept = self.follow is not None or self.stage.keep_uploads or state.sends_apart
+        if has_own or is_rule or is_compared or is_kept or self.stage.upload != "aggregate":
+            return buffer
+        return StreamedUploads(state.shared)
+
+    def _receive(self, k: int, result: Visited) -> None:
+        """Record what came of a client's training; keep what is valid until the round is over."""
+        self.record.clients.append(k)
+        self.record.ledger += self.ledger.down(k, result.sent)
+        outcome = result.outcome
+        if isinstance(outcome, Outcome) and outcome.upload is not None:
+            self.record.ledger += self.ledger.up(k, outcome.upload, result.encoded)
+        problem = outcome if isinstance(outcome, Failure) else result.problem
+        if problem is not None:
+            self._leave_out(k, problem)
+            return
+        assert isinstance(outcome, Outcome)  # else there is a problem
+        self._keep(k, outcome, result.norm)
+        self.accepted[k] = (replace(outcome, upload=None, memory=Memory()), result.scores)
+
+    def _keep(self, k: int, outcome: Outcome, norm: float | None) -> None:
+        """Hold what a client brings until the round is over; on several processes its own rank has done so."""
+        upload = outcome.upload
+        if not self.owners:
+            self._store(k, outcome)
+        elif self.owners[k] != self.state.fabric.global_rank:
+            self._note_names(k, outcome)
+        if self.owners and self._is_kept(k, outcome.memory):
+            self.homes[k] = self.owners[k]
+        if upload is None or self.stage.upload == "collect":
+            return
+        if self.state.options.max_norm_ratio is not None:
+            self.norms[k] = self.norm(upload) if norm is None else norm
+        if isinstance(self.uploads, ShardedUploads):
+            self.uploads.register(k, upload.weight, self.owners[k])
+
+    def _store(self, k: int, outcome: Outcome) -> None:
+        """On the rank that has the tensors: of what a client uploads, and of what stays with it."""
+        if self._is_kept(k, outcome.memory):
+            self.memories[k] = outcome.memory
+        if outcome.upload is None:
+            return
+        if self.stage.upload == "collect":
+            self.collected.add(k, outcome.upload.state)
+        elif isinstance(self.uploads, ShardedUploads):
+            self.uploads.own.add(outcome.upload)
+        else:
+            self.uploads.add(outcome.upload)
+
+    def _note_names(self, k: int, outcome: Outcome) -> None:
+        """On the other ranks."""
+        if self._is_kept(k, outcome.memory):
+            self.memories.know({k: tuple(outcome.memory.state)})
+        if outcome.upload is not None and self.stage.upload == "collect":
+            self.collected.know({k: tuple(outcome.upload.state)})
+
+    def kept_here(self, k: int, result: Visited) -> Visited:
+        """On several processes, keep what a client of this rank brings; the result with what others ask of it."""
+        outcome = result.outcome
+        if isinstance(outcome, Failure) or result.problem is not None:
+            return result
+        self._store(k, outcome)
+        if outcome.upload is not None and self.state.options.max_norm_ratio is not None:
+            return result._replace(norm=self.norm(outcome.upload))
+        return result
+
+    def norm(self, upload: Upload) -> float:
+        """How far a client has moved from what the server holds."""
+        shared = {name: value for name, value in upload.state.items() if name in self.state.shared}
+        return update_norm(shared, self.state.shared_state)
+
+    def _is_kept(self, k: int, memory: Memory) -> bool:
+        """Whether anything stays with a client; one that had something may have given all away."""
+        is_something = bool(memory.state or memory.optimizer or memory.residual)
+        is_collected = self.stage.upload == "collect" and bool(self.owners)  # its rank is known by what it keeps
+        return is_something or is_collected or k in self.state.memories or k in self.state.homes
+
+    def _leave_out(self, k: int, problem: Failure) -> None:
+        """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
+        is_first = self.state.stage is not self.stage and len(self.record.failures) + 1 == len(self.record.clients)
+        if problem.is_usage and is_first:
+            raise UsageError(problem.reason.partition(": ")[2])
+        self.record.failures[k] = problem
+
+    def _reject_outliers(self) -> None:
+        """Leave out whose weight or update is out of all proportion to the others'."""
+        if self.stage.upload != "aggregate" or isinstance(self.uploads, StreamedUploads):
+            return
+        options = self.state.options
+        heavy = out_of_proportion(self.uploads.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
+        far = out_of_proportion(self.norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        for k, reason in {**far, **heavy}.items():
+            self.record.failures[k] = Failure(f"unusable state: {reason}")
+            self.uploads.drop(k)
+            self.memories.forget(k)
+            self.homes.pop(k, None)
+            del self.accepted[k]
+
+    def _log_accepted(self) -> None:
+        model = self.stage.reported_as or "personal"
+        for k, (outcome, scores) in self.accepted.items():
+            if outcome.skipped:
+                warn_of_no_loss(self.stage.module or self.state.module, k, outcome.skipped)
+            if outcome.overflowed:
+                self.record.overflowed[k] = outcome.overflowed
+            for data, values in (("train", outcome.logs), ("own", outcome.validation_logs | scores)):
+                for name, value in values.items():
+                    self.record.rows.append(Row(self.number, self.stage.name, k, "trained", data, name, value))
+            for epoch, data, name, value in outcome.epochs:
+                self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
+
+    def _is_enough(self) -> bool:
+        """Whether as many clients as `trainer.min_clients` says have brought something usable."""
+        needed = fewest_usable(self.state.options, self.stage, len(self.clients))
+        return len(self.clients) - len(self.record.failures) >= needed
+
+    def _aggregated(self) -> State:
+        """What the method makes of the uploads; what the server holds if there are none."""
+        current = self.state.global_state
+        options = self.state.options
+        self.state.load_global()  # what `aggregate` may read of the module is the server's
+        module = self.state.module
+        module.client = self.state.live.client  # and the round
+        if self.stage.upload != "aggregate" or (not len(self.uploads) and options.privacy is None):
+            return current
+        rule = noised(self.state, self.stage, self.number)
+        if options.aggregator is not None:
+            rule = watched_over(options.aggregator, self.number)
+        step = server_step(self.state, self.stage, rule)
+        constant = set(self.state.constant)
+        copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
+        seed = derive(options.seed, "aggregate", self.stage.name, self.number)
+        with isolated(seed), noted(module) as logs, combining_by(module, step or rule):
+            agreed = {**current, **module.aggregate(sealed(self.uploads, options), copy)}
+        if step is not None and step.momenta is not None:
+            self.server_momenta = {self.stage.name: step.momenta}
+        for name, value in logs.result().items():
+            self.record.rows.append(Row(self.number, self.stage.name, POOLED, "global", "server", name, value))
+        if problem := defect(Upload(-1, agreed), current):
+            raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+        check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
+        return agreed
+
+    def _commit(self, agreed: State) -> None:
+        """The one place where a round of clients changes the federation."""
+        state = self.state
+        kept = States(state.memories.store)
+        if self.follow is not None or self.stage.keep_uploads:
+            for upload in self.uploads:
+                kept[upload.client] = upload.state
+        served = Served(agreed, state.server_memory, [], {})
+        if self.follow is not None:
+            served = self.follow(agreed, kept)
+            self.record.rows += served.rows
+            self.record.overflowed |= served.overflowed
+        if not self.stage.keep_uploads:
+            kept.clear()
+        hosts = state.hosts
+        state.end_client_round(
+            Brought(
+                agreed=served.state,
+                server_memory=served.memory,
+                server_momenta=self.server_momenta,
+                clients=self.record.clients,
+                memories=self.memories,
+                homes=self.homes,
+                collected=self.collected,
+                uploads=kept,
+                elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
+            )
+        )
+
+    def _validated(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
+        """What came of a client's training, scored, encoded and validated."""
+        encoded = None
+        problem = None
+        scores = scores_of_copy(self.state, self.stage, self.number, k) if self.score else {}
+        if self.state.options.upload_encoder is not None:
+            memory = self.state.memories.get(k)
+            outcome.memory.residual = {} if memory is None else memory.residual
+        if self.encoding is not None:
+            encoded, problem = self.encoding.send(outcome)
+            if problem is not None:
+                problem.reason += hint(problem.reason)
+        return Visited(outcome, scores, problem or self.validator.problem(outcome, sent), encoded=encoded)
+
+    def _received(self, k: int, sent: Sent | None, packed: dict[str, Any]) -> Visited:
+        """What a client's own process brings; it is trusted no more than another host."""
+        decode = None if self.encoding is None else self.encoding.decoded
+        return self.validated_again(received(packed, self.stage, k, decode), sent)
+
+    def validated_again(self, result: Visited, sent: Sent | None) -> Visited:
+        """What another process or host says is valid need not be."""
+        if isinstance(result.outcome, Failure) or result.problem is not None:
+            return result
+        return result._replace(problem=self.validator.problem(result.outcome, sent))

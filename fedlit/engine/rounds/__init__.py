@@ -1,1 +1,0 @@
-"""What a round does: visit clients, check what they bring, agree on a new state, let the server train."""

@@ -1,0 +1,361 @@
+"""Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import count
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from fedlit.aggregation import fewest_uploads
+from fedlit.data.assignment import Assignment
+from fedlit.data.client import SERVER
+from fedlit.engine.cluster.processes import broadcast
+from fedlit.engine.logged_values import refused
+from fedlit.engine.options import Options
+from fedlit.engine.plan import BeforeStep, Plan, unwatched
+from fedlit.engine.state import FederationState
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure, RoundRecord
+from fedlit.records.rows import LedgerRow
+from fedlit.rng import derive, generator, isolated
+
+MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
+
+
+@dataclass(frozen=True)
+class StageRounds:
+    """The rounds of a stage.
+
+    Attributes:
+        stage: What they belong to.
+        before: Rounds of earlier stages.
+        length: How many they are.
+        lr_factors: What the learning-rate schedule multiplies by in each; empty without one.
+    """
+
+    stage: Stage
+    before: int
+    length: int
+    lr_factors: list[float]
+
+    @property
+    def last(self) -> int:
+        """The number of its last round."""
+        return self.before + self.length
+
+    def lr_factor(self, number: int) -> float:
+        if not self.lr_factors:
+            return 1.0
+        return self.lr_factors[number - self.before - 1]
+
+
+class Schedule:
+    """Which stage a round belongs to; rounds are counted from 1 through all stages.
+
+    Args:
+        stages: The programme of the method.
+        options: Of the federation; `num_rounds` is for stages that do not say how many, and the learning-rate
+            schedule begins anew with every stage.
+    """
+
+    def __init__(self, stages: list[Stage], options: Options) -> None:
+        self.stages = stages
+        self.options = options
+        self.parts: list[StageRounds] = []
+        before = 0
+        for stage in stages:
+            length = options.num_rounds if stage.rounds is None else stage.rounds
+            if options.fast_dev_run:
+                length = min(length, 1)
+            self.parts.append(StageRounds(stage, before, length, lr_factors(options.lr_schedule, length)))
+            before += length
+
+    def __len__(self) -> int:
+        return self.parts[-1].last
+
+    def stage(self, number: int) -> Stage:
+        """The stage of a round; before the first round, the first stage."""
+        return self._part(number).stage
+
+    def is_last(self, number: int) -> bool:
+        """Whether the round is the last of its stage."""
+        return number == self._part(number).last
+
+    def _part(self, number: int) -> StageRounds:
+        within = min(max(number, 1), len(self))
+        return next(part for part in self.parts if within <= part.last)
+
+    def plan(
+        self, number: int, should_stop: Callable[[], bool], client: int, before_step: BeforeStep = unwatched
+    ) -> Plan:
+        """How a client trains in a round."""
+        options = self.options
+        part = self._part(number)
+        stage = part.stage
+        epochs, steps = self._length(stage, client)
+        is_over = number == part.last and stage is not self.stages[-1]  # the last stage may be made longer some day
+        return Plan(
+            stage=stage,
+            seed=options.seed,
+            epochs=epochs,
+            steps=steps,
+            lr_factor=part.lr_factor(number),
+            optimizer_state="reset" if is_over else options.optimizer_state,
+            gradient_clip_val=options.gradient_clip_val,
+            should_stop=should_stop,
+            before_step=before_step,
+            **self._batches(),
+        )
+
+    def follow_up(
+        self, number: int, should_stop: Callable[[], bool], before_step: BeforeStep = unwatched
+    ) -> Plan | None:
+        """How the server trains at the end of a round of clients, if it does."""
+        follower = self._part(number).stage.followed_by
+        if follower is None:
+            return None
+        epochs, steps = self._length(follower, SERVER)
+        return Plan(
+            stage=follower,
+            seed=self.options.seed,
+            epochs=epochs,
+            steps=steps,
+            # What it trains was overwritten by the clients' since.
+            optimizer_state="keep" if self.options.optimizer_state == "keep" else "reset",
+            gradient_clip_val=self.options.gradient_clip_val,
+            should_stop=should_stop,
+            before_step=before_step,
+            **self._batches(),
+        )
+
+    def _batches(self) -> dict[str, Any]:
+        """How many batches an epoch has, and whether they are others in every epoch."""
+        options = self.options
+        limit = options.overfit_batches if options.limit_train_batches is None else options.limit_train_batches
+        return {"limit_batches": limit, "is_shuffled": options.overfit_batches is None}
+
+    def _length(self, stage: Stage, client: int) -> tuple[int, int | None]:
+        """Epochs of a visit, and its steps if these are counted."""
+        options = self.options
+        epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
+        steps = options.local_steps if stage.epochs is None else None
+        if not options.fast_dev_run:
+            return epochs, steps
+        return min(epochs, 1), 1 if epochs else steps
+
+
+def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]:
+    """What the schedule multiplies the learning rate by in each round of a stage; empty without a schedule.
+
+    Example:
+        >>> lr_factors(lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5), 5)
+        [1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+    if schedule is None:
+        return []
+    if rounds > MOST_SCHEDULED:
+        raise ValueError(f"`trainer.lr_schedule` takes `trainer.num_rounds` of at most {MOST_SCHEDULED}, got {rounds}.")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    factors: list[float] = []
+    try:
+        stepper = schedule(optimizer)
+        if isinstance(stepper, ReduceLROnPlateau):
+            raise ValueError("it is stepped by rounds; ReduceLROnPlateau waits for a metric.")
+        for _ in range(rounds):
+            factor = float(optimizer.param_groups[0]["lr"])
+            if not isfinite(factor):
+                raise ValueError(f"it multiplies the learning rate by {factor} in round {len(factors) + 1}.")
+            factors.append(factor)
+            optimizer.step()
+            stepper.step()
+    except Exception as error:  # some schedules end after so many steps; one's own raises what it likes
+        lines = str(error.args[0] if error.args else type(error).__name__).splitlines()
+        raise ValueError(f"`trainer.lr_schedule`: {lines[0]}") from error
+    return factors
+
+
+class ClientSampler:
+    """Draws the clients of a round.
+
+    Args:
+        state: Of the federation: its data, and who has done what.
+    """
+
+    def __init__(self, state: FederationState) -> None:
+        self.state = state
+        self._eligible: dict[str, tuple[Assignment, list[int]]] = {}  # by what a stage trains on
+
+    def sample(self, stage: Stage, round: int, attempt: int = 1, failed: Collection[int] = ()) -> list[int]:
+        """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
+
+        Args:
+            stage: That it belongs to.
+            round: Its number, from 1.
+            attempt: At this round: every one draws its own clients.
+            failed: Who has failed in earlier attempts; they are the last to be drawn again.
+        """
+        if stage.side == "server":
+            return []
+        candidates = self.candidates(stage, round)
+        if stage.upload == "aggregate":
+            chosen = self._selected(candidates, stage, round, attempt, failed)
+            candidates = self._drawn(candidates, stage, round, attempt, failed) if chosen is None else chosen
+        return self._few(candidates) if self.state.options.fast_dev_run else candidates
+
+    def candidates(self, stage: Stage, round: int) -> list[int]:
+        """Who may be drawn. Nobody uploads twice what the server collects: who has done that has no more to do."""
+        may = self.eligible(stage, round)
+        if not may:
+            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
+        collected = self.state.collected
+        return [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
+
+    def _few(self, candidates: list[int]) -> list[int]:
+        """As many as tell whether it runs: two, or what the rule of the federation needs."""
+        rule = self.state.options.aggregator
+        needed = 1 if rule is None else fewest_uploads(rule)
+        return candidates[: max(2, needed)]
+
+    def _selected(
+        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+    ) -> list[int] | None:
+        """Whom the method chooses, on the first process for all; None if it does not."""
+        module = self.state.module
+        if not is_overridden("select_clients", module, FederatedModule):
+            return None
+        may = [k for k in candidates if k not in failed]
+        self.state.load_global()
+        module.stage = stage
+        seed = derive(self.state.options.seed, "select", stage.name, round, attempt)
+        with isolated(seed), refused(module, "select_clients"):
+            chosen = module.select_clients(round, may)
+        chosen = broadcast(self.state.fabric, None if chosen is None else [int(k) for k in chosen])
+        if chosen is not None:
+            _check_selected(chosen, may, type(module).__name__, round)
+            chosen = sorted(chosen)
+        return chosen
+
+    def _drawn(
+        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+    ) -> list[int]:
+        options = self.state.options
+        again = () if attempt == 1 else (attempt,)
+        seed = options.seed if self.state.secret is None else self.state.secret
+        stream = generator(seed, "sample", stage.name, round, *again)
+        if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
+            draws = torch.rand(self.state.data.num_clients, generator=stream)
+            return [k for k in candidates if draws[k] < options.fraction_fit]
+        size = cohort_size(options, len(candidates))
+        order = [candidates[i] for i in torch.randperm(len(candidates), generator=stream).tolist()]
+        order.sort(key=lambda k: k in failed)  # else as they were drawn
+        return sorted(order[:size])
+
+    def eligible(self, stage: Stage, round: int) -> list[int]:
+        """The clients that may take part: those with samples to train on, and none of the unseen ones."""
+        data = self.state.data
+        assignment = data.at_round(round)
+        known = self._eligible.get(stage.samples)
+        if known is None or known[0] is not assignment:
+            seen = range(data.num_clients - data.unseen_clients)
+            found = [k for k in seen if num_samples(assignment, k, stage)]
+            known = (assignment, found)
+            self._eligible[stage.samples] = known
+        return known[1]
+
+
+def _check_selected(chosen: Sequence[int], may: Sequence[int], method: str, round: int) -> None:
+    told = f"`select_clients` of {method} in round {round} must choose clients that may take part, each once"
+    if not chosen:
+        raise ValueError(f"{told}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
+    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
+        raise ValueError(f"{told}, got {list(chosen)} of {list(may)}.")
+
+
+def cohort_size(options: Options, num_candidates: int) -> int:
+    """Clients of a round that averages, of so many that may take part."""
+    wanted = max(options.min_clients, int(options.fraction_fit * num_candidates + 0.5), 1)
+    return min(wanted, num_candidates)
+
+
+def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
+    """How many clients of a round must bring something usable: `trainer.min_clients`, or what the rule needs.
+
+    Under `trainer.privacy` none: a round that depended on who came would tell who did.
+    """
+    if stage.upload != "aggregate":
+        return min(options.min_clients, num_clients)
+    if options.privacy is not None:
+        return 0
+    needed = 1 if options.aggregator is None else fewest_uploads(options.aggregator)
+    return min(max(options.min_clients, needed), num_clients)
+
+
+def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
+    """How many samples of its own a client may train on in a stage; who shares none has nothing to do with the pool."""
+    if stage.samples == "all":
+        return len(assignment.train[k])
+    return int(np.count_nonzero(assignment.opted_in[k]))
+
+
+def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:
+    """Whether a client has something of its own, or may still come to have; one that opted out of a stage has not."""
+    return bool(state.memories.names(k)) or num_samples(state.data.assignment, k, stage) > 0
+
+
+class TooFewClients(RuntimeError):
+    """A round was given up, and all rounds before it are as they were; or none of the new clients could join."""
+
+
+def whole_round(
+    sampler: ClientSampler,
+    stage: Stage,
+    number: int,
+    train: Callable[[list[int]], RoundRecord],
+    note: Callable[[int, RoundRecord], None],
+) -> RoundRecord:
+    """Train clients until enough of them are usable.
+
+    Args:
+        sampler: Draws clients, others at every attempt.
+        stage: That the round belongs to.
+        number: Of the round.
+        train: One attempt.
+        note: Told of an attempt that has failed: its number, and what it left.
+    """
+    options = sampler.state.options
+    failed: dict[int, Failure] = {}
+    ledger: list[LedgerRow] = []
+    for attempt in count(1):
+        clients = sampler.sample(stage, number, attempt, failed)
+        record = train(clients)
+        record.attempt = attempt
+        record.ledger = [*ledger, *record.ledger]  # what a repeated round sends crosses borders, too
+        if record.is_whole:
+            break
+        note(number, record)
+        failed |= record.failures
+        ledger = record.ledger
+        others = [k for k in sampler.candidates(stage, number) if k not in failed]
+        needed = fewest_usable(options, stage, len(clients))
+        if attempt > options.max_round_retries or len(others) < needed:
+            raise TooFewClients(_told(number, len(clients), needed, record))
+    return record
+
+
+def _told(number: int, num_clients: int, needed: int, record: RoundRecord) -> str:
+    """What is said at the end, in a line, and below it in full what the first client died of."""
+    usable = num_clients - len(record.failures)
+    what = f"Every client of round {number} failed"
+    if usable:
+        what = f"Only {usable} of the {num_clients} clients of round {number} were usable, {needed} are needed"
+    if record.attempt > 1:
+        what += f", at attempt {record.attempt}"
+    client, failure = next(iter(record.failures.items()))
+    return f"{what}; client {client}: {failure.told}\n{failure.details}".rstrip()

@@ -1,1 +1,0 @@
-"""From outputs to scores: what is measured of a model, batch by batch."""

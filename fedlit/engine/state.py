@@ -1,0 +1,506 @@
+"""What a federation is: the states of server and clients, how far it has come, and the live module of this process.
+
+Others ask; what changes, changes here: at the end of a round of clients (`end_client_round`), of one of the server
+(`end_server_round`), and when a checkpoint is resumed."""
+
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from math import isfinite
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from fedlit.aggregation import State, Upload, defect
+from fedlit.data import FederatedData
+from fedlit.data.client import Client
+from fedlit.engine.client_store import Collected, Memories, States, Store, bring
+from fedlit.engine.cluster.processes import broadcast
+from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
+from fedlit.engine.logged_values import refused
+from fedlit.engine.metrics import LOSS, Measures
+from fedlit.engine.options import Options
+from fedlit.engine.plan import Memory, OptimizerState, UsageError
+from fedlit.engine.server_attributes import KeptAttributes
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.parts import batch_norm_names
+from fedlit.methods.stage import Stage
+from fedlit.records.rows import Row, summary
+from fedlit.rng import derive, isolated
+
+if TYPE_CHECKING:
+    from fedlit.engine.client_runner import Visited
+    from fedlit.engine.evaluation import Found, Scorer
+    from fedlit.engine.round import ClientRound
+
+
+class Sent(NamedTuple):
+    """What a client is sent: entries of the method's state, and what else the method reads in `self.received`."""
+
+    state: State
+    received: State
+
+
+def sends_apart(module: FederatedModule) -> bool:
+    """Whether clients are not all sent the same."""
+    return is_overridden("download", module, FederatedModule)
+
+
+def sent_by(
+    module: FederatedModule, client: Client, current: Mapping[str, Tensor], uploads: Mapping[int, State], seed: int
+) -> Sent:
+    """What a method's `download` gives a client, checked and copied: what the client does with it is its own affair.
+
+    Args:
+        module: With the server's state.
+        client: Who is to receive it.
+        current: What it would receive else.
+        uploads: The last of every client, where they are kept.
+        seed: Of all that is drawn.
+    """
+    copy = {name: tensor.clone() for name, tensor in current.items()}
+    may_differ = is_overridden("configure_client", module, FederatedModule)  # whose networks may have other shapes
+    with isolated(seed), refused(module, "download"):
+        given = module.download(client, copy, MappingProxyType(uploads))  # type: ignore[arg-type]
+    whose = f"`download` of {type(module).__name__}, for client {client.id}"
+    if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
+        raise UsageError(f"{whose}, must give a mapping from names to tensors, got {type(given).__name__}.")
+    live = module.state_dict()
+    known = {name: tensor for name, tensor in given.items() if name in live}
+    expected = {name: _like(live.get(name, tensor), tensor, may_differ) for name, tensor in given.items()}
+    if problem := defect(Upload(client.id, dict(given)), expected):
+        raise UsageError(f"{whose}, gave what cannot be used: {problem}.")
+    received = {name: tensor.detach().clone() for name, tensor in given.items() if name not in known}
+    return Sent(known, received)
+
+
+def _like(live: Tensor, given: Tensor, may_differ: bool) -> Tensor:
+    """What an entry must be like: the server's own, of any shape where clients' networks may have others."""
+    if not may_differ:
+        return live
+    return live.new_empty(given.shape)
+
+
+Names = dict[int, tuple[str, ...]]  # of what stays with each client, which nobody else has
+
+
+class Hosts(Protocol):
+    """Where clients are visited and evaluated, and where what stays with them stays."""
+
+    def visited(self, round: "ClientRound") -> Iterator[tuple[int, "Visited", "Sent | None"]]:
+        """What the clients of a round bring, in the order of their ids, and what each was sent, if that differs.
+
+        A memory is never among it.
+        """
+
+    def found(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["Found"]:
+        """What evaluations found, each named by what is looked at and whose it is."""
+
+    def adopt(self, round: int, clients: Sequence[int]) -> Names:
+        """The visits of these clients count: the next ones go on from them. What each keeps from now on."""
+
+    def kept(self) -> dict[str, Any]:
+        """For a checkpoint: which visit of each client was the last that counts, and `names` of what it keeps."""
+
+    def resume(self, kept: Mapping[str, Any]) -> Names:
+        """Go on from there; what each client keeps."""
+
+
+# Unless the user says: the model that clients use themselves, on their own samples.
+WHERE = ("personal_on_own", "global_on_own", "global_on_pooled")
+
+
+class Scoreboard:
+    """Means over clients, by key such as ``acc/global_on_own``.
+
+    Args:
+        measures: What is measured; the first is what counts unless the user says.
+        monitor: The key that best.ckpt is the best of; None is the first metric on the first of `WHERE` that is
+            measured.
+    """
+
+    def __init__(self, measures: Measures, monitor: str | None) -> None:
+        self.measures = measures
+        self.monitor = monitor
+        self.last: dict[str, dict[str, float]] = {}
+        self.best: dict[str, dict[str, float]] = {}
+
+    def resume(self, last: dict[str, dict[str, float]], best: dict[str, dict[str, float]]) -> None:
+        """Go on from what a checkpoint holds."""
+        self.last = last
+        self.best = best
+
+    def note(self, round: int, rows: list[Row]) -> bool:
+        """Note a round's rows; whether the monitored metric improved."""
+        for key, parts in summary(rows).items():
+            self.last[key] = parts
+            value = parts["mean"]
+            if isfinite(value) and self._is_better(key, value):
+                self.best[key] = {"value": value, "round": round}
+        monitors = [f"{self.measures.first}/{where}" for where in WHERE]
+        watched = self.monitor or next((key for key in monitors if key in self.best), None)
+        return watched in self.best and self.best[watched]["round"] == round
+
+    def _is_better(self, key: str, value: float) -> bool:
+        if key not in self.best:
+            return True
+        best = self.best[key]["value"]
+        return value > best if self.rises(key) else value < best
+
+    @property
+    def rated(self) -> dict[str, dict[str, float]]:
+        """The best of metrics and losses; of what else a method logs, such as a count, nobody knows what is better."""
+        measured = self.measures.names
+        found = {}
+        for key, entry in self.best.items():
+            metric = key.rpartition("/")[0]
+            if metric in measured or LOSS in metric or key == self.monitor:
+                found[key] = entry
+        return found
+
+    def rises(self, key: str) -> bool:
+        """Whether a higher mean is a better one."""
+        return self.measures.rises(key.rpartition("/")[0])
+
+
+GIGABYTE = 1e9
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a round of clients comes to.
+
+    Attributes:
+        agreed: What the server holds from now on.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds.
+        clients: Who was visited.
+        memories: What stays with them.
+        homes: The processes that have it.
+        collected: What the server keeps as it came.
+        uploads: Their last uploads, if the stage keeps them.
+        elsewhere: Names of what stays with them on hosts of their own.
+    """
+
+    agreed: State
+    server_memory: Memory
+    server_momenta: dict[str, OptimizerState]
+    clients: Sequence[int]
+    memories: Memories
+    homes: Mapping[int, int]
+    collected: Collected
+    uploads: States
+    elsewhere: Names = field(default_factory=dict)
+
+
+class FederationState:
+    """The states of a federation.
+
+    Args:
+        fabric: Launched; knows device, precision and processes.
+        module: The method; it becomes the one live module of this process.
+        data: Set up.
+        options: Of the federation.
+        layout: In which convolutions compute in fast mode.
+
+    Attributes:
+        initial: What every client begins with, below what it has from server and itself.
+        attributes: What the server's side has changed in the method's.
+        shared: Names of what travels both ways.
+        download_only: Names of what only the server sends.
+        upload_only: Names of what only clients send.
+        constant: Names of what would travel, but was frozen when the run began: clients are sent it once.
+        frozen: Names of other parameters that required no gradients when the run began.
+        equipped: Clients that have been sent what is constant.
+        global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
+        collected: Uploads that the server keeps as they came, by client; on several processes each at its home.
+        memories: What stays with each client whose home is this process; of others, the names.
+        homes: On several processes, the one that has what stays with a client, of those that have something.
+        uploads: The last upload of every client, where a stage keeps them.
+        server_memory: Of the optimiser of a stage that the server trains in.
+        server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
+        round: Rounds done so far.
+        stage: Of the last round; None before the first.
+        measures: What is measured of every model.
+        scores: The last and the best of every metric.
+        secret: What noise and sampling under `trainer.privacy` follow from, if that is to be known to nobody.
+        hosts: Where clients are visited, if not here.
+        told: On a client's own host, what the server sent it apart from others; None: the server is here.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: FederatedModule,
+        data: FederatedData,
+        options: Options,
+        layout: torch.memory_format = torch.channels_last,
+    ) -> None:
+        self.fabric = fabric
+        self.data = data
+        self.options = options
+        self.live = LiveModule(module, options.seed, layout)
+        self.attributes = KeptAttributes(self.live.parts)
+        self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        self.shared = shared_names(module, options.batch_norm)
+        self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
+        self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
+        self.constant = constant_names(module)
+        self.frozen = frozenset(frozen_names(module)) - set(self.constant)
+        server_only = [name for name in self.initial if name.startswith(module.server_only)]
+        self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
+        self.global_state: State = self._first_global_state()
+        self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
+        self.collected = self._first_collected()
+        self.homes: dict[int, int] = {}
+        self.uploads = States(self.memories.store)
+        self.sends_apart = sends_apart(module)
+        self.equipped: set[int] = set()
+        self.server_memory = Memory()
+        self.server_momenta: dict[str, OptimizerState] = {}
+        self.secret: str | None = None
+        self.hosts: Hosts | None = None
+        self.told: Sent | None = None
+        self.round = 0
+        self.stage: Stage | None = None
+        self._partition_hash: str | None = None  # computed once: it takes a moment
+        self.measures = Measures(module, options.metrics)
+        self.scores = Scoreboard(self.measures, options.monitor or module.monitor)
+        module.num_clients = num_sharing(data)
+
+    @property
+    def module(self) -> FederatedModule:
+        """The live module of this process."""
+        return self.live.module
+
+    @property
+    def shared_state(self) -> State:
+        """What travels both ways of what the server holds."""
+        return {name: self.global_state[name] for name in self.shared}
+
+    @property
+    def sent_state(self) -> State:
+        """What a client receives beside the shared state."""
+        return {name: self.global_state[name] for name in self.download_only}
+
+    def expected_upload(self, k: int, sent: Sent | None = None) -> State:
+        """Of the names, shapes and dtypes that a client's upload must have.
+
+        Args:
+            k: The client.
+            sent: What it was sent, where that is not what everybody is: it uploads no more than it holds.
+        """
+        shared = self.shared_state
+        if sent is not None:
+            held = {**self.personal(k), **sent.state}
+            shared = {name: held[name] for name in self.shared if name in held}
+        return {**shared, **{name: self.initial[name] for name in self.upload_only}}
+
+    @property
+    def constant_state(self) -> State:
+        """What clients are sent once."""
+        return {name: self.global_state[name] for name in self.constant}
+
+    def _first_global_state(self) -> State:
+        """What the server begins with; what is constant is there once."""
+        held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
+        return held | {name: self.initial[name] for name in self.constant}
+
+    def _first_collected(self) -> Collected:
+        """Uploads that are there before the first round, on every process: those of an earlier run."""
+        found = Collected(self.memories.store)
+        for k, state in self.module.earlier_uploads().items():
+            found.add(k, state)
+        return found
+
+    def synchronise(self) -> None:
+        """Every process starts from the first one's states, and its secret."""
+        self.initial = broadcast(self.fabric, self.initial)
+        privacy = self.options.privacy
+        if privacy is not None and privacy.needs_secret:
+            self.secret = broadcast(self.fabric, secrets.token_hex(SECRET_BYTES))
+        self.global_state = self._first_global_state()
+        self.live.put(self.initial)
+
+    def use(self, data: FederatedData) -> None:
+        """Go on with other data: to evaluate on them."""
+        if self.round and data.num_clients != self.data.num_clients:
+            raise ValueError(
+                f"`data.num_clients` is {data.num_clients}, but the federation has been fitted with "
+                f"{self.data.num_clients}; make another Federation for other clients."
+            )
+        if data is not self.data:
+            self.data = data
+            self._partition_hash = None
+            self.module.num_clients = num_sharing(data)
+
+    @property
+    def partition_hash(self) -> str:
+        """Of the labels, about a hundred inputs, and who holds what: a checkpoint goes on with the same."""
+        if self._partition_hash is None:
+            self._partition_hash = partition_hash(self.data)
+        return self._partition_hash
+
+    def personal(self, k: int) -> State:
+        """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
+        if k not in self.memories and self.memories.names(k):
+            raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
+        kept = self.memories[k].state if k in self.memories else {}
+        return {**self.collected_of(k), **self._uploaded(k), **kept}
+
+    def collected_of(self, k: int) -> State:
+        """What a client has uploaded for the server to keep: where it is elsewhere, to ask is a mistake."""
+        if k not in self.collected:
+            return {}
+        return self.collected[k]
+
+    def personal_states(self) -> dict[int, State]:
+        """What every client has of its own; all processes must ask."""
+        clients = sorted({*self.memories, *self.homes, *self.owners()})
+        bring(self, clients)
+        return {k: self.personal(k) for k in clients}
+
+    @property
+    def has_own_uploads(self) -> bool:
+        """Whether a client's model is the one that it has uploaded last."""
+        return self.sends_apart and len(self.uploads) > 0
+
+    def owners(self) -> list[int]:
+        """Clients that have something of their own."""
+        kept = [k for k in (*self.memories, *self.homes) if self.memories.names(k)]
+        uploaded = self.uploads if self.sends_apart else ()
+        return sorted({*self.collected, *kept, *uploaded})
+
+    def _uploaded(self, k: int) -> State:
+        """What a client goes on with although it has uploaded it: who is sent something else has nothing newer."""
+        if not self.sends_apart or k not in self.uploads:
+            return {}
+        return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
+
+    def has_trained(self, k: int, prefix: str) -> bool:
+        """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
+        if not prefix:
+            return True
+        names = (*self.collected.names(k), *self.memories.names(k))
+        return any(name.startswith(prefix) for name in names)
+
+    def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Sent | None = None) -> None:
+        """Put a client's state into the live module; `prefer` says whose values win where both have some.
+
+        Args:
+            k: The client.
+            prefer: Whose values win.
+            round: In which it is visited.
+            sent: What it was sent; by default what it would be.
+        """
+        client = self.data.client(k, round)
+        personal = self.personal(k)
+        if sent is None and self.sends_apart and not personal.keys() >= set(self.shared):
+            sent = self.sent_to(k, round)
+        server = self.global_state
+        if sent is not None:
+            travels = {*self.shared, *self.download_only}
+            unsent = {name: tensor for name, tensor in server.items() if name not in travels}
+            server = {**unsent, **sent.state}
+        self.live.enter(client, self.initial, server, personal, prefer)
+        self.module.received = self.live.nothing_received if sent is None else sent.received
+
+    def sent_to(self, k: int, round: int) -> Sent:
+        """What the method sends a client; the live module holds the server's state afterwards."""
+        if self.told is not None:
+            return self.told
+        self.load_global()
+        seed = derive(self.options.seed, "download", round, k)
+        current = {**self.shared_state, **self.sent_state}
+        return sent_by(self.module, self.data.client(k, round), current, self.uploads, seed)
+
+    def load_global(self) -> None:
+        """Put the server's state into the live module."""
+        self.module.received = self.live.nothing_received
+        self.live.reset_modes()
+        self.live.put(self.global_state)
+
+    def end_client_round(self, brought: Brought) -> None:
+        """The clients of a round are done, and the server with them; one that is cut short before has left no trace."""
+        self.global_state = brought.agreed
+        self.server_memory = brought.server_memory
+        self.server_momenta = brought.server_momenta
+        self.memories.adopt(brought.memories)
+        self.memories.know(brought.elsewhere)
+        self.homes |= brought.homes
+        self.collected.adopt(brought.collected)
+        self.uploads.adopt(brought.uploads)
+        if self.constant:
+            self.equipped.update(brought.clients)
+
+    def end_server_round(self, state: State, memory: Memory) -> None:
+        """The server has trained what it holds."""
+        self.global_state = state
+        self.server_memory = memory
+
+    def count_round(self, number: int, stage: Stage, rows: list[Row]) -> bool:
+        """A round is evaluated; whether what best.ckpt is the best of improved."""
+        self.attributes.note()
+        self.round = number
+        self.stage = stage
+        return self.scores.note(number, rows)
+
+    def resume(self, round: int, stage: Stage | None, global_state: State, initial: State) -> None:
+        """Go on from these; `initial` holds what the server does not."""
+        self.round = round
+        self.stage = stage
+        self.global_state = global_state
+        self.initial = {**self.initial, **initial}
+
+    def resume_clients(
+        self,
+        memories: Iterable[tuple[int, Memory]],
+        collected: Iterable[tuple[int, State]],
+        uploads: Iterable[tuple[int, State]],
+        equipped: Iterable[int],
+    ) -> None:
+        """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
+        for k, memory in memories:
+            self.memories[k] = memory
+        self.collected.clear()
+        self.collected = Collected(self.memories.store)  # another one: whoever has seen the old one is to see it
+        for k, state in collected:
+            self.collected.add(k, state)
+        self.uploads.update(uploads)
+        self.equipped = set(equipped)
+
+    def resume_server(self, memory: Memory, momenta: dict[str, OptimizerState]) -> None:
+        """Go on with what the server's optimisers have kept."""
+        self.server_memory = memory
+        self.server_momenta = momenta
+
+
+def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
+    """The entries of the state that travel in every round; with `batch_norm: local`, BatchNorm layers stay at home."""
+    stay = set(constant_names(module))
+    if batch_norm == "local":
+        stay |= batch_norm_names(module)
+    return [name for name in module.state_dict() if module.is_shared(name) and name not in stay]
+
+
+def num_sharing(data: FederatedData) -> int:
+    """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    return sum(1 for mask in masks if mask.any())
+
+
+def partition_hash(data: FederatedData) -> str:
+    """Of the targets, about a hundred inputs (of samples that are read, a few), and who holds what."""
+    digest = sha256()
+    for content in data.splits.train.fingerprint():
+        digest.update(content)
+    assignment = data.assignment
+    for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
+        digest.update(index.tobytes())
+    return digest.hexdigest()

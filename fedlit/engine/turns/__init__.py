@@ -1,1 +1,0 @@
-"""Who trains when: stages over rounds, the clients of a round, and whether they are enough."""

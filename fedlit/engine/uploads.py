@@ -1,0 +1,357 @@
+"""The uploads of a round: validated, then held until they are aggregated."""
+
+from collections.abc import Callable, Iterator, Mapping
+from math import sqrt
+from statistics import median_low
+
+import torch
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from fedlit.aggregation import NOTHING, RunningMean, Spread, State, Upload, defect, weighted_mean
+from fedlit.aggregation.partial_sums import PartialSum, Settled, is_summable, settled
+from fedlit.data.client import SERVER, Client
+from fedlit.engine.client_store import Store
+from fedlit.engine.cluster.processes import added_up, broadcast, largest_of
+from fedlit.engine.live_module import failed
+from fedlit.engine.plan import Memory, Outcome, Plan, UsageError
+from fedlit.engine.state import FederationState, Sent
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
+from fedlit.records.round_record import Failure
+
+BATCHES = "num_batches_tracked"
+BATCHES_A_SAMPLE = 100
+MOST = 2**40
+
+
+def counters_of(state: Mapping[str, Tensor]) -> list[str]:
+    """Names of the integer tensors of a state; what is true or false counts nothing."""
+    integers = [name for name, tensor in state.items() if not (tensor.is_floating_point() or tensor.is_complex())]
+    return [name for name in integers if state[name].dtype != torch.bool]
+
+
+def most_batches(client: Client, plan: Plan) -> int:
+    """How many batches a BatchNorm can have seen in a visit."""
+    samples = client.num_samples
+    if plan.stage.public != "no":
+        samples += len(client.data.public_pool)
+    return BATCHES_A_SAMPLE * (samples * max(plan.epochs, 1) + (plan.steps or 0))
+
+
+def overcounted(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: list[str], most: int) -> str | None:
+    """Which counter has grown by more than a visit can have counted, and by how much.
+
+    Args:
+        state: Of an upload.
+        before: What its client received.
+        names: Of the counters.
+        most: Batches that a BatchNorm can have seen.
+
+    Example:
+        >>> overcounted({"n": torch.tensor(2**62)}, {"n": torch.tensor(5)}, ["n"], most=100)
+        "'n' has grown by 4.612e+18 in one visit, by more than 1.1e+12"
+    """
+    for name in names:
+        if name not in state:  # a client that was not sent all of it does not upload all of it
+            continue
+        limit = most if name.rpartition(".")[2] == BATCHES else MOST
+        grown = float((state[name].double() - before[name].double()).max()) if state[name].numel() else 0.0
+        if grown > limit:
+            return f"{name!r} has grown by {grown:.4g} in one visit, by more than {limit:.4g}"
+    return None
+
+
+class Soundness:
+    """The checks of one round.
+
+    Args:
+        state: Of the federation before it.
+        stage: Of the round.
+        number: Of the round.
+        plan_for: How a client trains.
+    """
+
+    def __init__(self, state: FederationState, stage: Stage, number: int, plan_for: Callable[[int], Plan]) -> None:
+        self.state = state
+        self.stage = stage
+        self.number = number
+        self.plan_for = plan_for
+        self.counters = counters_of(state.shared_state)
+        self.expected = state.expected_upload(SERVER)  # of everybody, unless clients are sent different states
+
+    def problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
+        """What is wrong with what a client brings."""
+        try:
+            self._check_names(outcome.validation_logs)
+            if problem := self._unusable(outcome, sent):
+                return Failure(f"unusable state: {problem}{hint(problem)}")
+        except Exception as error:  # tensors of strange kinds can hardly be looked at
+            return failed(error)
+        return None
+
+    def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:
+        """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
+        upload = outcome.upload
+        if upload is not None:
+            is_collected = self.stage.upload == "collect"
+            expected = self.expected if sent is None else self.state.expected_upload(upload.client, sent)
+            if is_collected:
+                expected = upload.state
+            if problem := defect(upload, expected):
+                return problem
+            if self.counters and self.stage.upload == "aggregate":
+                plan = self.plan_for(upload.client)
+                most = most_batches(self.state.data.client(upload.client, self.number), plan)
+                if problem := overcounted(upload.state, expected, self.counters, most):
+                    return problem
+            self._ask_method(upload)
+        for kept in (outcome.memory.state, outcome.memory.residual):
+            if kept and (problem := defect(Upload(-1, kept), kept)):
+                return problem
+        return None
+
+    def _ask_method(self, upload: Upload) -> None:
+        """What a method knows of its uploads; it raises if one cannot be."""
+        module = self.state.module
+        if not is_overridden("check_upload", module, FederatedModule):
+            return
+        client = self.state.data.client(upload.client, self.number)
+        available = len(client.train_batches(None, self.stage.samples, self.stage.public))
+        module.check_upload(client, upload.state, self.plan_for(upload.client).num_steps(available))
+
+    def _check_names(self, validation_logs: dict[str, float]) -> None:
+        """What a method measures on a client's own samples is told apart from what the federation does."""
+        for name in set(self.state.measures.names) & validation_logs.keys():
+            raise UsageError(
+                f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
+                "log under another name."
+            )
+
+
+def hint(problem: str) -> str:
+    """What a person may look at."""
+    return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
+
+
+class StreamedUploads(Spread):
+    """Uploads of which only the mean is wanted.
+
+    Args:
+        names: Of what is averaged.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+        self.weights: dict[int, float] = {}
+        self._mean = RunningMean()
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def __iter__(self) -> Iterator[Upload]:
+        raise RuntimeError("These uploads were added up as they came; none was kept.")
+
+    def add(self, upload: Upload) -> None:
+        """Count one more."""
+        self.weights[upload.client] = upload.weight
+        self._mean.add(Upload(upload.client, {name: upload.state[name] for name in self.names}, upload.weight))
+
+    def mean(self) -> State:
+        return self._mean.mean()
+
+    def without(self, prefixes: tuple[str, ...]) -> "StreamedUploads":
+        return self
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.weights.clear()
+        self._mean = RunningMean()
+
+
+class BufferedUploads(Spread):
+    """Uploads in the order in which they came, as often as they are asked for.
+
+    Args:
+        store: Of what stays with clients: above its budget, uploads go to files as well.
+        hidden: Prefixes of names that are left out.
+    """
+
+    def __init__(self, store: Store, hidden: tuple[str, ...] = ()) -> None:
+        self.store = store
+        self.hidden = hidden
+        self.weights: dict[int, float] = {}
+        self._numbers: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[Upload]:
+        for client in list(self._numbers):
+            yield self[client]
+
+    def __getitem__(self, client: int) -> Upload:
+        state = self.store.get(self._numbers[client]).state
+        return Upload(client, _without(state, self.hidden), self.weights[client])
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._numbers
+
+    def add(self, upload: Upload) -> None:
+        """Keep one more."""
+        self._numbers[upload.client] = self.store.put(Memory(upload.state))
+        self.weights[upload.client] = upload.weight
+
+    def drop(self, client: int) -> None:
+        """Forget a client's, if it is here."""
+        if client in self._numbers:
+            self.store.drop(self._numbers.pop(client))
+            del self.weights[client]
+
+    def clear(self) -> None:
+        """Forget all."""
+        for client in list(self._numbers):
+            self.drop(client)
+
+    def mean(self) -> State:
+        return weighted_mean(iter(self))
+
+    def without(self, prefixes: tuple[str, ...]) -> "BufferedUploads":
+        shown = BufferedUploads(self.store, (*self.hidden, *prefixes))
+        shown.weights = self.weights
+        shown._numbers = self._numbers
+        return shown
+
+
+class ShardedUploads(Spread):
+    """Uploads of a round on several processes; whatever is asked of them must be asked by every process.
+
+    Args:
+        fabric: Launched.
+        own: Those of this process.
+        like: Of the names, shapes and dtypes of an upload; None if they are not all alike.
+        hidden: Prefixes of names that are left out.
+    """
+
+    def __init__(self, fabric: Fabric, own: BufferedUploads, like: State | None, hidden: tuple[str, ...] = ()) -> None:
+        self.fabric = fabric
+        self.own = own
+        self.like = None if like is None else _without(like, hidden)
+        self.hidden = hidden
+        self.ranks: dict[int, int] = {}
+        self.weights: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __iter__(self) -> Iterator[Upload]:
+        for k, rank in self.ranks.items():
+            own = None if rank != self.fabric.global_rank else self._own(k).state
+            yield Upload(k, broadcast(self.fabric, own, rank), self.weights[k])
+
+    def register(self, client: int, weight: float, rank: int) -> None:
+        """Note that a rank has a client's upload; on that rank it is in `own`."""
+        self.ranks[client] = rank
+        self.weights[client] = weight
+
+    def drop(self, client: int) -> None:
+        """Forget a client's."""
+        self.own.drop(client)
+        self.ranks.pop(client, None)
+        self.weights.pop(client, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.own.clear()
+        self.ranks.clear()
+        self.weights.clear()
+
+    def without(self, prefixes: tuple[str, ...]) -> "ShardedUploads":
+        shown = ShardedUploads(self.fabric, self.own, self.like, (*self.hidden, *prefixes))
+        shown.ranks = self.ranks
+        shown.weights = self.weights
+        return shown
+
+    def mean(self) -> State:
+        """By partial sums, and by the values themselves where those leave it open (see `aggregation.partial_sums`)."""
+        if not self.ranks:
+            raise ValueError(NOTHING)
+        if self.like is None or not is_summable(self.like):
+            return weighted_mean(iter(self))
+        weights = [self.weights[k] for k in self.ranks]
+        part = PartialSum.of_nothing(self.like)
+        for k in self._here():
+            part.add(self._own(k), unit=weights[0])
+        summed = PartialSum(
+            self.like,
+            added_up(self.fabric, part.sums),
+            largest_of(self.fabric, part.exponents),
+            largest_of(self.fabric, part.largest),
+        )
+        found = settled(summed, weights, self.fabric.world_size)
+        found.open = broadcast(self.fabric, found.open)  # all must ask for the same
+        return found.completed(() if found.is_complete else self._asked(found))
+
+    def _asked(self, found: Settled) -> Iterator[Upload]:
+        """What is open of every upload, in client order."""
+        own = {k: found.asked_for(self._own(k)).state for k in self._here()}
+        received: dict[int, State] = {}
+        for source in sorted(set(self.ranks.values())):
+            received |= broadcast(self.fabric, own, source)
+        for k in self.ranks:
+            yield Upload(k, received[k], self.weights[k])
+
+    def _here(self) -> list[int]:
+        return [k for k, rank in self.ranks.items() if rank == self.fabric.global_rank]
+
+    def _own(self, k: int) -> Upload:
+        upload = self.own[k]
+        return Upload(k, _without(upload.state, self.hidden), upload.weight)
+
+
+def _without(state: State, prefixes: tuple[str, ...]) -> State:
+    if not prefixes:
+        return state
+    return {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
+
+
+def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
+    """How far a client has moved from what it received: the norm of all differences together.
+
+    Example:
+        >>> update_norm({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
+        5.0
+    """
+    squares = 0.0
+    for name, tensor in state.items():
+        if tensor.shape != before[name].shape:
+            raise UsageError(
+                f"`trainer.max_norm_ratio` compares uploads with what the server holds, but {name!r} is "
+                f"{tuple(before[name].shape)} there and {tuple(tensor.shape)} in an upload."
+            )
+        if tensor.is_floating_point():
+            squares += float(torch.linalg.vector_norm(tensor.double() - before[name].double())) ** 2
+    return sqrt(squares)
+
+
+def out_of_proportion(values: Mapping[int, float], ratio: float | None, option: str, what: str) -> dict[int, str]:
+    """The clients whose value is more than `ratio` times the median (of two in the middle, the smaller), and why.
+
+    Where half of the clients have 0 there is no proportion to keep.
+
+    Example:
+        >>> out_of_proportion({0: 1.0, 1: 2.0, 2: 90.0}, 10, "max_weight_ratio", "weight")
+        {2: 'weight 90 is 45 times the median of the round, 2; `trainer.max_weight_ratio` is 10'}
+        >>> out_of_proportion({0: 0.0, 1: 0.0, 2: 90.0}, 10, "max_weight_ratio", "weight")
+        {}
+    """
+    if ratio is None or not values:
+        return {}
+    middle = median_low(values.values())
+    found = {}
+    for client, value in values.items():
+        if middle > 0 and value > ratio * middle:
+            times = f"{value:.4g} is {value / middle:.4g} times the median of the round, {middle:.4g}"
+            found[client] = f"{what} {times}; `trainer.{option}` is {ratio:g}"
+    return found

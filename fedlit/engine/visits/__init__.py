@@ -1,1 +1,0 @@
-"""A client's visit, which is a `fit` of Lightning's: steps, hooks, optimisers, early stopping."""
