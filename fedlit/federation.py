@@ -28,11 +28,11 @@ from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler
 from fedlit.engine.inference import adapt, draw_adaptation, own_network, predict, table_of_epochs
 from fedlit.engine.lightning_hooks import Command
-from fedlit.engine.logged_values import refused
+from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options, no_such_attribute, no_such_option
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.run_setup import (
-    Beginning,
+    ResumePoint,
     RunFolder,
     chosen_checkpoint,
     data_or_stand_in,
@@ -200,7 +200,7 @@ class Federation:
         self._fit_folder: Path | None = None
         self._has_fitted = False
         self.has_rounds_left = True  # for a fit, once it is set up
-        self._begun = Beginning()
+        self._begun = ResumePoint()
         self._run_folder = RunFolder(self.fabric, self.options)
 
     if not TYPE_CHECKING:  # a type checker would take every name for an option
@@ -284,7 +284,7 @@ class Federation:
     def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
         self._remind()
         fit = Fit(self.state, schedule, self._folder, self._stop, self._call, self._begun)
-        self._begun = Beginning()
+        self._begun = ResumePoint()
         self.running = True
         self._call("on_fit_start")
         self._call("on_train_start")
@@ -429,7 +429,7 @@ class Federation:
             self._state = fresh_state(self.fabric, model, data, self.options)
             self._state.hosts = self.hosts
         self.state.use(data)
-        self._begun = Beginning()
+        self._begun = ResumePoint()
         if path is not None:
             if training and not self.options.enable_checkpointing:
                 raise ValueError(
@@ -486,5 +486,5 @@ class Federation:
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.options.callbacks:
             if hasattr(callback, hook):
-                with refused(self.state.module, hook):
+                with refusing_logs(self.state.module, hook):
                     getattr(callback, hook)(self, self.state.module, *details)

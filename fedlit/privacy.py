@@ -86,7 +86,7 @@ class ClientLevelDP:
         return f"ClientLevelDP(clip={self.clip}, noise_multiplier={self.noise_multiplier}, delta={self.delta})"
 
 
-class Sealed:
+class OpaqueUploads:
     """Uploads that nobody may look at but the rule that noises their sum, and that only once.
 
     Args:
@@ -124,7 +124,7 @@ class NoisedMean:
         self.key = key
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        if not isinstance(uploads, Sealed):
+        if not isinstance(uploads, OpaqueUploads):
             raise ValueError("`trainer.privacy`: `aggregate` must combine the uploads as they came, not others.")
         like = {name: current[name] for name in self.names}
         base = vector(current, like)

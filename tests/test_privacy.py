@@ -14,7 +14,7 @@ from fedlit import FedAvg, FineTuned, LocalOnly
 from fedlit.aggregation import Median, Upload, weighted_mean
 from fedlit.callbacks import FederationCallback
 from fedlit.methods import DLAD, FedFusion
-from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, Sealed, clipped_sum
+from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, OpaqueUploads, clipped_sum
 from fedlit.rng import derive_key, generator, secure_normal
 
 OPEN = ClientLevelDP(clip=inf, noise_multiplier=0.0)
@@ -36,7 +36,7 @@ def updates(*values: list[float], weight: float = 1.0) -> list[Upload]:
 
 def one_round(privacy: ClientLevelDP, uploads: list[Upload], expected: float = 2.0, seed: int = 0):
     rule = NoisedMean(privacy, expected, ["w"], derive_key(seed))
-    return rule(Sealed(uploads), {"w": torch.ones(2), "kept": torch.ones(1)})
+    return rule(OpaqueUploads(uploads), {"w": torch.ones(2), "kept": torch.ones(1)})
 
 
 def test_clip_and_division_by_the_expected_cohort_by_hand():
@@ -69,7 +69,7 @@ def test_one_client_moves_the_sum_by_at_most_the_clip(seed):
 def test_the_noise_is_as_large_as_it_says_and_that_of_the_seed():
     privacy = ClientLevelDP(clip=0.5, noise_multiplier=3.0)
     rule = NoisedMean(privacy, 4.0, ["w"], derive_key(1))
-    noise = rule(Sealed([]), {"w": torch.zeros(100_000)})["w"]  # nobody came: noise alone
+    noise = rule(OpaqueUploads([]), {"w": torch.zeros(100_000)})["w"]  # nobody came: noise alone
     assert float(noise.std()) == pytest.approx(3.0 * 0.5 / 4.0, rel=0.02)
     assert float(noise.mean()) == pytest.approx(0, abs=0.01)
     same, other = (one_round(privacy, updates([1.0, 2.0]), seed=seed)["w"] for seed in (0, 1))
@@ -87,7 +87,7 @@ def test_without_noise_and_clip_and_with_everybody_it_is_fedavg_with_uniform_wei
     assert not all(torch.allclose(clipped[name], value) for name, value in plain.items())
 
 
-class Visits(FedAvg):
+class ClientRunner(FedAvg):
     seen = Diary()
 
     def __init__(self):
@@ -98,7 +98,7 @@ class Visits(FedAvg):
 
 
 def test_clients_take_part_each_by_itself():
-    method = Visits()
+    method = ClientRunner()
     fitted(method, toy_data(size=200, num_clients=20), num_rounds=12, fraction_fit=0.3, privacy=OPEN)
     counts = [sum(number == round for number, _ in method.seen) for round in range(1, 13)]
     assert len(set(counts)) > 3  # a fixed cohort would be 6 every time
@@ -106,7 +106,7 @@ def test_clients_take_part_each_by_itself():
 
 
 def test_a_round_to_which_nobody_comes_is_one_of_noise_alone(accounting):
-    method = Visits()
+    method = ClientRunner()
     before = {name: value.clone() for name, value in method.state_dict().items()}
     privacy = ClientLevelDP(clip=1.0, noise_multiplier=2.0)
     federation = fitted(method, num_rounds=1, fraction_fit=1e-6, privacy=privacy)

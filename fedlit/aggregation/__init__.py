@@ -18,8 +18,8 @@ from fedlit.aggregation.rules import (
 )
 from fedlit.aggregation.uploads import (
     NOTHING,
+    RoundUploads,
     RunningMean,
-    Spread,
     State,
     Upload,
     defect,
@@ -37,9 +37,9 @@ __all__ = [
     "Median",
     "MultiKrum",
     "NormClipping",
+    "RoundUploads",
     "Rule",
     "RunningMean",
-    "Spread",
     "State",
     "TooFewUploads",
     "TrimmedMean",

@@ -30,7 +30,7 @@ class Upload:
     weight: float = 1.0
 
 
-class Spread(ABC):
+class RoundUploads(ABC):
     """Uploads that lie on several processes. Who goes through them has each brought here, one after the other.
 
     Who wants their mean (`weighted_mean`) gets it without: what is large is added up where it lies.
@@ -49,7 +49,7 @@ class Spread(ABC):
         """As `weighted_mean` of all of them, to the bit."""
 
     @abstractmethod
-    def without(self, prefixes: tuple[str, ...]) -> "Spread":
+    def without(self, prefixes: tuple[str, ...]) -> "RoundUploads":
         """The same without the entries whose names begin so."""
 
 
@@ -142,7 +142,7 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
         >>> weighted_mean(uploads)["w"]
         tensor([3.])
     """
-    if isinstance(uploads, Spread):
+    if isinstance(uploads, RoundUploads):
         return uploads.mean()
     running = RunningMean()
     for upload in uploads:

@@ -15,7 +15,7 @@ from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.tables import aligned
 from fedlit.data import FederatedData
 from fedlit.data.in_words import in_words
-from fedlit.data.labels import tell_labels
+from fedlit.data.labels import warn_of_labels
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 from fedlit.records.pictures import draw_who_holds_what
@@ -61,7 +61,7 @@ def tell(args: list[str], picture: Path | None) -> None:
         data = cli.datamodule
         data.prepare_data()
         data.setup()
-        tell_labels(data)
+        warn_of_labels(data)
     print(told(data))
     if picture is not None:
         draw_who_holds_what(data, picture, in_words(data))

@@ -7,7 +7,7 @@ from fedlit.data.joint import JointData
 from fedlit.notices import Notice
 
 
-def told_labels(data: FederatedData) -> str | None:
+def describe_labels(data: FederatedData) -> str | None:
     """Which labels there are, by the option that brings them; None where they begin at 0, or are no classes."""
     splits = data.splits
     if not splits.lowest_class or data.is_stand_in:
@@ -20,9 +20,9 @@ def told_labels(data: FederatedData) -> str | None:
     return f"labels of {where} are {splits.lowest_class} to {splits.num_classes - 1}"
 
 
-def tell_labels(data: FederatedData) -> None:
+def warn_of_labels(data: FederatedData) -> None:
     """A notice where no sample is of class 0: who has meant it knows."""
-    told = told_labels(data)
+    told = describe_labels(data)
     if told is not None:
         lowest = data.splits.lowest_class
         remedy = f"if they count from {lowest}, subtract {lowest}"

@@ -11,10 +11,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedlit.aggregation import Mean, Rule, Spread, State, Upload, defect, fewest_uploads
+from fedlit.aggregation import Mean, RoundUploads, Rule, State, Upload, defect, fewest_uploads
 from fedlit.data import FederatedData
 from fedlit.engine.live_module import trained_names
-from fedlit.engine.logged_values import noted
+from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.optimisation import check_settings, revived
 from fedlit.engine.options import Options
 from fedlit.engine.plan import OptimizerState, is_plain
@@ -24,7 +24,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
-from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, Sealed
+from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, OpaqueUploads
 from fedlit.records.round_record import failure
 from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive_key, isolated
@@ -49,11 +49,11 @@ def combining_by(module: FederatedModule, rule: Rule | None) -> Iterator[None]:
         module._rule = before
 
 
-def watched_over(rule: Rule, round: int) -> Rule:
+def with_rule_errors(rule: Rule, round: int) -> Rule:
     """A rule whose mistakes are reported as its own."""
 
     def combined(uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        received = uploads if isinstance(uploads, Spread) else list(uploads)
+        received = uploads if isinstance(uploads, RoundUploads) else list(uploads)
         about = f"`trainer.aggregator` {_name(rule)} could not combine the {len(received)} uploads of round {round}"
         try:
             agreed = rule(received, current)
@@ -67,9 +67,9 @@ def watched_over(rule: Rule, round: int) -> Rule:
     return combined
 
 
-def sealed(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
+def opaque(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
     """Under `trainer.privacy` a method may pass uploads on, and look at none."""
-    return uploads if options.privacy is None else Sealed(uploads)
+    return uploads if options.privacy is None else OpaqueUploads(uploads)
 
 
 def check_aggregator(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
@@ -121,8 +121,8 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
     uploads = [Upload(k, dict(sent)) for k in range(num_uploads)]
     problem = None
     try:
-        with isolated(0), noted(trial), combining_by(trial, watched):
-            trial.aggregate(sealed(iter(uploads), options), current)
+        with isolated(0), logging_to_means(trial), combining_by(trial, watched):
+            trial.aggregate(opaque(iter(uploads), options), current)
     except (Exception, SystemExit) as error:  # a rule raises what it likes
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
     for answer in answers:

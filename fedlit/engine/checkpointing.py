@@ -17,10 +17,10 @@ from fedlit.engine.aggregation import check_kept
 from fedlit.engine.client_store import settle
 from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.config_diff import changes, choices
-from fedlit.engine.lightning_hooks import at_the_door
+from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.optimisation import as_list, parameter_names, revived
-from fedlit.engine.plan import Memory, OptimizerState
-from fedlit.engine.run_setup import Beginning
+from fedlit.engine.plan import ClientState, OptimizerState
+from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule, twin
@@ -97,7 +97,7 @@ def _built(state: FederationState, stage: Stage, client: Client) -> tuple[list[O
         trial.configure_client(client)
         learner = _counterpart(state.module, trial, stage)
         learner.client = client
-        with at_the_door(learner, client, state.fabric):
+        with trial_training(learner, client, state.fabric):
             return as_list(learner.configure_optimizers()), parameter_names(trial)
 
 
@@ -169,7 +169,7 @@ class SavedClients:
             return None
         own: dict[int, str] = {}
         for k in self._clients():
-            if state.homes.get(k, fabric.global_rank) == fabric.global_rank:
+            if state.owner_ranks.get(k, fabric.global_rank) == fabric.global_rank:
                 own[k] = self._file(k)
         found: dict[int, str] = {}
         for source in range(fabric.world_size):
@@ -300,12 +300,12 @@ def take(
     }
 
 
-def resume(state: FederationState, begun: Beginning, schedule: Schedule, training: bool) -> None:
+def resume(state: FederationState, begun: ResumePoint, schedule: Schedule, training: bool) -> None:
     """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
     restore(state, begun.content, str(begun.checkpoint), schedule, training)
     if training:
         begun.changes = changes(begun.content, **run_with(state))
-        begun.tell_changes()
+        begun.warn_of_changes()
 
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
@@ -342,7 +342,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     server_momenta = content.get("server_momenta", {})  # older files have none
     if training:
         check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
-    server_memory = Memory(optimizer=_copied(content["server_optimizer"]))
+    server_memory = ClientState(optimizer=_copied(content["server_optimizer"]))
     _restore_clients(state, content, momenta)
     state.resume_server(server_memory, _copied(server_momenta))
     state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
@@ -363,8 +363,8 @@ def _restore_clients(state: FederationState, content: dict[str, Any], momenta: M
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has a home, too
     mine = settle(state, names)
 
-    def memory(k: int) -> Memory:
-        return Memory(_copied(personal.get(k, {})), _copied(momenta.get(k, {})), _copied(residuals.get(k, {})))
+    def memory(k: int) -> ClientState:
+        return ClientState(_copied(personal.get(k, {})), _copied(momenta.get(k, {})), _copied(residuals.get(k, {})))
 
     here = [k for k in collected if k in mine or not several]
     state.resume_clients(
@@ -459,7 +459,7 @@ class Saving:
         schedule: Schedule,
         folder: Path | None,
         call: Callable[..., None],
-        begun: Beginning,
+        begun: ResumePoint,
     ) -> None:
         self.state = state
         self.schedule = schedule
@@ -483,7 +483,7 @@ class Saving:
     @property
     def can_be_alone(self) -> bool:
         """Whether this process has all that there is to save: others may be past asking."""
-        return self.is_enabled and not self.state.homes
+        return self.is_enabled and not self.state.owner_ranks
 
     def save(self, log: FitLog, improved: bool) -> None:
         """A checkpoint of the rounds so far, if there are to be any."""
@@ -493,7 +493,7 @@ class Saving:
         self.round = self.state.round
 
     def _files(self) -> dict[int, str] | None:
-        is_nothing_anywhere = self.state.fabric.world_size > 1 and not self.state.homes
+        is_nothing_anywhere = self.state.fabric.world_size > 1 and not self.state.owner_ranks
         if self._clients is None or is_nothing_anywhere:  # nobody need be asked, who may be gone
             return None
         return self._clients.save()

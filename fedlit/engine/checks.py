@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
-from fedlit.data.labels import tell_labels
+from fedlit.data.labels import warn_of_labels
 from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer, trial_rule
 from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import check_upload_encoder
@@ -91,9 +91,9 @@ def check_experiment(
     measures = check_measures(model, stages, options)
     check_hooks(model, with_followers(stages), command)
     if command == "fit":
-        _tell_modes(model)
-        _tell_what_plays_no_part(model, stages, options)
-        _tell_what_is_not_measured(model, stages, data, options)
+        _warn_of_modes(model)
+        _warn_of_unused_options(model, stages, options)
+        _warn_of_missing_rows(model, stages, data, options)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(with_followers(stages), model, data)
@@ -105,13 +105,11 @@ def check_experiment(
     check_clients(model, data, fabric, measures)
     if measures.are_of_classes:
         _check_metrics(options.metrics, data.splits.num_classes)
-        tell_labels(data)
+        warn_of_labels(data)
     return stages
 
 
-def _tell_what_is_not_measured(
-    model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options
-) -> None:
+def _warn_of_missing_rows(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
     """Rows that somebody may look for in vain."""
     without = sum(1 for own in data.assignment.val if not len(own))
     if without:
@@ -122,7 +120,7 @@ def _tell_what_is_not_measured(
         warnings.warn(f"{told}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
 
 
-def _tell_what_plays_no_part(model: FederatedModule, stages: list[Stage], options: Options) -> None:
+def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options: Options) -> None:
     """How long visits are where every stage says so itself."""
     if any(stage.epochs is None and stage.side == "clients" for stage in stages):
         return
@@ -169,7 +167,7 @@ def _check_stages(stages: list[Stage], model: FederatedModule, options: Options)
         raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
 
 
-def _tell_modes(model: FederatedModule) -> None:
+def _warn_of_modes(model: FederatedModule) -> None:
     """Who has meant it knows; but some libraries hand their networks out in evaluation mode."""
     found = left_in_evaluation(model)
     if found:

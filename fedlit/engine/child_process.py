@@ -99,7 +99,7 @@ def in_child(
     with tempfile.TemporaryFile() as file:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # else the child would hold a copy of what is still to be written
-        child = Child(_fork())
+        child = ForkedProcess(_fork())
         if child.pid == 0:
             os.close(reading)
             _work(work, pack, file, writing)
@@ -121,7 +121,7 @@ def in_child(
 
 
 @dataclass
-class Child:
+class ForkedProcess:
     """A process that was forked; its status is known once it has ended."""
 
     pid: int
@@ -171,7 +171,7 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
-def _awaited(child: Child, reading: int, timeout: float, should_stop: Callable[[], bool]) -> str | None:
+def _awaited(child: ForkedProcess, reading: int, timeout: float, should_stop: Callable[[], bool]) -> str | None:
     """Wait until a child is done, whatever it does to its end of the pipe; why it will not be, if so."""
     end = monotonic() + timeout
     pipes = [reading]

@@ -13,10 +13,10 @@ from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, check_sendable
 from fedlit.engine.evaluation import EpochScores, is_followed
 from fedlit.engine.live_module import check_unchanged, without_frozen
-from fedlit.engine.local_training import Parts, visit
+from fedlit.engine.local_training import Parts, train_client
 from fedlit.engine.metrics import Scores
-from fedlit.engine.plan import Memory, Outcome, Plan, UsageError
-from fedlit.engine.state import FederationState, Sent
+from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
+from fedlit.engine.state import Download, FederationState
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, reported
 
@@ -50,7 +50,7 @@ def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterato
         yield "public pool", state.data.public_pool.num_bytes
 
 
-class Visited(NamedTuple):
+class ClientResult(NamedTuple):
     """What came of a visit, how the trained copy scores, and what is wrong with what was brought.
 
     `sent` is how many bytes the client was sent, where clients are not all sent the same; `encoded` is what has left
@@ -58,7 +58,7 @@ class Visited(NamedTuple):
     moved, where somebody asks.
     """
 
-    outcome: Outcome | Failure
+    outcome: LocalResult | Failure
     scores: Scores
     problem: Failure | None = None
     sent: int | None = None
@@ -66,7 +66,7 @@ class Visited(NamedTuple):
     norm: float | None = None
 
 
-def without_values(visited: Visited) -> Visited:
+def without_values(visited: ClientResult) -> ClientResult:
     """What others may know of a visit: of tensors, names, shapes and dtypes."""
     outcome = visited.outcome
     if isinstance(outcome, Failure):
@@ -75,7 +75,9 @@ def without_values(visited: Visited) -> Visited:
     if upload is not None:
         upload = replace(upload, state=_outlines(upload.state))
     memory = outcome.memory
-    outlined = Memory(_outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual))
+    outlined = ClientState(
+        _outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual)
+    )
     encoded = visited.encoded
     if encoded is not None:
         encoded = Encoded(_outlines(encoded.content), _outlines(encoded.plain))
@@ -91,7 +93,7 @@ def _outlines(sent: Any) -> Any:
     return [_outlines(part) for part in sent]
 
 
-def pack(visited: Visited) -> dict[str, Any]:
+def pack(visited: ClientResult) -> dict[str, Any]:
     """What came of a visit as containers of tensors, numbers and strings, for other processes.
 
     An encoded upload is passed on as it was sent.
@@ -119,7 +121,7 @@ def pack(visited: Visited) -> dict[str, Any]:
     }
 
 
-def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | None = None) -> Visited:
+def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | None = None) -> ClientResult:
     """And back.
 
     Args:
@@ -129,21 +131,21 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     scores = packed.pop("scores")
     sent = packed.pop("sent")
     if packed.pop("failed"):
-        return Visited(Failure(**packed), scores, sent=sent)
+        return ClientResult(Failure(**packed), scores, sent=sent)
     upload = Upload(**packed["upload"]) if packed["upload"] else None
     problem = Failure(**packed["problem"]) if packed["problem"] else None
     encoded = Encoded(**packed["encoded"]) if packed["encoded"] else None
     if encoded is not None and decode is not None and upload is not None and problem is None:
         upload = replace(upload, state=decode(upload.client, encoded))
-    memory = Memory(**packed["memory"])
+    memory = ClientState(**packed["memory"])
     logged = (packed["logs"], packed["epochs"], packed["validation_logs"])
-    outcome = Outcome(upload, memory, *logged, packed.get("skipped", 0), packed.get("overflowed", 0))
-    return Visited(outcome, scores, problem, sent, encoded, packed["norm"])
+    outcome = LocalResult(upload, memory, *logged, packed.get("skipped", 0), packed.get("overflowed", 0))
+    return ClientResult(outcome, scores, problem, sent, encoded, packed["norm"])
 
 
 def received(
     packed: dict[str, Any], stage: Stage, client: int, decode: Callable[[int, Encoded], State] | None = None
-) -> Visited:
+) -> ClientResult:
     """As `unpack`, from a client's own process or host, which might have sent anything.
 
     Raises unless every part is of the kind that it must be. Whose it is, what the client was sent and how far it has
@@ -151,7 +153,7 @@ def received(
     validated after this, as every client's are.
     """
     if packed["failed"]:
-        return Visited(reported(packed), {})
+        return ClientResult(reported(packed), {})
     for part in ("scores", "logs", "validation_logs"):
         if not all(isinstance(name, str) and isinstance(value, float) for name, value in packed[part].items()):
             raise ValueError(f"`{part}` must be numbers by name.")
@@ -197,7 +199,7 @@ def _check_state(state: Any, what: str) -> None:
         raise ValueError(f"{what} must be tensors by name.")
 
 
-class Visits:
+class ClientRunner:
     """The visits of a round, on this process.
 
     Args:
@@ -213,8 +215,8 @@ class Visits:
         state: FederationState,
         number: int,
         plan_for: Callable[[int], Plan],
-        look: Callable[[int, Outcome, Sent | None], Visited],
-        received: Callable[[int, Sent | None, dict[str, Any]], Visited],
+        look: Callable[[int, LocalResult, Download | None], ClientResult],
+        received: Callable[[int, Download | None, dict[str, Any]], ClientResult],
     ) -> None:
         self.state = state
         self.number = number
@@ -225,18 +227,18 @@ class Visits:
         self.before = state.live.snapshot()
         self.parts: Parts | None = None  # where clients build networks of their own, each has others
 
-    def __call__(self, k: int) -> Visited:
+    def __call__(self, k: int) -> ClientResult:
         """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
         state = self.state
-        memory = state.memories.get(k) or Memory()
-        if not state.sends_apart or not is_sent(state, self.plan_for(k).stage):
+        memory = state.memories.get(k) or ClientState()
+        if not state.has_custom_download or not is_sent(state, self.plan_for(k).stage):
             return self._guarded(k, memory, None)
         sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
         self._check_has_something(k, sent)
         visited = self._guarded(k, memory, sent)
         return visited._replace(sent=num_bytes({**sent.state, **sent.received}))
 
-    def _check_has_something(self, k: int, sent: Sent) -> None:
+    def _check_has_something(self, k: int, sent: Download) -> None:
         """Whoever holds nothing of what is shared would upload nothing, round after round, without a word."""
         state = self.state
         held = {*sent.state, *state.personal(k)}
@@ -246,24 +248,24 @@ class Visits:
                 "uploaded nothing before: return `current`, or what it is to begin with."
             )
 
-    def _guarded(self, k: int, memory: Memory, sent: Sent | None) -> Visited:
+    def _guarded(self, k: int, memory: ClientState, sent: Download | None) -> ClientResult:
         """What a client brings, or why it brings nothing; in a process of its own under `trainer.client_timeout`."""
         state = self.state
 
-        def visited() -> Visited:
-            def work() -> Visited:
+        def visited() -> ClientResult:
+            def work() -> ClientResult:
                 return self.look(k, self._visit(k, memory, sent), sent)
 
             result = state.live.attempt(work, self.before)
-            return Visited(result, {}) if isinstance(result, Failure) else result
+            return ClientResult(result, {}) if isinstance(result, Failure) else result
 
         timeout = state.options.client_timeout
         if timeout is None:
             return visited()
         result = in_child(visited, timeout, self.plan_for(k).should_stop, pack, partial(self.received, k, sent))
-        return Visited(result, {}) if isinstance(result, Failure) else result
+        return ClientResult(result, {}) if isinstance(result, Failure) else result
 
-    def _visit(self, k: int, memory: Memory, sent: Sent | None) -> Outcome:
+    def _visit(self, k: int, memory: ClientState, sent: Download | None) -> LocalResult:
         state = self.state
         plan = self.plan_for(k)
         state.enter(k, "server" if plan.stage.upload == "aggregate" else "personal", self.number, sent)
@@ -273,7 +275,7 @@ class Visits:
         if every is not None and is_followed(plan.stage):
             followed = EpochScores(state, plan.stage, client, every)
             plan = replace(plan, after_epoch=followed)
-        outcome = visit(
+        outcome = train_client(
             state.fabric, state.module, client, plan, state.shared, memory, self.constant, self._parts(plan.stage)
         )
         if followed is not None:
@@ -291,7 +293,7 @@ class Visits:
             self.parts = Parts(self.state.module, stage.module or self.state.module)
         return self.parts
 
-    def _forget_frozen(self, outcome: Outcome) -> None:
+    def _forget_frozen(self, outcome: LocalResult) -> None:
         """What is the same for all, and was so before, is not kept by every client."""
         state = self.state
         constant = state.constant_state
@@ -300,7 +302,7 @@ class Visits:
         own = {name: tensor for name, tensor in outcome.memory.state.items() if name not in constant}
         outcome.memory.state = without_frozen(own, state.frozen, state.initial)
 
-    def _held(self, k: int, upload: Upload, sent: Sent) -> Upload:
+    def _held(self, k: int, upload: Upload, sent: Download) -> Upload:
         """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""
         held = self.state.expected_upload(k, sent)
         return replace(upload, state={name: value for name, value in upload.state.items() if name in held})

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedlit.aggregation import State
 from fedlit.engine.cluster.processes import broadcast, exchanged
 from fedlit.engine.cluster.shares import balanced
-from fedlit.engine.plan import Memory
+from fedlit.engine.plan import ClientState
 from fedlit.records.torch_file import dump
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PREFIX = "fedlit-clients-"
 LOCK = ".lock"
 
 
-class Store:
+class SpillStore:
     """Memories by number, in host memory; above the budget, those that were used longest ago go to disk.
 
     Args:
@@ -41,19 +41,19 @@ class Store:
         self.budget, self.device = budget, device or torch.device("cpu")
         self.num_bytes = 0
         self._pins = self.device.type == "cuda"
-        self._held: OrderedDict[int, Memory] = OrderedDict()
+        self._held: OrderedDict[int, ClientState] = OrderedDict()
         self._sizes: dict[int, int] = {}
         self._numbers = count()
         self._folder: Path | None = None
 
-    def put(self, memory: Memory) -> int:
+    def put(self, memory: ClientState) -> int:
         """Keep a memory; its number."""
         number = next(self._numbers)
         self._sizes[number] = _size(vars(memory))
         self._hold(number, self._on_host(memory))
         return number
 
-    def get(self, number: int) -> Memory:
+    def get(self, number: int) -> ClientState:
         """The memory of that number, from disk if it has gone there."""
         if number not in self._held:
             self._hold(number, self._on_host(self._read(number)))
@@ -61,23 +61,23 @@ class Store:
         held = self._held[number]
         if self.device.type == "cpu":
             return held
-        return Memory(self._on_device(held.state), held.optimizer, self._on_device(held.residual))
+        return ClientState(self._on_device(held.state), held.optimizer, self._on_device(held.residual))
 
-    def peek(self, number: int) -> Memory:
+    def peek(self, number: int) -> ClientState:
         """The same, to be looked at once in host memory: what is on disk is mapped, not held."""
         return self._held[number] if number in self._held else self._read(number, mmap=True)
 
-    def _read(self, number: int, mmap: bool = False) -> Memory:
-        return Memory(**torch.load(self._file(number), weights_only=True, map_location="cpu", mmap=mmap))
+    def _read(self, number: int, mmap: bool = False) -> ClientState:
+        return ClientState(**torch.load(self._file(number), weights_only=True, map_location="cpu", mmap=mmap))
 
     def _on_device(self, state: State) -> State:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
 
-    def _on_host(self, memory: Memory) -> Memory:
+    def _on_host(self, memory: ClientState) -> ClientState:
         """A copy in host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
         if self.device.type == "cpu":
             return memory
-        copied = Memory(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
+        copied = ClientState(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # once for all of a memory's copies
         return copied
@@ -103,7 +103,7 @@ class Store:
         if self._folder is not None:
             self._file(number).unlink(missing_ok=True)
 
-    def _hold(self, number: int, memory: Memory) -> None:
+    def _hold(self, number: int, memory: ClientState) -> None:
         self._held[number] = memory
         self.num_bytes += self._sizes[number]
         while self.num_bytes > self.budget and len(self._held) > 1:
@@ -119,18 +119,18 @@ class Store:
         return self._folder / f"{number}.pt"
 
 
-class Memories(MutableMapping[int, Memory]):
+class ClientStore(MutableMapping[int, ClientState]):
     """Each client's memory, by client id."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SpillStore) -> None:
         self.store = store
         self._numbers: dict[int, int] = {}
         self._names: dict[int, tuple[str, ...]] = {}
 
-    def __getitem__(self, client: int) -> Memory:
+    def __getitem__(self, client: int) -> ClientState:
         return self.store.get(self._numbers[client])
 
-    def __setitem__(self, client: int, memory: Memory) -> None:
+    def __setitem__(self, client: int, memory: ClientState) -> None:
         self._set(client, self.store.put(memory), tuple(memory.state))
 
     def __delitem__(self, client: int) -> None:
@@ -143,7 +143,7 @@ class Memories(MutableMapping[int, Memory]):
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def peek(self, client: int) -> Memory:
+    def peek(self, client: int) -> ClientState:
         """A client's memory, to be looked at once."""
         return self.store.peek(self._numbers[client])
 
@@ -176,7 +176,7 @@ class Memories(MutableMapping[int, Memory]):
         self.know({client: ()})
         del self._names[client]
 
-    def adopt(self, others: "Memories") -> None:
+    def adopt(self, others: "ClientStore") -> None:
         """Take over what another mapping of the same store holds or knows, without reading it."""
         for client, number in others._numbers.items():
             self._set(client, number, others._names[client])
@@ -188,17 +188,17 @@ class Memories(MutableMapping[int, Memory]):
         self._numbers[client], self._names[client] = number, names
 
 
-class States(MutableMapping[int, State]):
+class StateStore(MutableMapping[int, State]):
     """A state of each client, by client id, in the store of what stays with clients."""
 
-    def __init__(self, store: Store) -> None:
-        self.memories = Memories(store)
+    def __init__(self, store: SpillStore) -> None:
+        self.memories = ClientStore(store)
 
     def __getitem__(self, client: int) -> State:
         return self.memories[client].state
 
     def __setitem__(self, client: int, state: State) -> None:
-        self.memories[client] = Memory(state)
+        self.memories[client] = ClientState(state)
 
     def __delitem__(self, client: int) -> None:
         del self.memories[client]
@@ -209,7 +209,7 @@ class States(MutableMapping[int, State]):
     def __len__(self) -> int:
         return len(self.memories)
 
-    def adopt(self, others: "States") -> None:
+    def adopt(self, others: "StateStore") -> None:
         """Take over what another mapping of the same store holds."""
         self.memories.adopt(others.memories)
 
@@ -260,7 +260,7 @@ def _size(value: Any) -> int:
     return sum(map(_size, value.values())) if isinstance(value, dict) else 0
 
 
-class Collected(Mapping[int, State]):
+class CollectedUploads(Mapping[int, State]):
     """By client id; of those that other processes have, the names are known.
 
     Args:
@@ -270,9 +270,9 @@ class Collected(Mapping[int, State]):
         is_with_server: Whether the process in which the server trains has a copy of all.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SpillStore) -> None:
         self.is_with_server = False
-        self._memories = Memories(store)
+        self._memories = ClientStore(store)
 
     def __getitem__(self, client: int) -> State:
         return self._memories[client].state
@@ -309,13 +309,13 @@ class Collected(Mapping[int, State]):
 
     def add(self, client: int, state: State) -> None:
         """Keep an upload."""
-        self._memories[client] = Memory(state)
+        self._memories[client] = ClientState(state)
 
     def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
         """Note the names of uploads that are elsewhere."""
         self._memories.know(names)
 
-    def adopt(self, others: "Collected") -> None:
+    def adopt(self, others: "CollectedUploads") -> None:
         """Take over what another of the same store holds or knows."""
         self._memories.adopt(others._memories)
         self.is_with_server = self.is_with_server and not len(others)
@@ -326,10 +326,10 @@ class Collected(Mapping[int, State]):
             self._memories.forget(client)
 
 
-def share_out(state: "FederationState", clients: Sequence[int]) -> list[int]:
+def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
     """The process that visits each client of a round; what stays with one that is not visited at home moves."""
-    owners = balanced(clients, state.homes, state.fabric.world_size)
-    moves = {k: owner for k, owner in zip(clients, owners, strict=True) if state.homes.get(k, owner) != owner}
+    owners = balanced(clients, state.owner_ranks, state.fabric.world_size)
+    moves = {k: owner for k, owner in zip(clients, owners, strict=True) if state.owner_ranks.get(k, owner) != owner}
     if moves:
         _move(state, moves)
     return owners
@@ -339,14 +339,14 @@ def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
     """Let other processes have what stays with these clients; all must ask."""
     rank = state.fabric.global_rank
     parcels: list[dict[int, Any]] = [{} for _ in range(state.fabric.world_size)]
-    leaving = {k: target for k, target in targets.items() if state.homes[k] == rank}
+    leaving = {k: target for k, target in targets.items() if state.owner_ranks[k] == rank}
     for k, target in leaving.items():
         parcels[target][k] = _parcel(state, k)
     state.memories.know({k: state.memories.names(k) for k in leaving})
     for came in exchanged(state.fabric, [parcel or None for parcel in parcels]):
         for k, parcel in (came or {}).items():
             _unpack(state, k, parcel)
-    state.homes |= targets
+    state.owner_ranks |= targets
 
 
 def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
@@ -356,7 +356,7 @@ def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
 
 
 def _unpack(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None:
-    state.memories[k] = Memory(**parcel["memory"])
+    state.memories[k] = ClientState(**parcel["memory"])
     if parcel["collected"]:
         state.collected.add(k, parcel["collected"])
 
@@ -365,7 +365,7 @@ def bring(state: "FederationState", clients: Iterable[int]) -> None:
     """Let every process have a copy of what stays with these clients, until it changes; all must ask."""
     rank = state.fabric.global_rank
     for k in clients:
-        home = state.homes.get(k)
+        home = state.owner_ranks.get(k)
         if home is None:
             continue
         parcel = broadcast(state.fabric, _parcel(state, k) if home == rank else None, home)
@@ -377,20 +377,20 @@ def settle(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> li
     """Give clients homes, from names of what stays with them; those whose home is here."""
     if state.fabric.world_size == 1:
         return [*names]
-    homes = balanced([*names], {}, state.fabric.world_size)
-    state.homes = dict(zip(names, homes, strict=True))
-    elsewhere = {k: names[k] for k, home in state.homes.items() if home != state.fabric.global_rank}
+    owner_ranks = balanced([*names], {}, state.fabric.world_size)
+    state.owner_ranks = dict(zip(names, owner_ranks, strict=True))
+    elsewhere = {k: names[k] for k, home in state.owner_ranks.items() if home != state.fabric.global_rank}
     state.memories.know(elsewhere)
     return [k for k in names if k not in elsewhere]
 
 
-def collected_for_server(state: "FederationState") -> Mapping[int, State]:
+def gather_collected(state: "FederationState") -> Mapping[int, State]:
     """All that is collected, in the process where the server trains; the others must ask, too."""
     fabric = state.fabric
     collected = state.collected
     if fabric.world_size > 1 and not collected.is_with_server:
         rank = fabric.global_rank
-        own = {k: collected[k] for k in collected.here() if rank > 0 and state.homes.get(k) == rank}
+        own = {k: collected[k] for k in collected.here() if rank > 0 and state.owner_ranks.get(k) == rank}
         parcels = [own or None] + [None] * (fabric.world_size - 1)
         for came in exchanged(fabric, parcels):
             for k, upload in (came or {}).items():

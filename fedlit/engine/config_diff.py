@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from fedlit.data import FederatedData
 from fedlit.data.in_words import in_words
-from fedlit.engine.lightning_hooks import at_the_door
+from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.optimisation import as_list
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
@@ -127,7 +127,7 @@ def _of_optimizers(state: FederationState) -> dict[str, str]:
     trial = twin(state.module)
     client = state.data.client(0)
     try:
-        with isolated(0), at_the_door(trial, client, state.fabric):
+        with isolated(0), trial_training(trial, client, state.fabric):
             trial.client = client
             trial.configure_client(client)
             optimizers = as_list(trial.configure_optimizers())

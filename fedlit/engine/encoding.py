@@ -1,7 +1,7 @@
 """Uploads on their way: `trainer.upload_encoder` encodes what leaves a client and decodes it before anybody looks.
 
 What is encoded are the parameters that are shared and trained; buffers, counters and what goes up only pass as they
-are. What was lost stays with the client (`Memory.residual`) if the encoder says `error_feedback`.
+are. What was lost stays with the client (`ClientState.residual`) if the encoder says `error_feedback`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ from fedlit.aggregation import State, Upload, defect
 from fedlit.encoders import OPTION, Encoder
 from fedlit.engine.live_module import failed, trained_names
 from fedlit.engine.options import Options
-from fedlit.engine.plan import Outcome
-from fedlit.engine.state import FederationState, sends_apart, shared_names
+from fedlit.engine.plan import LocalResult
+from fedlit.engine.state import FederationState, has_custom_download, shared_names
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -48,7 +48,7 @@ class Encoding:
         self.order = order
         self.seed = seed
 
-    def send(self, outcome: Outcome) -> tuple[Encoded | None, Failure | None]:
+    def send(self, outcome: LocalResult) -> tuple[Encoded | None, Failure | None]:
         """What has left a client, and what is wrong with it.
 
         The outcome's upload becomes what the server makes of it, and what its memory holds of earlier losses what is
@@ -155,7 +155,7 @@ def check_upload_encoder(model: FederatedModule, stages: Sequence[Stage], option
     names = encoded_names(model, shared_names(model, options.batch_norm))
     if not names or all(stage.upload != "aggregate" for stage in stages):
         raise ValueError(f"`{OPTION}` would never be asked: {kind} averages nothing that trains.")
-    if sends_apart(model):
+    if has_custom_download(model):
         raise ValueError(
             f"`{OPTION}`: uploads are told apart from what all clients are sent, and `download` of {kind} sends each "
             "something else."

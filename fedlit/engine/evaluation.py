@@ -18,9 +18,9 @@ from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import bring
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.cluster.shares import at_home
-from fedlit.engine.live_module import ModuleSnapshot, modes_of, restore, thawed_again
+from fedlit.engine.live_module import ModuleSnapshot, modes_of, restore, restored_requires_grad
 from fedlit.engine.local_training import structure_of
-from fedlit.engine.logged_values import check_own_names, logging_to, noted
+from fedlit.engine.logged_values import check_probe_names, logging_to, logging_to_means
 from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, predictions, scores_by_group, sees_samples_apart
 from fedlit.engine.plan import UsageError
 from fedlit.engine.precision import autocast
@@ -39,7 +39,7 @@ def personalises(learner: nn.Module) -> TypeGuard[FederatedModule]:
     return isinstance(learner, FederatedModule) and is_overridden("personalise", learner, FederatedModule)
 
 
-def make_its_own(state: FederationState, stage: Stage, learner: nn.Module, k: int, round: int) -> None:
+def personalise_client(state: FederationState, stage: Stage, learner: nn.Module, k: int, round: int) -> None:
     """Let a method adapt the model of client k that is loaded, on all its samples: nothing of it leaves the client."""
     if not personalises(learner):
         return
@@ -62,7 +62,7 @@ def personalise(fabric: Fabric, learner: FederatedModule, client: Client, seed: 
         torch.enable_grad(),
         autocast(fabric)(),
         logging_to(_nowhere, [learner]),
-        thawed_again(learner),
+        restored_requires_grad(learner),
     ):
         learner.personalise(client)
     live = learner.state_dict(keep_vars=True)
@@ -142,7 +142,7 @@ class EpochScores:
             yield "pooled", data.test_batches(k)
 
 
-def scores_of_copy(state: FederationState, stage: Stage, round: int, k: int) -> Scores:
+def scores_of_trained_copy(state: FederationState, stage: Stage, round: int, k: int) -> Scores:
     """Of the copy of client k, which is loaded."""
     learner = stage.module or state.module
     network = learner if stage.own_models else learner.global_model()
@@ -152,7 +152,7 @@ def scores_of_copy(state: FederationState, stage: Stage, round: int, k: int) -> 
 
 
 @dataclass
-class Found:
+class EvaluationResult:
     """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
 
     `failed` holds the fields of a `Failure`. `confused` tells of the global model on the test set, see `confusion`.
@@ -166,38 +166,40 @@ class Found:
         self.values += [(client, model, data, name, value) for name, value in scores.items()]
 
 
-def found_of(state: FederationState, before: ModuleSnapshot, k: int, look: Callable[[], Found]) -> Found:
+def evaluated_client(
+    state: FederationState, before: ModuleSnapshot, k: int, run_evaluation: Callable[[], EvaluationResult]
+) -> EvaluationResult:
     """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
 
-    def evaluated() -> Found:
-        found = state.live.attempt(look, before)
-        return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
+    def evaluated() -> EvaluationResult:
+        found = state.live.attempt(run_evaluation, before)
+        return EvaluationResult(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
     timeout = state.options.client_timeout
     if timeout is None:
         return evaluated()
     found = in_child(evaluated, timeout, bool, pack, partial(checked_found, k))
-    return Found(failed={k: vars(found)}) if isinstance(found, Failure) else found
+    return EvaluationResult(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
 
-def check_usage(looks: Sequence[Found]) -> None:
+def check_usage(looks: Sequence[EvaluationResult]) -> None:
     """A mistake that every client's look runs into is the method's, and ends the run; one client's is its own."""
     mistakes = [told["reason"] for found in looks for told in found.failed.values() if told["is_usage"]]
     if mistakes and len(mistakes) == len(looks):
         raise UsageError(mistakes[0].partition(": ")[2])
 
 
-def pack(found: Found) -> dict[str, Any]:
+def pack(found: EvaluationResult) -> dict[str, Any]:
     return vars(found)
 
 
-def unpack(packed: dict[str, Any]) -> Found:
-    return Found(**packed)
+def unpack(packed: dict[str, Any]) -> EvaluationResult:
+    return EvaluationResult(**packed)
 
 
-def checked_found(k: int, packed: Mapping[str, Any]) -> Found:
+def checked_found(k: int, packed: Mapping[str, Any]) -> EvaluationResult:
     """What was found of a client in its own process or on its host, if that tells of this client and of numbers."""
-    found = Found()
+    found = EvaluationResult()
     for client, model, data, metric, value in packed["values"]:
         if client != k or not isinstance(value, float):
             raise ValueError(f"it tells of client {client}: {metric!r} is {value!r}.")
@@ -214,12 +216,12 @@ SERVERS = "pooled"  # what the server evaluates itself, on the test set, whereve
 
 
 @dataclass(frozen=True)
-class Job:
+class EvaluationJob:
     """An evaluation that one process does for all; `what` and `whose` name its random stream."""
 
     what: str
     whose: int
-    evaluate: Callable[[], Found]
+    evaluate: Callable[[], EvaluationResult]
 
 
 def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[list[int]]:
@@ -246,39 +248,43 @@ def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -
     return groups
 
 
-def look(scorer: "Scorer", job: Job, round: int) -> Found:
+def run_evaluation(scorer: "Scorer", job: EvaluationJob, round: int) -> EvaluationResult:
     """One evaluation, by a random stream of its own."""
     with isolated(derive(scorer.state.options.seed, "evaluate", scorer.stage.name, round, job.what, job.whose)):
         return job.evaluate()
 
 
-def looked(scorer: "Scorer", jobs: list[Job], round: int) -> Iterator[tuple[Job, Found]]:
+def run_evaluations(
+    scorer: "Scorer", jobs: list[EvaluationJob], round: int
+) -> Iterator[tuple[EvaluationJob, EvaluationResult]]:
     """What each evaluation found, in order; those of clients are made on their own hosts, if they have some."""
     hosts = scorer.state.hosts
     if hosts is not None:
         asked = [(job.what, job.whose) for job in jobs if job.what != SERVERS]
         answers = iter(hosts.found(scorer, round, asked))
         for job in jobs:
-            yield job, look(scorer, job, round) if job.what == SERVERS else next(answers)
+            yield job, run_evaluation(scorer, job, round) if job.what == SERVERS else next(answers)
         return
 
-    def work(i: int) -> Found:
-        return look(scorer, jobs[i], round)
+    def work(i: int) -> EvaluationResult:
+        return run_evaluation(scorer, jobs[i], round)
 
     for i, found in in_order(scorer.state.fabric, range(len(jobs)), work, pack, unpack, _owners(scorer, jobs)):
         yield jobs[i], found
 
 
-def _owners(scorer: "Scorer", jobs: Sequence[Job]) -> list[int]:
+def _owners(scorer: "Scorer", jobs: Sequence[EvaluationJob]) -> list[int]:
     """The process of each job: the home of the client whose own part is looked at."""
     whose = [None if job.what in (SERVERS, "global") else job.whose for job in jobs]
-    return at_home(whose, scorer.state.homes, scorer.state.fabric.world_size)
+    return at_home(whose, scorer.state.owner_ranks, scorer.state.fabric.world_size)
 
 
-def each_at_home(state: FederationState, clients: Sequence[int], look: Callable[[int], Found]) -> Iterator[Found]:
+def evaluated_by_owners(
+    state: FederationState, clients: Sequence[int], run_evaluation: Callable[[int], EvaluationResult]
+) -> Iterator[EvaluationResult]:
     """What is found of each client's own model, by the process that has it."""
-    owners = at_home(clients, state.homes, state.fabric.world_size)
-    for _, found in in_order(state.fabric, clients, look, pack, unpack, owners):
+    owners = at_home(clients, state.owner_ranks, state.fabric.world_size)
+    for _, found in in_order(state.fabric, clients, run_evaluation, pack, unpack, owners):
         yield found
 
 
@@ -295,7 +301,7 @@ def loaded(scorer: "Scorer", client: int | None) -> nn.Module:
     _check_has_model(scorer, client)
     bring(state, [client])
     state.enter(client, "personal")
-    make_its_own(state, scorer.stage, scorer.personal, client, state.round)
+    personalise_client(state, scorer.stage, scorer.personal, client, state.round)
     return scorer.personal
 
 
@@ -384,8 +390,8 @@ class Scorer:
 
     def _evaluated(self, round: int) -> list[Row]:
         rows: list[Row] = []
-        looks: list[Found] = []
-        for job, found in looked(self, self._jobs(round), round):
+        looks: list[EvaluationResult] = []
+        for job, found in run_evaluations(self, self._jobs(round), round):
             rows += self._rows(found, round)
             if job.what in ("probe", "personal"):
                 looks.append(found)
@@ -394,17 +400,17 @@ class Scorer:
         check_usage(looks)
         return rows
 
-    def own_job(self, what: str, k: int, round: int) -> Job:
+    def own_job(self, what: str, k: int, round: int) -> EvaluationJob:
         """An evaluation of one client, as its own host is asked for it."""
-        evaluations: dict[str, Callable[[], Found]] = {
+        evaluations: dict[str, Callable[[], EvaluationResult]] = {
             "global": partial(self._global_on_own, [k], round),
             "probe": partial(self._probed, k, round),
             "personal": partial(self._personal_on_own, k, round),
             "personal pooled": partial(self._client_on_pooled, k, round),
         }
-        return Job(what, k, evaluations[what])
+        return EvaluationJob(what, k, evaluations[what])
 
-    def _jobs(self, round: int) -> list[Job]:
+    def _jobs(self, round: int) -> list[EvaluationJob]:
         data = self.state.data
         assignment = data.at_round(round)
         own = [k for k in range(data.num_clients) if len(assignment.val[k])]
@@ -413,22 +419,22 @@ class Scorer:
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
         if not self.has_personal_models:
             if is_overridden("probe", self.personal, FederatedModule):
-                jobs += [Job("probe", k, partial(self._probed, k, round)) for k in own]
+                jobs += [EvaluationJob("probe", k, partial(self._probed, k, round)) for k in own]
             return jobs
         seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
-            jobs += [Job("personal", k, partial(self._personal_on_own, k, round)) for k in seen]
+            jobs += [EvaluationJob("personal", k, partial(self._personal_on_own, k, round)) for k in seen]
         if self.stage.reported_on_pooled and not data.is_stand_in:
-            jobs += [Job("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
+            jobs += [EvaluationJob("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
         return jobs
 
-    def _global_jobs(self, clients: list[int], round: int) -> list[Job]:
+    def _global_jobs(self, clients: list[int], round: int) -> list[EvaluationJob]:
         """None unless the server holds the whole model: with a client's own part it is that client's personal one."""
         if not self.has_complete_global_model:
             return []
-        jobs = [] if self.state.data.is_stand_in else [Job(SERVERS, 0, self._global_on_pooled)]
+        jobs = [] if self.state.data.is_stand_in else [EvaluationJob(SERVERS, 0, self._global_on_pooled)]
         for group in self._groups(clients, round):
-            jobs.append(Job("global", group[0], partial(self._global_on_own, group, round)))
+            jobs.append(EvaluationJob("global", group[0], partial(self._global_on_own, group, round)))
         return jobs
 
     @property
@@ -454,7 +460,7 @@ class Scorer:
         batches, _ = self.state.data.val_batches(clients[:FEW], round)
         return sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES))
 
-    def _rows(self, found: Found, round: int) -> list[Row]:
+    def _rows(self, found: EvaluationResult, round: int) -> list[Row]:
         """What was found, as rows; of which clients it could not be is noted."""
         for k, told in found.failed.items():
             failure = Failure(**told)
@@ -471,7 +477,7 @@ class Scorer:
         is_everybody = personalises(self.personal) or self.stage.own_models
         whose = range(self._num_seen) if is_everybody else self.state.owners()
         clients = [k for k in whose if self.has_model(k)]
-        for found in each_at_home(self.state, clients, partial(self._client_on_pooled, round=self.state.round)):
+        for found in evaluated_by_owners(self.state, clients, partial(self._client_on_pooled, round=self.state.round)):
             rows += self._rows(found, self.state.round)
         return rows
 
@@ -485,9 +491,9 @@ class Scorer:
             batches = self.state.data.test_batches(client)
         return predictions(self.state.fabric, network, batches, task_of(self.state.module))
 
-    def _global_on_pooled(self) -> Found:
+    def _global_on_pooled(self) -> EvaluationResult:
         self.state.load_global()
-        found = Found()
+        found = EvaluationResult()
         batches = self._limited(self.state.data.test_batches())
         if batches.num_samples and not self.measures.are_of_classes:
             found.add(POOLED, "global", "pooled", evaluate(self.state.fabric, self.network, batches, self.measures))
@@ -498,21 +504,21 @@ class Scorer:
             found.confused = confusion(logits, target)
         return found
 
-    def _global_on_own(self, clients: list[int], round: int) -> Found:
+    def _global_on_own(self, clients: list[int], round: int) -> EvaluationResult:
         """In one pass, unless somebody's samples are not for this network: then one by one."""
         try:
             return self._global_on_all(clients, round)
         except Exception:  # each will tell
-            found = Found()
+            found = EvaluationResult()
             for k in clients:
-                one = found_of(self.state, self.before, k, partial(self._global_on_all, [k], round))
+                one = evaluated_client(self.state, self.before, k, partial(self._global_on_all, [k], round))
                 found.values += one.values
                 found.failed |= one.failed
             return found
 
-    def _global_on_all(self, clients: list[int], round: int) -> Found:
+    def _global_on_all(self, clients: list[int], round: int) -> EvaluationResult:
         self.state.load_global()
-        found = Found()
+        found = EvaluationResult()
         own = self._scores_of_each(*self.state.data.val_batches(clients, round))
         for k, scores in zip(clients, own, strict=True):
             found.add(k, "global", self._whose(k), scores)
@@ -530,13 +536,13 @@ class Scorer:
         logits, target = outputs(self.state.fabric, self.network, batches)
         return scores_by_group(logits, target, sizes, self.measures)
 
-    def _personal_on_own(self, k: int, round: int) -> Found:
+    def _personal_on_own(self, k: int, round: int) -> EvaluationResult:
         """On the client's validation samples, and on its share of the test set if it has one."""
 
-        def look() -> Found:
-            found = Found()
+        def run_evaluation() -> EvaluationResult:
+            found = EvaluationResult()
             self.state.enter(k, "personal", round)
-            make_its_own(self.state, self.stage, self.personal, k, round)
+            personalise_client(self.state, self.stage, self.personal, k, round)
             batches, _ = self.state.data.val_batches([k], round)
             found.add(k, self._reported_as, self._whose(k), self._scores(self.personal, batches))
             if self._has_own_test(k, round):
@@ -545,33 +551,33 @@ class Scorer:
             found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
             return found
 
-        return found_of(self.state, self.before, k, look)
+        return evaluated_client(self.state, self.before, k, run_evaluation)
 
     def _has_own_test(self, k: int, round: int) -> bool:
         own_test = self.state.data.at_round(round).own_test
         return bool(own_test) and len(own_test[k]) > 0 and self._whose(k) == "own"
 
-    def _probed(self, k: int, round: int) -> Found:
+    def _probed(self, k: int, round: int) -> EvaluationResult:
         """What a method measures by itself where a client's model is the global one."""
 
-        def look() -> Found:
-            found = Found()
+        def run_evaluation() -> EvaluationResult:
+            found = EvaluationResult()
             self.state.enter(k, "server", round)
             found.add(k, "global", self._whose(k), self._probe(k, round))
             return found
 
-        return found_of(self.state, self.before, k, look)
+        return evaluated_client(self.state, self.before, k, run_evaluation)
 
-    def _client_on_pooled(self, k: int, round: int) -> Found:
-        def look() -> Found:
-            found = Found()
+    def _client_on_pooled(self, k: int, round: int) -> EvaluationResult:
+        def run_evaluation() -> EvaluationResult:
+            found = EvaluationResult()
             self.state.enter(k, "personal")
-            make_its_own(self.state, self.stage, self.personal, k, round)
+            personalise_client(self.state, self.stage, self.personal, k, round)
             scores = self._scores(self.personal, self.state.data.test_batches(k))
             found.add(k, self._reported_as, "pooled", scores)
             return found
 
-        return found_of(self.state, self.before, k, look)
+        return evaluated_client(self.state, self.before, k, run_evaluation)
 
     @property
     def _reported_as(self) -> str:
@@ -591,11 +597,11 @@ class Scorer:
         """What a method measures of a client's model by itself, returned or logged."""
         modes = modes_of(self.personal)
         self.personal.eval()
-        with noted(self.personal) as logs:
+        with logging_to_means(self.personal) as logs:
             probed = self.personal.probe(self.state.data.client(k, round))
         restore(modes)
         scores = {str(name): float(value) for name, value in probed.items()}
-        return check_own_names(logs.result() | scores, self.measures.names, self.personal)
+        return check_probe_names(logs.result() | scores, self.measures.names, self.personal)
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"

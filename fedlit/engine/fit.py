@@ -21,10 +21,10 @@ from fedlit.engine.evaluation import Scorer
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.round import ClientRound
-from fedlit.engine.run_setup import Beginning
-from fedlit.engine.scheduling import ClientSampler, Schedule, TooFewClients, whole_round
-from fedlit.engine.server_attributes import Unkept
-from fedlit.engine.server_training import Served, serve, trained_by_server
+from fedlit.engine.run_setup import ResumePoint
+from fedlit.engine.scheduling import ClientSampler, Schedule, TooFewClients, run_with_retries
+from fedlit.engine.server_attributes import UnserializableAttribute
+from fedlit.engine.server_training import ServerResult, serve, trained_by_server
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.records.fit_log import FitLog
@@ -121,7 +121,7 @@ def make_profiler(given: Profiler | str | None) -> Profiler:
     return PROFILERS[given]()
 
 
-def tell_profile(profiler: Profiler, folder: Path | None) -> None:
+def report_profile(profiler: Profiler, folder: Path | None) -> None:
     """Let a profiler say, or write into the folder of the run, what it has found."""
     if isinstance(profiler, PassThroughProfiler):
         return
@@ -158,7 +158,7 @@ class Fit:
         folder: Path | None,
         stop: StopRequest,
         call: Callable[..., None],
-        begun: Beginning,
+        begun: ResumePoint,
     ) -> None:
         self.state = state
         self.schedule = schedule
@@ -189,7 +189,7 @@ class Fit:
         )
         self._begin_log(begun)
 
-    def _begin_log(self, begun: Beginning) -> None:
+    def _begin_log(self, begun: ResumePoint) -> None:
         state = self.state
         processes = state.fabric.world_size
         rounds = len(self.schedule)
@@ -226,7 +226,7 @@ class Fit:
             self._save_what_is_whole()
             self.log.abandon()
             raise
-        except Unkept:  # a checkpoint of this round would lack it
+        except UnserializableAttribute:  # a checkpoint of this round would lack it
             self.log.abandon()
             raise
         except (TooFewClients, RuleFailed) as error:
@@ -297,7 +297,7 @@ class Fit:
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
         if state.fabric.is_global_zero:
-            tell_profile(self.options.profiler, self.log.folder)
+            report_profile(self.options.profiler, self.log.folder)
 
     def _one_round(self, number: int) -> None:
         start = perf_counter()
@@ -336,7 +336,7 @@ class Fit:
     def _trained(self, number: int, score: bool) -> RoundRecord:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
         stage = self.schedule.stage(number)
-        should_stop = self._should_stop_visit()
+        should_stop = self._should_stop_training()
         before_step = self._before_step
         plan_for = partial(self.schedule.plan, number, should_stop, before_step=before_step)
         follow_up = self.schedule.follow_up(number, should_stop, before_step)
@@ -353,9 +353,9 @@ class Fit:
             follow = None if follow_up is None else partial(self._follow, number, follow_up)
             return ClientRound(self.state, number, clients, plan_for, score, tell, follow).run()
 
-        return whole_round(self.sampler, stage, number, train, self.log.repeated)
+        return run_with_retries(self.sampler, stage, number, train, self.log.repeated)
 
-    def _follow(self, number: int, plan: Plan, agreed: State, uploads: Mapping[int, State]) -> Served:
+    def _follow(self, number: int, plan: Plan, agreed: State, uploads: Mapping[int, State]) -> ServerResult:
         """Let the server train at the end of a round of clients."""
         return trained_by_server(self.state, number, plan, agreed, uploads, partial(self._tell, []))
 
@@ -435,7 +435,7 @@ class Fit:
         what = self.waiting_for if self.state.fabric.world_size == 1 else f"round {self.state.round + 1}"
         self.progress.say(f"stopping after {what}; again to end now")
 
-    def _should_stop_visit(self) -> Callable[[], bool]:
+    def _should_stop_training(self) -> Callable[[], bool]:
         """Several processes agree to stop between rounds; one may stop in the middle of a visit."""
         if self.state.fabric.world_size > 1:
             return _never

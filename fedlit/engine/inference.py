@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, loaded, personalised
-from fedlit.engine.local_training import visit
-from fedlit.engine.metrics import Measures, Scores, evaluate, measures_classes
-from fedlit.engine.plan import Memory, Plan, UsageError
+from fedlit.engine.local_training import train_client
+from fedlit.engine.metrics import MetricSet, Scores, evaluate, measures_classes
+from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.precision import convert_input
 from fedlit.engine.scheduling import TooFewClients
-from fedlit.engine.state import FederationState, Scoreboard
+from fedlit.engine.state import BestTracker, FederationState
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
@@ -228,7 +228,7 @@ def epochs_to_converge(values: list[float], rises: bool = True) -> int:
     return next(epoch for epoch, loss in enumerate(losses) if loss <= enough)
 
 
-def table_of_epochs(rows: list[Row], measures: Measures) -> str:
+def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
     """Means over new clients: before any training, after the last epoch, and in the best.
 
     Args:
@@ -236,7 +236,7 @@ def table_of_epochs(rows: list[Row], measures: Measures) -> str:
         measures: Which know whether a higher value is better.
     """
     measured = [row for row in rows if row.metric != CONVERGENCE]
-    board = Scoreboard(measures, None)
+    board = BestTracker(measures, None)
     before: dict[str, float] = {}
     for epoch in sorted({row.round for row in measured}):
         board.note(epoch, [row for row in measured if row.round == epoch])
@@ -285,14 +285,14 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
     plan = Plan(STAGE, state.options.seed, epochs, after_epoch=score)
-    outcome = visit(state.fabric, learner, client, plan, (), Memory())
+    outcome = train_client(state.fabric, learner, client, plan, (), ClientState())
     if outcome.overflowed:
         why = f"gradients overflowed and every step ({outcome.overflowed}) was skipped (`trainer.precision` 16-mixed)"
         warnings.warn(f"Client {k} was not trained: {why}.", Notice, stacklevel=2)
     return found
 
 
-def draw_adaptation(folder: Path, measures: Measures, title: str) -> None:
+def draw_adaptation(folder: Path, measures: MetricSet, title: str) -> None:
     """adapt.png, of what stands in adapt.csv."""
     draw_curves(
         folder / "adapt.csv",

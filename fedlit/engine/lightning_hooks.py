@@ -106,7 +106,7 @@ VALIDATION_HOOKS = frozenset(
         "on_validation_model_zero_grad",
     }
 )
-VISIT_HOOKS = frozenset(
+FIT_HOOKS = frozenset(
     {
         "on_fit_start",
         "on_fit_end",
@@ -118,7 +118,7 @@ VISIT_HOOKS = frozenset(
         "teardown",
     }
 )
-CALLED = STEP_HOOKS | VALIDATION_HOOKS | VISIT_HOOKS
+CALLED = STEP_HOOKS | VALIDATION_HOOKS | FIT_HOOKS
 
 _BUILT = "build networks in `__init__`, or a client's own in `configure_client`; prepare a visit in `on_fit_start`"
 _SAMPLES = "samples are the clients' own and come from `data`"
@@ -209,7 +209,7 @@ OF_LOGS = {"logger", "loggers", "logs", "validation_forks", "validation_logs"}
 INTERNAL = {"plan", "precision_plugin", "strategy", "take"} | OF_LOGS
 
 
-class VisitTrainer:
+class LocalTrainer:
     """A visit, as Lightning's methods see it.
 
     Args:
@@ -244,15 +244,15 @@ class VisitTrainer:
         self.validation_forks: dict[str, float] = {}  # what validation logged both on_step and on_epoch
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
-        self.strategy = VisitStrategy(self)
+        self.strategy = LocalStrategy(self)
         self.precision_plugin = self.strategy
 
-    def __deepcopy__(self, memo: dict) -> "VisitTrainer":
+    def __deepcopy__(self, memo: dict) -> "LocalTrainer":
         """A copy of a network that is made in a visit is of the same visit."""
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
-        offered = {*vars(VisitTrainer), *vars(self)} - INTERNAL
+        offered = {*vars(LocalTrainer), *vars(self)} - INTERNAL
         known = ", ".join(sorted(known for known in offered if not known.startswith("_")))
         raise NoSuchAttribute(f"`self.trainer.{name}` has no meaning in a visit of a federation; there are {known}.")
 
@@ -339,21 +339,21 @@ class VisitTrainer:
         self.lr_scheduler_configs = schedulers
 
 
-class VisitStrategy:
+class LocalStrategy:
     """What Lightning's methods ask of a Trainer's strategy and precision.
 
     Args:
         trainer: Of the visit.
     """
 
-    def __init__(self, trainer: VisitTrainer) -> None:
+    def __init__(self, trainer: LocalTrainer) -> None:
         # In a circle, networks of clients and their gradients would stay until Python's collector comes by.
-        self.trainer: VisitTrainer = weakref.proxy(trainer)
+        self.trainer: LocalTrainer = weakref.proxy(trainer)
 
     @cached_property
-    def _lightning_optimizers(self) -> list["VisitOptimizer"]:
+    def _lightning_optimizers(self) -> list["LocalOptimizer"]:
         """Where `LightningModule.optimizers` looks; each is a class of its own, which takes a moment to make."""
-        return [VisitOptimizer(optimizer, self.trainer) for optimizer in self.trainer.optimizers]
+        return [LocalOptimizer(optimizer, self.trainer) for optimizer in self.trainer.optimizers]
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **options: Any) -> None:
         """Backward with its hooks."""
@@ -378,7 +378,7 @@ class VisitStrategy:
         raise UsageError("`self.all_gather` has no meaning in a visit: every process has a client of its own.")
 
 
-class VisitOptimizer(LightningOptimizer):
+class LocalOptimizer(LightningOptimizer):
     """An optimiser whose step has Lightning's hooks.
 
     Args:
@@ -386,7 +386,7 @@ class VisitOptimizer(LightningOptimizer):
         trainer: Of the visit.
     """
 
-    def __init__(self, optimizer: Optimizer, trainer: VisitTrainer) -> None:
+    def __init__(self, optimizer: Optimizer, trainer: LocalTrainer) -> None:
         super().__init__(optimizer)
         self._trainer = trainer
 
@@ -421,13 +421,13 @@ class VisitOptimizer(LightningOptimizer):
         learner.untoggle_optimizer(self)
 
 
-def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: VisitTrainer) -> None:
+def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: LocalTrainer) -> None:
     clip = trainer.gradient_clip_val
     learner.configure_gradient_clipping(optimizer, gradient_clip_val=clip, gradient_clip_algorithm=None)
 
 
 @contextmanager
-def attached(parts: Iterable[LightningModule], trainer: VisitTrainer) -> Iterator[None]:
+def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterator[None]:
     """Let a method and its parts find the local training as `self.trainer`."""
     before = [(part, part._trainer, part._fabric) for part in parts]
     for part, _, _ in before:
@@ -442,9 +442,9 @@ def attached(parts: Iterable[LightningModule], trainer: VisitTrainer) -> Iterato
 
 
 @contextmanager
-def at_the_door(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
+def trial_training(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
     """The same before the first round, for what is tried then: as if a visit of one epoch were to begin."""
     plan = Plan(Stage("door"), seed=0)
     parts = [part for part in method.modules() if isinstance(part, LightningModule)]
-    with attached(parts, VisitTrainer(fabric, method, client, plan, Means())):
+    with attached(parts, LocalTrainer(fabric, method, client, plan, Means())):
         yield

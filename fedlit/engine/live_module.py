@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
-from fedlit.engine.logged_values import refused
+from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.plan import Interrupted, UsageError
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, copy_into
@@ -74,7 +74,7 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 
 
 @contextmanager
-def thawed_again(module: nn.Module) -> Iterator[None]:
+def restored_requires_grad(module: nn.Module) -> Iterator[None]:
     """Every parameter is trained, or not, afterwards as it was before."""
     before = [(parameter, parameter.requires_grad) for parameter in module.parameters()]
     try:
@@ -338,7 +338,7 @@ class LiveModule:
 
     def _build(self, client: Client) -> None:
         module = self.module
-        with isolated(derive(self.seed, "client", client.id)), refused(module, "configure_client"):
+        with isolated(derive(self.seed, "client", client.id)), refusing_logs(module, "configure_client"):
             module.configure_client(client)
         settle(module)
         module.to(device=module.device, dtype=module.dtype)

@@ -15,10 +15,10 @@ from torchmetrics import Metric
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaded import AnyBatches
-from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, VisitTrainer, attached, overridden, takes_batch_idx
+from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
 from fedlit.engine.live_module import Modes, modes_of, restore
-from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refused
-from fedlit.engine.metrics import LOSS, MeanLoss, Measures, each_output, evaluate, outputs
+from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
+from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
     HookedStep,
     PlainStep,
@@ -27,7 +27,7 @@ from fedlit.engine.optimisation import (
     parameter_names,
     wants_hooks,
 )
-from fedlit.engine.plan import SCALER, Interrupted, Memory, OptimizerState, Outcome, Plan, is_plain
+from fedlit.engine.plan import SCALER, ClientState, Interrupted, LocalResult, OptimizerState, Plan, is_plain
 from fedlit.engine.precision import Converted, Scaler, autocast, converted, renew_scaler
 from fedlit.inputs import batch_size
 from fedlit.methods.base import FederatedModule, copy_into
@@ -35,7 +35,7 @@ from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.rng import derive, generator, isolated
 
 
-def validates(learner: FederatedModule, client: Client, trainer: VisitTrainer) -> bool:
+def validates(learner: FederatedModule, client: Client, trainer: LocalTrainer) -> bool:
     """Whether a method has a hook of its own there, or a schedule that waits; the server has no such samples."""
     is_asked = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
     if isinstance(client, Server) or not (is_asked or overridden(learner, VALIDATION_HOOKS)):
@@ -53,7 +53,7 @@ class Validation:
         trainer: Of the visit.
     """
 
-    def __init__(self, fabric: Fabric, learner: FederatedModule, client: Client, trainer: VisitTrainer) -> None:
+    def __init__(self, fabric: Fabric, learner: FederatedModule, client: Client, trainer: LocalTrainer) -> None:
         self.fabric = fabric
         self.learner = learner
         self.client = client
@@ -109,7 +109,7 @@ class Validation:
             restore(modes)
 
 
-class Best:
+class BestState:
     """Early stopping on the client's own validation data; the best state is a copy, never the live tensors.
 
     Args:
@@ -133,7 +133,7 @@ class Best:
         self.learner = learner
         self.client = client
         self.validation = validation
-        self.measures = Measures(learner, {})
+        self.measures = MetricSet(learner, {})
         self.value = float("inf")
         self.checks = 0
         self.state: State = {}
@@ -178,7 +178,7 @@ class Best:
 Uploads = Mapping[int, State]  # what the server has collected, by client id
 
 
-class Trained(NamedTuple):
+class TrainingResult(NamedTuple):
     """What training leaves beside the state: its optimisers, means of what it logged, and of what validation did.
 
     `skipped` is the number of steps if none of them had a loss. Of 16-mixed also the gradient scaler.
@@ -228,10 +228,10 @@ def train(
     module: FederatedModule,
     client: Client,
     plan: Plan,
-    memory: Memory,
+    memory: ClientState,
     uploads: Uploads | None = None,
     parts: Parts | None = None,
-) -> Trained:
+) -> TrainingResult:
     """Run the local epochs of a stage on the live module.
 
     Args:
@@ -247,7 +247,7 @@ def train(
     learner = stage.module or module
     client = replace(client, samples=stage.samples)
     means = Means()
-    trainer = VisitTrainer(fabric, learner, client, plan, means)
+    trainer = LocalTrainer(fabric, learner, client, plan, means)
     parts = parts or Parts(module, learner)
     own = [module] if learner is module else [module, learner]
     for part in own:
@@ -272,7 +272,7 @@ def train(
         learner.teardown("fit")
         if uploads is None:
             module.on_client_end(client)
-        return Trained(trainer.optimizers, means.result(), trainer.validation_logs, scaler, epochs.skipped)
+        return TrainingResult(trainer.optimizers, means.result(), trainer.validation_logs, scaler, epochs.skipped)
 
 
 def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
@@ -295,7 +295,7 @@ class LocalEpochs:
     """
 
     def __init__(
-        self, fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, trainer: VisitTrainer
+        self, fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, trainer: LocalTrainer
     ) -> None:
         self.fabric = fabric
         self.learner = learner
@@ -307,10 +307,10 @@ class LocalEpochs:
         self.validation: Validation | None = None
         if validates(learner, client, trainer):
             self.validation = Validation(fabric, learner, client, trainer)
-        self.best: Best | None = None
+        self.best: BestState | None = None
         rule = plan.stage.early_stopping
         if rule is not None and client.val_batches().num_samples:  # else there is nothing to watch
-            self.best = Best(rule, fabric, learner, client, self.validation)
+            self.best = BestState(rule, fabric, learner, client, self.validation)
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None
         self.had_loss: set[bool | None] = set()
@@ -403,16 +403,16 @@ class LocalEpochs:
             self.trainer.logs = self.learner._log_sink = EpochMeans(visit)
 
 
-def visit(
+def train_client(
     fabric: Fabric,
     module: FederatedModule,
     client: Client,
     plan: Plan,
     shared: Collection[str],
-    memory: Memory,
+    memory: ClientState,
     constant: Collection[str] = (),
     parts: Parts | None = None,
-) -> Outcome:
+) -> LocalResult:
     """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else.
 
     What is constant is neither uploaded nor kept.
@@ -441,8 +441,8 @@ def visit(
         raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
     for tensor in live.values():  # gradients end with the training
         tensor.grad = None
-    kept_memory = Memory(own, {stage.name: momenta} if momenta else {})
-    return Outcome(
+    kept_memory = ClientState(own, {stage.name: momenta} if momenta else {})
+    return LocalResult(
         upload,
         kept_memory,
         trained.logs,
@@ -453,7 +453,7 @@ def visit(
 
 
 def _weight(module: FederatedModule, client: Client) -> float:
-    with refused(module, "client_weight"):
+    with refusing_logs(module, "client_weight"):
         return float(module.client_weight(client))
 
 
@@ -469,7 +469,7 @@ def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collect
     return {name for name in names if not name.startswith(elsewhere)}
 
 
-def _collected(module: FederatedModule, state: State, memory: Memory) -> State:
+def _collected(module: FederatedModule, state: State, memory: ClientState) -> State:
     """What the server is to keep; the very tensors of an earlier stage where nothing has changed since."""
     upload: State = {}
     for name, tensor in state.items():

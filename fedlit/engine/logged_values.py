@@ -185,7 +185,7 @@ def logging_to(sink: Callable[..., None], parts: Iterable[FederatedModule]) -> I
 
 
 @contextmanager
-def noted(module: FederatedModule) -> Iterator[Means]:
+def logging_to_means(module: FederatedModule) -> Iterator[Means]:
     """What a method logs, noted."""
     means = Means()
     with logging_to(means, [module]):
@@ -193,7 +193,7 @@ def noted(module: FederatedModule) -> Iterator[Means]:
 
 
 @contextmanager
-def refused(module: FederatedModule, where: str) -> Iterator[None]:
+def refusing_logs(module: FederatedModule, where: str) -> Iterator[None]:
     """Refuse what a method logs where no round records it."""
 
     def refuse(name: str, *args: Any, **options: Any) -> None:
@@ -206,7 +206,7 @@ def refused(module: FederatedModule, where: str) -> Iterator[None]:
         yield
 
 
-def check_own_names(probed: dict[str, float], measured: Collection[str], module: FederatedModule) -> dict[str, float]:
+def check_probe_names(probed: dict[str, float], measured: Collection[str], module: FederatedModule) -> dict[str, float]:
     """What a method measures by itself, if it is told apart from what the federation does on the same samples."""
     for name in set(measured) & probed.keys():
         raise UsageError(

@@ -35,7 +35,7 @@ def measures_classes(method: FederatedModule) -> bool:
     return not is_own and "loss" not in vars(method) and type(task_of(method)) is Classification
 
 
-class Measures:
+class MetricSet:
     """What is measured of every model of a method.
 
     Args:
@@ -188,14 +188,14 @@ class MeanLoss:
         return self.total / self.samples
 
 
-class Tally:
+class MetricAccumulator:
     """The scores of a model, while its outputs come.
 
     Args:
         measures: What is measured.
     """
 
-    def __init__(self, measures: Measures) -> None:
+    def __init__(self, measures: MetricSet) -> None:
         self.measures = measures
         self.task = task_of(measures.method)
         self.loss_of = loss_of(measures.method)
@@ -228,7 +228,7 @@ class Tally:
         return {name: found[name] for name in self.measures.names if name in found}
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        tell_left_out(self.measures.told(name), error)
+        warn_left_out(self.measures.told(name), error)
         del self.metrics[name]
 
 
@@ -239,7 +239,7 @@ def number(metric: Metric) -> float:
         return float(metric.compute())
 
 
-def tell_left_out(metric: str, error: Exception) -> None:
+def warn_left_out(metric: str, error: Exception) -> None:
     """One that cannot be measured says nothing, and is told of."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     warnings.warn(f"{metric} is left out where it cannot be measured: {reason}", Notice, 2)
@@ -248,12 +248,12 @@ def tell_left_out(metric: str, error: Exception) -> None:
 DEFAULT = Classification().metrics()
 
 
-def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: Measures | None = None) -> Scores:
+def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: MetricSet | None = None) -> Scores:
     """The scores of a network on some samples, by default as a classifier; none if there are none."""
     if batches.num_samples == 0:
         return {}
     if measures is not None and not measures.are_of_classes:
-        tally = Tally(measures)
+        tally = MetricAccumulator(measures)
         for output, target in each_output(fabric, network, batches):
             tally.add(output, target)
         return tally.scores()
@@ -262,7 +262,7 @@ def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: 
 
 
 def scores_by_group(
-    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, measures: Measures | None = None
+    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, measures: MetricSet | None = None
 ) -> list[Scores]:
     """Scores of consecutive groups of samples, such as the clients' validation sets laid end to end.
 
@@ -295,7 +295,7 @@ def scores_by_group(
             try:
                 scores[name] = _measured(metrics[name], logits[start:stop], target[start:stop])
             except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
-                tell_left_out(name if measures is None else measures.told(name), error)
+                warn_left_out(name if measures is None else measures.told(name), error)
         groups.append(scores)
     return groups
 

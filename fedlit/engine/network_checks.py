@@ -14,11 +14,11 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.data.labels import told_labels
+from fedlit.data.labels import describe_labels
 from fedlit.data.own_data import take_classes
-from fedlit.engine.lightning_hooks import at_the_door, overridden, step_loss, takes_batch_idx
-from fedlit.engine.logged_values import noted, refused
-from fedlit.engine.metrics import CLASSES, LOSS, Measures
+from fedlit.engine.lightning_hooks import overridden, step_loss, takes_batch_idx, trial_training
+from fedlit.engine.logged_values import logging_to_means, refusing_logs
+from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
 from fedlit.engine.optimisation import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
@@ -36,7 +36,7 @@ LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under wha
 SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 
-def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> Measures:
+def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> MetricSet:
     """What is measured can be told apart, and is what is monitored and watched."""
     check_task(model)
     measures = _measures(model, options.metrics)
@@ -63,10 +63,10 @@ def check_task(model: FederatedModule) -> None:
         raise ValueError(f"`model.task`: {kind} is for {' and '.join(allowed)}, got {task_of(model).name}.")
 
 
-def _measures(model: FederatedModule, more: Mapping[str, Metric]) -> Measures:
+def _measures(model: FederatedModule, more: Mapping[str, Metric]) -> MetricSet:
     kind = type(model).__name__
     try:
-        measures = Measures(model, more)
+        measures = MetricSet(model, more)
     except Exception as error:  # a method raises what it likes
         raise ValueError(f"`model`: `metrics` of {kind}: {first_line(error)}") from error
     own = measures.own
@@ -80,7 +80,7 @@ def _measures(model: FederatedModule, more: Mapping[str, Metric]) -> Measures:
     return measures
 
 
-def _check_monitor(measures: Measures, monitor: str | None) -> None:
+def _check_monitor(measures: MetricSet, monitor: str | None) -> None:
     """What is never measured would never be best."""
     if monitor is None:
         return
@@ -96,14 +96,14 @@ def _check_early_stopping(stage: Stage, learner: FederatedModule) -> None:
     rule = stage.early_stopping
     if rule is None:
         return
-    known = [LOSS, *Measures(learner, {}).own]
+    known = [LOSS, *MetricSet(learner, {}).own]
     if rule.metric not in known:
         raise ValueError(f"Early stopping of stage {stage.name!r} must watch {' or '.join(known)}, got {rule.metric}.")
 
 
 def check_targets(model: FederatedModule, target: Any, num_classes: int) -> None:
     """A classification has classes."""
-    if not isinstance(task_of(model), Classification) or not Measures(model, {}).are_of_classes:
+    if not isinstance(task_of(model), Classification) or not MetricSet(model, {}).are_of_classes:
         return
     are_classes = isinstance(target, Tensor) and target.dtype == torch.int64 and target.ndim == 1
     if are_classes and num_classes > 0:
@@ -113,20 +113,20 @@ def check_targets(model: FederatedModule, target: Any, num_classes: int) -> None
     remedy = "another is of fedlit.tasks, such as Regression"
     if model.card is not None and model.card.tasks:
         remedy = f"{kind} is for nothing else"
-    raise ValueError(f"{told} {told_tree(target)}; {remedy}.")
+    raise ValueError(f"{told} {describe_tree(target)}; {remedy}.")
 
 
-def check_own_task(model: FederatedModule, measures: Measures, output: Any, target: Any, whose: str) -> None:
+def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, target: Any, whose: str) -> None:
     """A loss and metrics that are not those of a classification are tried on the outputs for two samples."""
     kind = type(model).__name__
-    shapes = f"outputs {told_tree(output)} of the {whose} with targets {told_tree(target)}"
+    shapes = f"outputs {describe_tree(output)} of the {whose} with targets {describe_tree(target)}"
     try:
         loss = loss_of(model)(output, target)
     except Exception as error:  # a method raises what it likes
         task = task_of(model).name
         raise ValueError(f"`model`: `loss` of {kind} ({task}) cannot compare {shapes}: {first_line(error)}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = told_tree(loss) if isinstance(loss, Tensor) else repr(loss)
+        got = describe_tree(loss) if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {got}.")
     for name, metric in measures.metrics.items():
         try:
@@ -139,14 +139,14 @@ def check_own_task(model: FederatedModule, measures: Measures, output: Any, targ
             ) from error
 
 
-def told_tree(tree: Any) -> str:
+def describe_tree(tree: Any) -> str:
     """What a tree of tensors is, for a person."""
     if isinstance(tree, Tensor):
         return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
     if isinstance(tree, Mapping):
-        return "{" + ", ".join(f"{name}: {told_tree(value)}" for name, value in tree.items()) + "}"
+        return "{" + ", ".join(f"{name}: {describe_tree(value)}" for name, value in tree.items()) + "}"
     if isinstance(tree, tuple | list) and tensors(tree):
-        return "(" + ", ".join(map(told_tree, tree)) + ")"
+        return "(" + ", ".join(map(describe_tree, tree)) + ")"
     return f"a {type(tree).__name__}"
 
 
@@ -163,7 +163,7 @@ NETWORK_CHOICES = {"client_networks", "client_memes", "client_classes"}  # what 
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
-def check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric, measures: Measures) -> None:
+def check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric, measures: MetricSet) -> None:
     """The networks of the first clients, one of each kind, are tried on two samples."""
     target = two_samples(data, fabric)[1]
     check_targets(model, target, data.splits.num_classes)
@@ -194,7 +194,7 @@ def networks_to_try(
             if chosen not in tried:
                 trial.client = client
                 if is_overridden("configure_client", trial, FederatedModule):
-                    with refused(trial, "configure_client"):
+                    with refusing_logs(trial, "configure_client"):
                         trial.configure_client(client)
                     trial.to(device=fabric.device, dtype=trial.dtype)
                 trial.eval()
@@ -229,7 +229,7 @@ def _is_choice(name: str, value: object, num_clients: int) -> bool:
 
 @torch.no_grad()
 def _check_client(
-    model: FederatedModule, client: Client, samples: tuple[Any, Any], fabric: Fabric, measures: Measures
+    model: FederatedModule, client: Client, samples: tuple[Any, Any], fabric: Fabric, measures: MetricSet
 ) -> None:
     """The client's network takes its samples and gives what the task needs, and its optimiser can be built."""
     x, target = samples
@@ -246,7 +246,7 @@ def _check_client(
 
 def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> None:
     try:
-        with at_the_door(model, client, fabric):
+        with trial_training(model, client, fabric):
             optimizers = as_list(model.configure_optimizers())
         check_number(model, optimizers)
         for optimizer in optimizers:
@@ -265,7 +265,7 @@ def _outputs(network: nn.Module, whose: str, x: Any) -> Any:
         hint = ""
         if "dtype" in str(error):
             hint = "; see `trainer.precision`"
-        inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else told_tree(x)
+        inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else describe_tree(x)
         told = f"the {whose} cannot take inputs {inputs}: {first_line(error)}{hint}"
         raise ValueError(f"`model`: {told}") from error
 
@@ -288,7 +288,7 @@ def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, 
     if len(shape) == 2 and shape[1] > client.num_classes and client.data.num_classes is None:
         remedy += f", or `data.num_classes: {shape[1]}` if no sample is of the highest classes"
     wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
-    labels = told_labels(client.data)
+    labels = describe_labels(client.data)
     if labels is None:
         raise ValueError(f"`model`: {wanted}; {remedy}.")
     raise ValueError(
@@ -337,7 +337,7 @@ def _try_step(trial: FederatedModule, client: Client, samples: tuple[Any, Any], 
     if parts != [trial]:
         raise ValueError(f"{type(parts[-1]).__name__}, a part of it, has steps of its own, which are not tried.")
     batch = (*samples, torch.arange(2, device=fabric.device)) if trial.wants_index else samples
-    with at_the_door(trial, client, fabric), noted(trial):
+    with trial_training(trial, client, fabric), logging_to_means(trial):
         trial.on_client_start(client)
         given = (batch, 0) if takes_batch_idx(trial.training_step) else (batch,)
         result = trial.training_step(*given)  # type: ignore[arg-type, call-arg]

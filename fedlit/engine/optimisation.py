@@ -12,13 +12,13 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit import bounds
-from fedlit.engine.lightning_hooks import STEP_HOOKS, VisitTrainer, overridden, step_loss, takes_batch_idx
+from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overridden, step_loss, takes_batch_idx
 from fedlit.engine.plan import OptimizerState, Plan, UsageError
 from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
 from fedlit.fast.sgd import clear, is_plain_sgd, prepare, step
 from fedlit.methods.base import FederatedModule
 
-STEPPED_AT_THE_DOOR = (  # PyTorch's own whose step does nothing but what their paper says
+TRIED_BEFORE_THE_FIRST_ROUND = (  # PyTorch's own whose step does nothing but what their paper says
     torch.optim.SGD,
     torch.optim.Adam,
     torch.optim.AdamW,
@@ -88,7 +88,7 @@ def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
     gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
     if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
         raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
-    if type(optimizer) in STEPPED_AT_THE_DOOR and not gives_sparse:
+    if type(optimizer) in TRIED_BEFORE_THE_FIRST_ROUND and not gives_sparse:
         _try_a_step(optimizer)
 
 
@@ -306,7 +306,7 @@ class PlainStep:
             torch.nn.utils.clip_grad_norm_(group["params"], clip)
 
 
-def wants_hooks(learner: FederatedModule, trainer: VisitTrainer) -> bool:
+def wants_hooks(learner: FederatedModule, trainer: LocalTrainer) -> bool:
     """Whether a step is more than forward, backward and update."""
     if trainer.lr_scheduler_configs or not learner.automatic_optimization:
         return True
@@ -327,7 +327,7 @@ class HookedStep:
         num_batches: Of an epoch.
     """
 
-    def __init__(self, learner: FederatedModule, trainer: VisitTrainer, num_batches: int) -> None:
+    def __init__(self, learner: FederatedModule, trainer: LocalTrainer, num_batches: int) -> None:
         self.learner = learner
         self.trainer = trainer
         self.num_batches = num_batches

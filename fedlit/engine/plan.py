@@ -87,7 +87,7 @@ class Plan:
 
 
 @dataclass
-class Memory:
+class ClientState:
     """What stays with a client between visits: its personal state, of each stage's optimiser what goes with it, and
     what the encoder of its uploads has lost so far.
     """
@@ -114,7 +114,7 @@ def is_plain(value: Any) -> bool:
 
 
 @dataclass
-class Outcome:
+class LocalResult:
     """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
 
     `epochs` holds what its model came to on the way: epoch, data, metric and value. What its own validation logged
@@ -123,7 +123,7 @@ class Outcome:
     """
 
     upload: Upload | None
-    memory: Memory
+    memory: ClientState
     logs: dict[str, float]
     epochs: list[tuple[int, str, str, float]] = field(default_factory=list)
     validation_logs: dict[str, float] = field(default_factory=dict)

@@ -9,35 +9,35 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
-from fedlit.engine.aggregation import combining_by, noised, sealed, server_step, watched_over
+from fedlit.engine.aggregation import combining_by, noised, opaque, server_step, with_rule_errors
 from fedlit.engine.client_runner import (
     CONSTANT,
     ONE_WAY,
-    Visited,
-    Visits,
+    ClientResult,
+    ClientRunner,
     downloads,
     pack,
     received,
     unpack,
     without_values,
 )
-from fedlit.engine.client_store import Collected, Memories, States, share_out
+from fedlit.engine.client_store import ClientStore, CollectedUploads, StateStore, assign_ranks
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.encoding import Encoded, encoding_of
-from fedlit.engine.evaluation import scores_of_copy
+from fedlit.engine.evaluation import scores_of_trained_copy
 from fedlit.engine.lightning_hooks import warn_of_no_loss
 from fedlit.engine.live_module import check_still_frozen, check_unchanged
-from fedlit.engine.logged_values import noted
+from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.metrics import Scores
-from fedlit.engine.plan import Memory, Outcome, Plan, UsageError
+from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.scheduling import fewest_usable
-from fedlit.engine.server_training import Served
-from fedlit.engine.state import Brought, FederationState, Sent
+from fedlit.engine.server_training import ServerResult
+from fedlit.engine.state import Download, FederationState, RoundResult
 from fedlit.engine.uploads import (
     BufferedUploads,
     ShardedUploads,
-    Soundness,
     StreamedUploads,
+    UploadValidator,
     hint,
     out_of_proportion,
     update_norm,
@@ -89,7 +89,7 @@ class Ledger:
 class Executor(Protocol):
     """Trains the clients of a round."""
 
-    def train(self) -> Iterator[tuple[int, Visited]]:
+    def train(self) -> Iterator[tuple[int, ClientResult]]:
         """What came of each client, in the order of client ids."""
 
 
@@ -101,11 +101,11 @@ class SerialExecutor:
         runner: Trains one.
     """
 
-    def __init__(self, round: "ClientRound", runner: Visits) -> None:
+    def __init__(self, round: "ClientRound", runner: ClientRunner) -> None:
         self.round = round
         self.runner = runner
 
-    def train(self) -> Iterator[tuple[int, Visited]]:
+    def train(self) -> Iterator[tuple[int, ClientResult]]:
         profiler = self.round.state.options.profiler
         for position, k in enumerate(self.round.clients, 1):
             self.round.report(position, len(self.round.clients))
@@ -122,18 +122,18 @@ class ProcessExecutor:
         runner: Trains one, of this rank.
     """
 
-    def __init__(self, round: "ClientRound", runner: Visits) -> None:
+    def __init__(self, round: "ClientRound", runner: ClientRunner) -> None:
         self.round = round
         self.runner = runner
 
-    def train(self) -> Iterator[tuple[int, Visited]]:
+    def train(self) -> Iterator[tuple[int, ClientResult]]:
         round = self.round
-        owners = share_out(round.state, round.clients)
+        owners = assign_ranks(round.state, round.clients)
         round.owners = dict(zip(round.clients, owners, strict=True))
         positions = {k: position for position, k in enumerate(round.clients, 1)}
         profiler = round.state.options.profiler
 
-        def work(k: int) -> Visited:
+        def work(k: int) -> ClientResult:
             round.report(positions[k], len(round.clients))
             with profiler.profile("local_training"):
                 result = self.runner(k)
@@ -152,7 +152,7 @@ class RemoteExecutor:
     def __init__(self, round: "ClientRound") -> None:
         self.round = round
 
-    def train(self) -> Iterator[tuple[int, Visited]]:
+    def train(self) -> Iterator[tuple[int, ClientResult]]:
         round = self.round
         hosts = round.state.hosts
         assert hosts is not None
@@ -162,7 +162,7 @@ class RemoteExecutor:
             yield k, round.validated_again(result, sent)
 
 
-def executor_of(round: "ClientRound", runner: Visits) -> Executor:
+def executor_of(round: "ClientRound", runner: ClientRunner) -> Executor:
     """As the federation runs."""
     if round.state.hosts is not None:
         return RemoteExecutor(round)
@@ -171,7 +171,7 @@ def executor_of(round: "ClientRound", runner: Visits) -> Executor:
     return SerialExecutor(round, runner)
 
 
-Follow = Callable[[State, Mapping[int, State]], Served]
+Follow = Callable[[State, Mapping[int, State]], ServerResult]
 
 
 class ClientRound:
@@ -206,14 +206,14 @@ class ClientRound:
         self.report = report
         self.follow = follow
         self.record = RoundRecord(is_whole=False)
-        self.accepted: dict[int, tuple[Outcome, Scores]] = {}
+        self.accepted: dict[int, tuple[LocalResult, Scores]] = {}
         self.ledger = Ledger(state, self.stage, number)
-        self.validator = Soundness(state, self.stage, number, plan_for)
+        self.validator = UploadValidator(state, self.stage, number, plan_for)
         self.encoding = encoding_of(state, self.stage, number)
-        self.memories = Memories(state.memories.store)  # what stays with clients from this round on
-        self.collected = Collected(state.memories.store)
+        self.memories = ClientStore(state.memories.store)  # what stays with clients from this round on
+        self.collected = CollectedUploads(state.memories.store)
         self.owners: dict[int, int] = {}  # the rank that trains each client, on several processes
-        self.homes: dict[int, int] = {}  # the ranks that have what stays with clients from now on
+        self.owner_ranks: dict[int, int] = {}  # the ranks that have what stays with clients from now on
         self.norms: dict[int, float] = {}  # of updates, where `trainer.max_norm_ratio` compares them
         self.server_momenta = state.server_momenta
         self.uploads = self._begin_uploads()
@@ -241,14 +241,14 @@ class ClientRound:
             self.uploads.clear()
         return self.record
 
-    def train_alone(self, k: int) -> Visited:
+    def train_alone(self, k: int) -> ClientResult:
         """What one client brings, on its own host."""
         check_still_frozen(self.state.module, self.state.constant)
         return self._runner()(k)
 
-    def _runner(self) -> Visits:
+    def _runner(self) -> ClientRunner:
         """Trains one client after the other; held by nobody, or round and runner would hold each other."""
-        return Visits(self.state, self.number, self.plan_for, self._validated, self._received)
+        return ClientRunner(self.state, self.number, self.plan_for, self._validated, self._received)
 
     def _begin_uploads(self) -> StreamedUploads | BufferedUploads | ShardedUploads:
         """Only the plain mean needs no upload after the next has come."""
@@ -256,32 +256,32 @@ class ClientRound:
         options = state.options
         buffer = BufferedUploads(state.memories.store)
         if state.fabric.world_size > 1:
-            are_alike = self.stage.upload == "aggregate" and not state.sends_apart
+            are_alike = self.stage.upload == "aggregate" and not state.has_custom_download
             return ShardedUploads(state.fabric, buffer, state.expected_upload(SERVER) if are_alike else None)
         has_own = any(is_overridden(name, state.module, FederatedModule) for name in ("aggregate", "combine"))
         is_rule = options.aggregator is not None or options.privacy is not None
         is_compared = options.max_weight_ratio is not None or options.max_norm_ratio is not None
-        is_kept = self.follow is not None or self.stage.keep_uploads or state.sends_apart
+        is_kept = self.follow is not None or self.stage.keep_uploads or state.has_custom_download
         if has_own or is_rule or is_compared or is_kept or self.stage.upload != "aggregate":
             return buffer
         return StreamedUploads(state.shared)
 
-    def _receive(self, k: int, result: Visited) -> None:
+    def _receive(self, k: int, result: ClientResult) -> None:
         """Record what came of a client's training; keep what is valid until the round is over."""
         self.record.clients.append(k)
         self.record.ledger += self.ledger.down(k, result.sent)
         outcome = result.outcome
-        if isinstance(outcome, Outcome) and outcome.upload is not None:
+        if isinstance(outcome, LocalResult) and outcome.upload is not None:
             self.record.ledger += self.ledger.up(k, outcome.upload, result.encoded)
         problem = outcome if isinstance(outcome, Failure) else result.problem
         if problem is not None:
             self._leave_out(k, problem)
             return
-        assert isinstance(outcome, Outcome)  # else there is a problem
+        assert isinstance(outcome, LocalResult)  # else there is a problem
         self._keep(k, outcome, result.norm)
-        self.accepted[k] = (replace(outcome, upload=None, memory=Memory()), result.scores)
+        self.accepted[k] = (replace(outcome, upload=None, memory=ClientState()), result.scores)
 
-    def _keep(self, k: int, outcome: Outcome, norm: float | None) -> None:
+    def _keep(self, k: int, outcome: LocalResult, norm: float | None) -> None:
         """Hold what a client brings until the round is over; on several processes its own rank has done so."""
         upload = outcome.upload
         if not self.owners:
@@ -289,7 +289,7 @@ class ClientRound:
         elif self.owners[k] != self.state.fabric.global_rank:
             self._note_names(k, outcome)
         if self.owners and self._is_kept(k, outcome.memory):
-            self.homes[k] = self.owners[k]
+            self.owner_ranks[k] = self.owners[k]
         if upload is None or self.stage.upload == "collect":
             return
         if self.state.options.max_norm_ratio is not None:
@@ -297,7 +297,7 @@ class ClientRound:
         if isinstance(self.uploads, ShardedUploads):
             self.uploads.register(k, upload.weight, self.owners[k])
 
-    def _store(self, k: int, outcome: Outcome) -> None:
+    def _store(self, k: int, outcome: LocalResult) -> None:
         """On the rank that has the tensors: of what a client uploads, and of what stays with it."""
         if self._is_kept(k, outcome.memory):
             self.memories[k] = outcome.memory
@@ -310,14 +310,14 @@ class ClientRound:
         else:
             self.uploads.add(outcome.upload)
 
-    def _note_names(self, k: int, outcome: Outcome) -> None:
+    def _note_names(self, k: int, outcome: LocalResult) -> None:
         """On the other ranks."""
         if self._is_kept(k, outcome.memory):
             self.memories.know({k: tuple(outcome.memory.state)})
         if outcome.upload is not None and self.stage.upload == "collect":
             self.collected.know({k: tuple(outcome.upload.state)})
 
-    def kept_here(self, k: int, result: Visited) -> Visited:
+    def kept_here(self, k: int, result: ClientResult) -> ClientResult:
         """On several processes, keep what a client of this rank brings; the result with what others ask of it."""
         outcome = result.outcome
         if isinstance(outcome, Failure) or result.problem is not None:
@@ -332,11 +332,11 @@ class ClientRound:
         shared = {name: value for name, value in upload.state.items() if name in self.state.shared}
         return update_norm(shared, self.state.shared_state)
 
-    def _is_kept(self, k: int, memory: Memory) -> bool:
+    def _is_kept(self, k: int, memory: ClientState) -> bool:
         """Whether anything stays with a client; one that had something may have given all away."""
         is_something = bool(memory.state or memory.optimizer or memory.residual)
         is_collected = self.stage.upload == "collect" and bool(self.owners)  # its rank is known by what it keeps
-        return is_something or is_collected or k in self.state.memories or k in self.state.homes
+        return is_something or is_collected or k in self.state.memories or k in self.state.owner_ranks
 
     def _leave_out(self, k: int, problem: Failure) -> None:
         """Go on without a client; a method's mistake would be every client's, if it is the first that a stage sees."""
@@ -356,7 +356,7 @@ class ClientRound:
             self.record.failures[k] = Failure(f"unusable state: {reason}")
             self.uploads.drop(k)
             self.memories.forget(k)
-            self.homes.pop(k, None)
+            self.owner_ranks.pop(k, None)
             del self.accepted[k]
 
     def _log_accepted(self) -> None:
@@ -388,13 +388,13 @@ class ClientRound:
             return current
         rule = noised(self.state, self.stage, self.number)
         if options.aggregator is not None:
-            rule = watched_over(options.aggregator, self.number)
+            rule = with_rule_errors(options.aggregator, self.number)
         step = server_step(self.state, self.stage, rule)
         constant = set(self.state.constant)
         copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
         seed = derive(options.seed, "aggregate", self.stage.name, self.number)
-        with isolated(seed), noted(module) as logs, combining_by(module, step or rule):
-            agreed = {**current, **module.aggregate(sealed(self.uploads, options), copy)}
+        with isolated(seed), logging_to_means(module) as logs, combining_by(module, step or rule):
+            agreed = {**current, **module.aggregate(opaque(self.uploads, options), copy)}
         if step is not None and step.momenta is not None:
             self.server_momenta = {self.stage.name: step.momenta}
         for name, value in logs.result().items():
@@ -407,11 +407,11 @@ class ClientRound:
     def _commit(self, agreed: State) -> None:
         """The one place where a round of clients changes the federation."""
         state = self.state
-        kept = States(state.memories.store)
+        kept = StateStore(state.memories.store)
         if self.follow is not None or self.stage.keep_uploads:
             for upload in self.uploads:
                 kept[upload.client] = upload.state
-        served = Served(agreed, state.server_memory, [], {})
+        served = ServerResult(agreed, state.server_memory, [], {})
         if self.follow is not None:
             served = self.follow(agreed, kept)
             self.record.rows += served.rows
@@ -420,24 +420,24 @@ class ClientRound:
             kept.clear()
         hosts = state.hosts
         state.end_client_round(
-            Brought(
+            RoundResult(
                 agreed=served.state,
                 server_memory=served.memory,
                 server_momenta=self.server_momenta,
                 clients=self.record.clients,
                 memories=self.memories,
-                homes=self.homes,
+                owner_ranks=self.owner_ranks,
                 collected=self.collected,
                 uploads=kept,
                 elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
             )
         )
 
-    def _validated(self, k: int, outcome: Outcome, sent: Sent | None) -> Visited:
+    def _validated(self, k: int, outcome: LocalResult, sent: Download | None) -> ClientResult:
         """What came of a client's training, scored, encoded and validated."""
         encoded = None
         problem = None
-        scores = scores_of_copy(self.state, self.stage, self.number, k) if self.score else {}
+        scores = scores_of_trained_copy(self.state, self.stage, self.number, k) if self.score else {}
         if self.state.options.upload_encoder is not None:
             memory = self.state.memories.get(k)
             outcome.memory.residual = {} if memory is None else memory.residual
@@ -445,14 +445,14 @@ class ClientRound:
             encoded, problem = self.encoding.send(outcome)
             if problem is not None:
                 problem.reason += hint(problem.reason)
-        return Visited(outcome, scores, problem or self.validator.problem(outcome, sent), encoded=encoded)
+        return ClientResult(outcome, scores, problem or self.validator.problem(outcome, sent), encoded=encoded)
 
-    def _received(self, k: int, sent: Sent | None, packed: dict[str, Any]) -> Visited:
+    def _received(self, k: int, sent: Download | None, packed: dict[str, Any]) -> ClientResult:
         """What a client's own process brings; it is trusted no more than another host."""
         decode = None if self.encoding is None else self.encoding.decoded
         return self.validated_again(received(packed, self.stage, k, decode), sent)
 
-    def validated_again(self, result: Visited, sent: Sent | None) -> Visited:
+    def validated_again(self, result: ClientResult, sent: Download | None) -> ClientResult:
         """What another process or host says is valid need not be."""
         if isinstance(result.outcome, Failure) or result.problem is not None:
             return result

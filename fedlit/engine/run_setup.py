@@ -29,7 +29,7 @@ from fedlit.records.checkpoint import load_last
 from fedlit.records.rewinding import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
 
-TOLD_CHANGES = 20
+SHOWN_CHANGES = 20
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
 
 
@@ -44,7 +44,7 @@ def set_deterministic(wanted: Deterministic | None) -> None:
 
 
 @dataclass
-class Beginning:
+class ResumePoint:
     """What a command begins from.
 
     Attributes:
@@ -66,12 +66,12 @@ class Beginning:
             found.append({"what": "fell_back", "on": str(self.checkpoint), "reason": self.fallback})
         return found + [{"what": "changed", **change._asdict()} for change in self.changes]
 
-    def tell_changes(self) -> None:
+    def warn_of_changes(self) -> None:
         """A line each."""
-        for change in self.changes[:TOLD_CHANGES]:
+        for change in self.changes[:SHOWN_CHANGES]:
             warnings.warn(f"{change}, from round {self.content['round'] + 1} on.", Notice, stacklevel=2)
-        if len(self.changes) > TOLD_CHANGES:
-            more = len(self.changes) - TOLD_CHANGES
+        if len(self.changes) > SHOWN_CHANGES:
+            more = len(self.changes) - SHOWN_CHANGES
             warnings.warn(f"{more} more options changed; events.jsonl has them.", Notice, stacklevel=2)
 
 
@@ -160,15 +160,15 @@ def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, t
     return None if told is None else Path(told)
 
 
-def read_checkpoint(path: Path | None) -> Beginning:
+def read_checkpoint(path: Path | None) -> ResumePoint:
     """What to begin from; a damaged `last.ckpt` is told of, and the one before it read."""
     if path is None:
-        return Beginning()
+        return ResumePoint()
     content, checkpoint, fallback = load_last(path)
     if fallback is not None:
         told = f"{fallback}; going back to {checkpoint.name}, of round {content['round']}."
         warnings.warn(told, Notice, stacklevel=2)
-    return Beginning(checkpoint, content, fallback)
+    return ResumePoint(checkpoint, content, fallback)
 
 
 class RunFolder:

@@ -16,7 +16,7 @@ from fedlit.aggregation import fewest_uploads
 from fedlit.data.assignment import Assignment
 from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import broadcast
-from fedlit.engine.logged_values import refused
+from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Options
 from fedlit.engine.plan import BeforeStep, Plan, unwatched
 from fedlit.engine.state import FederationState
@@ -234,7 +234,7 @@ class ClientSampler:
         self.state.load_global()
         module.stage = stage
         seed = derive(self.state.options.seed, "select", stage.name, round, attempt)
-        with isolated(seed), refused(module, "select_clients"):
+        with isolated(seed), refusing_logs(module, "select_clients"):
             chosen = module.select_clients(round, may)
         chosen = broadcast(self.state.fabric, None if chosen is None else [int(k) for k in chosen])
         if chosen is not None:
@@ -313,7 +313,7 @@ class TooFewClients(RuntimeError):
     """A round was given up, and all rounds before it are as they were; or none of the new clients could join."""
 
 
-def whole_round(
+def run_with_retries(
     sampler: ClientSampler,
     stage: Stage,
     number: int,

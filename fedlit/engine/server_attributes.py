@@ -47,11 +47,11 @@ def is_looked_into(value: Any) -> bool:
     return hasattr(value, "__dict__") and type(value).__module__.partition(".")[0] not in (*HOUSES, "fedlit")
 
 
-class Unkept(UsageError):
+class UnserializableAttribute(UsageError):
     """An attribute was changed that no checkpoint can hold."""
 
 
-class KeptAttributes:
+class ServerAttributes:
     """Attributes of a method and its parts that are no longer as the method was made with.
 
     Args:
@@ -92,7 +92,7 @@ class KeptAttributes:
                 found.setdefault(path, {})[name] = self._encoded(value)
             except TypeError as error:
                 if now.get(key) != self._begun.get(key):
-                    raise Unkept(_refusal(self.parts[path], name, str(error))) from None
+                    raise UnserializableAttribute(_refusal(self.parts[path], name, str(error))) from None
             else:
                 self._changed.add(key)
         return {path: values for path, values in found.items() if values}

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data.client import SERVER, Server
-from fedlit.engine.client_store import collected_for_server
+from fedlit.engine.client_store import gather_collected
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.lightning_hooks import warn_of_no_loss
-from fedlit.engine.live_module import thawed_again
+from fedlit.engine.live_module import restored_requires_grad
 from fedlit.engine.local_training import train
-from fedlit.engine.plan import Memory, Plan, UsageError
+from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.state import FederationState
 from fedlit.records.round_record import RoundRecord, failure
 from fedlit.records.rows import POOLED, Row
@@ -18,14 +18,14 @@ from fedlit.records.rows import POOLED, Row
 DEV_SAMPLES = 64  # a development run trains on so many
 
 
-class Served(NamedTuple):
+class ServerResult(NamedTuple):
     """What the server holds after it has trained, of its optimiser what is kept, and what it logged.
 
     `overflowed` is as in `RoundRecord`.
     """
 
     state: State
-    memory: Memory
+    memory: ClientState
     rows: list[Row]
     overflowed: dict[int, int]
 
@@ -41,7 +41,7 @@ def serve(state: FederationState, round: int, plan: Plan, tell: Callable[[int, i
     """
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
-    served = trained_by_server(state, round, plan, state.global_state, collected_for_server(state), tell)
+    served = trained_by_server(state, round, plan, state.global_state, gather_collected(state), tell)
     state.end_server_round(served.state, served.memory)
     return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
@@ -53,7 +53,7 @@ def trained_by_server(
     held: State,
     uploads: Mapping[int, State],
     tell: Callable[[int, int], None],
-) -> Served:
+) -> ServerResult:
     """Let the first process train what the server holds, and tell the others; the federation's state stays as it is.
 
     Args:
@@ -80,7 +80,7 @@ def trained_by_server(
         raise RuntimeError(f"The server's model cannot be used after round {round}: {problem}; is its lr too high?")
     rows = [Row(round, name, POOLED, "global", "public", metric, value) for metric, value in done["logs"].items()]
     overflowed = {SERVER: done["overflowed"]} if done["overflowed"] else {}
-    return Served(done["state"], Memory(optimizer={name: done["momenta"]}), rows, overflowed)
+    return ServerResult(done["state"], ClientState(optimizer={name: done["momenta"]}), rows, overflowed)
 
 
 def _trained(
@@ -90,7 +90,7 @@ def _trained(
     state.live.reset_modes()
     state.live.put(held)
     try:
-        with thawed_again(state.module):
+        with restored_requires_grad(state.module):
             trained = train(state.fabric, state.module, _server(state, round), plan, state.server_memory, uploads)
     except UsageError:
         raise

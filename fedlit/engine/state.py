@@ -19,14 +19,14 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.engine.client_store import Collected, Memories, States, Store, bring
+from fedlit.engine.client_store import ClientStore, CollectedUploads, SpillStore, StateStore, bring
 from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
-from fedlit.engine.logged_values import refused
-from fedlit.engine.metrics import LOSS, Measures
+from fedlit.engine.logged_values import refusing_logs
+from fedlit.engine.metrics import LOSS, MetricSet
 from fedlit.engine.options import Options
-from fedlit.engine.plan import Memory, OptimizerState, UsageError
-from fedlit.engine.server_attributes import KeptAttributes
+from fedlit.engine.plan import ClientState, OptimizerState, UsageError
+from fedlit.engine.server_attributes import ServerAttributes
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage
@@ -34,26 +34,26 @@ from fedlit.records.rows import Row, summary
 from fedlit.rng import derive, isolated
 
 if TYPE_CHECKING:
-    from fedlit.engine.client_runner import Visited
-    from fedlit.engine.evaluation import Found, Scorer
+    from fedlit.engine.client_runner import ClientResult
+    from fedlit.engine.evaluation import EvaluationResult, Scorer
     from fedlit.engine.round import ClientRound
 
 
-class Sent(NamedTuple):
+class Download(NamedTuple):
     """What a client is sent: entries of the method's state, and what else the method reads in `self.received`."""
 
     state: State
     received: State
 
 
-def sends_apart(module: FederatedModule) -> bool:
+def has_custom_download(module: FederatedModule) -> bool:
     """Whether clients are not all sent the same."""
     return is_overridden("download", module, FederatedModule)
 
 
 def sent_by(
     module: FederatedModule, client: Client, current: Mapping[str, Tensor], uploads: Mapping[int, State], seed: int
-) -> Sent:
+) -> Download:
     """What a method's `download` gives a client, checked and copied: what the client does with it is its own affair.
 
     Args:
@@ -65,7 +65,7 @@ def sent_by(
     """
     copy = {name: tensor.clone() for name, tensor in current.items()}
     may_differ = is_overridden("configure_client", module, FederatedModule)  # whose networks may have other shapes
-    with isolated(seed), refused(module, "download"):
+    with isolated(seed), refusing_logs(module, "download"):
         given = module.download(client, copy, MappingProxyType(uploads))  # type: ignore[arg-type]
     whose = f"`download` of {type(module).__name__}, for client {client.id}"
     if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
@@ -76,7 +76,7 @@ def sent_by(
     if problem := defect(Upload(client.id, dict(given)), expected):
         raise UsageError(f"{whose}, gave what cannot be used: {problem}.")
     received = {name: tensor.detach().clone() for name, tensor in given.items() if name not in known}
-    return Sent(known, received)
+    return Download(known, received)
 
 
 def _like(live: Tensor, given: Tensor, may_differ: bool) -> Tensor:
@@ -92,13 +92,13 @@ Names = dict[int, tuple[str, ...]]  # of what stays with each client, which nobo
 class Hosts(Protocol):
     """Where clients are visited and evaluated, and where what stays with them stays."""
 
-    def visited(self, round: "ClientRound") -> Iterator[tuple[int, "Visited", "Sent | None"]]:
+    def visited(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", "Download | None"]]:
         """What the clients of a round bring, in the order of their ids, and what each was sent, if that differs.
 
         A memory is never among it.
         """
 
-    def found(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["Found"]:
+    def found(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["EvaluationResult"]:
         """What evaluations found, each named by what is looked at and whose it is."""
 
     def adopt(self, round: int, clients: Sequence[int]) -> Names:
@@ -115,7 +115,7 @@ class Hosts(Protocol):
 WHERE = ("personal_on_own", "global_on_own", "global_on_pooled")
 
 
-class Scoreboard:
+class BestTracker:
     """Means over clients, by key such as ``acc/global_on_own``.
 
     Args:
@@ -124,7 +124,7 @@ class Scoreboard:
             measured.
     """
 
-    def __init__(self, measures: Measures, monitor: str | None) -> None:
+    def __init__(self, measures: MetricSet, monitor: str | None) -> None:
         self.measures = measures
         self.monitor = monitor
         self.last: dict[str, dict[str, float]] = {}
@@ -173,7 +173,7 @@ SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
-class Brought:
+class RoundResult:
     """What a round of clients comes to.
 
     Attributes:
@@ -189,13 +189,13 @@ class Brought:
     """
 
     agreed: State
-    server_memory: Memory
+    server_memory: ClientState
     server_momenta: dict[str, OptimizerState]
     clients: Sequence[int]
-    memories: Memories
-    homes: Mapping[int, int]
-    collected: Collected
-    uploads: States
+    memories: ClientStore
+    owner_ranks: Mapping[int, int]
+    collected: CollectedUploads
+    uploads: StateStore
     elsewhere: Names = field(default_factory=dict)
 
 
@@ -246,7 +246,7 @@ class FederationState:
         self.data = data
         self.options = options
         self.live = LiveModule(module, options.seed, layout)
-        self.attributes = KeptAttributes(self.live.parts)
+        self.attributes = ServerAttributes(self.live.parts)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
         self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
@@ -256,22 +256,22 @@ class FederationState:
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
         self.global_state: State = self._first_global_state()
-        self.memories = Memories(Store(options.personal_memory * GIGABYTE, fabric.device))
+        self.memories = ClientStore(SpillStore(options.personal_memory * GIGABYTE, fabric.device))
         self.collected = self._first_collected()
-        self.homes: dict[int, int] = {}
-        self.uploads = States(self.memories.store)
-        self.sends_apart = sends_apart(module)
+        self.owner_ranks: dict[int, int] = {}
+        self.uploads = StateStore(self.memories.store)
+        self.has_custom_download = has_custom_download(module)
         self.equipped: set[int] = set()
-        self.server_memory = Memory()
+        self.server_memory = ClientState()
         self.server_momenta: dict[str, OptimizerState] = {}
         self.secret: str | None = None
         self.hosts: Hosts | None = None
-        self.told: Sent | None = None
+        self.told: Download | None = None
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
-        self.measures = Measures(module, options.metrics)
-        self.scores = Scoreboard(self.measures, options.monitor or module.monitor)
+        self.measures = MetricSet(module, options.metrics)
+        self.scores = BestTracker(self.measures, options.monitor or module.monitor)
         module.num_clients = num_sharing(data)
 
     @property
@@ -289,7 +289,7 @@ class FederationState:
         """What a client receives beside the shared state."""
         return {name: self.global_state[name] for name in self.download_only}
 
-    def expected_upload(self, k: int, sent: Sent | None = None) -> State:
+    def expected_upload(self, k: int, sent: Download | None = None) -> State:
         """Of the names, shapes and dtypes that a client's upload must have.
 
         Args:
@@ -312,9 +312,9 @@ class FederationState:
         held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
         return held | {name: self.initial[name] for name in self.constant}
 
-    def _first_collected(self) -> Collected:
+    def _first_collected(self) -> CollectedUploads:
         """Uploads that are there before the first round, on every process: those of an earlier run."""
-        found = Collected(self.memories.store)
+        found = CollectedUploads(self.memories.store)
         for k, state in self.module.earlier_uploads().items():
             found.add(k, state)
         return found
@@ -362,24 +362,24 @@ class FederationState:
 
     def personal_states(self) -> dict[int, State]:
         """What every client has of its own; all processes must ask."""
-        clients = sorted({*self.memories, *self.homes, *self.owners()})
+        clients = sorted({*self.memories, *self.owner_ranks, *self.owners()})
         bring(self, clients)
         return {k: self.personal(k) for k in clients}
 
     @property
     def has_own_uploads(self) -> bool:
         """Whether a client's model is the one that it has uploaded last."""
-        return self.sends_apart and len(self.uploads) > 0
+        return self.has_custom_download and len(self.uploads) > 0
 
     def owners(self) -> list[int]:
         """Clients that have something of their own."""
-        kept = [k for k in (*self.memories, *self.homes) if self.memories.names(k)]
-        uploaded = self.uploads if self.sends_apart else ()
+        kept = [k for k in (*self.memories, *self.owner_ranks) if self.memories.names(k)]
+        uploaded = self.uploads if self.has_custom_download else ()
         return sorted({*self.collected, *kept, *uploaded})
 
     def _uploaded(self, k: int) -> State:
         """What a client goes on with although it has uploaded it: who is sent something else has nothing newer."""
-        if not self.sends_apart or k not in self.uploads:
+        if not self.has_custom_download or k not in self.uploads:
             return {}
         return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
 
@@ -390,7 +390,9 @@ class FederationState:
         names = (*self.collected.names(k), *self.memories.names(k))
         return any(name.startswith(prefix) for name in names)
 
-    def enter(self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Sent | None = None) -> None:
+    def enter(
+        self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Download | None = None
+    ) -> None:
         """Put a client's state into the live module; `prefer` says whose values win where both have some.
 
         Args:
@@ -401,7 +403,7 @@ class FederationState:
         """
         client = self.data.client(k, round)
         personal = self.personal(k)
-        if sent is None and self.sends_apart and not personal.keys() >= set(self.shared):
+        if sent is None and self.has_custom_download and not personal.keys() >= set(self.shared):
             sent = self.sent_to(k, round)
         server = self.global_state
         if sent is not None:
@@ -411,7 +413,7 @@ class FederationState:
         self.live.enter(client, self.initial, server, personal, prefer)
         self.module.received = self.live.nothing_received if sent is None else sent.received
 
-    def sent_to(self, k: int, round: int) -> Sent:
+    def sent_to(self, k: int, round: int) -> Download:
         """What the method sends a client; the live module holds the server's state afterwards."""
         if self.told is not None:
             return self.told
@@ -426,20 +428,20 @@ class FederationState:
         self.live.reset_modes()
         self.live.put(self.global_state)
 
-    def end_client_round(self, brought: Brought) -> None:
+    def end_client_round(self, brought: RoundResult) -> None:
         """The clients of a round are done, and the server with them; one that is cut short before has left no trace."""
         self.global_state = brought.agreed
         self.server_memory = brought.server_memory
         self.server_momenta = brought.server_momenta
         self.memories.adopt(brought.memories)
         self.memories.know(brought.elsewhere)
-        self.homes |= brought.homes
+        self.owner_ranks |= brought.owner_ranks
         self.collected.adopt(brought.collected)
         self.uploads.adopt(brought.uploads)
         if self.constant:
             self.equipped.update(brought.clients)
 
-    def end_server_round(self, state: State, memory: Memory) -> None:
+    def end_server_round(self, state: State, memory: ClientState) -> None:
         """The server has trained what it holds."""
         self.global_state = state
         self.server_memory = memory
@@ -460,7 +462,7 @@ class FederationState:
 
     def resume_clients(
         self,
-        memories: Iterable[tuple[int, Memory]],
+        memories: Iterable[tuple[int, ClientState]],
         collected: Iterable[tuple[int, State]],
         uploads: Iterable[tuple[int, State]],
         equipped: Iterable[int],
@@ -469,13 +471,13 @@ class FederationState:
         for k, memory in memories:
             self.memories[k] = memory
         self.collected.clear()
-        self.collected = Collected(self.memories.store)  # another one: whoever has seen the old one is to see it
+        self.collected = CollectedUploads(self.memories.store)  # another one: whoever has seen the old one is to see it
         for k, state in collected:
             self.collected.add(k, state)
         self.uploads.update(uploads)
         self.equipped = set(equipped)
 
-    def resume_server(self, memory: Memory, momenta: dict[str, OptimizerState]) -> None:
+    def resume_server(self, memory: ClientState, momenta: dict[str, OptimizerState]) -> None:
         """Go on with what the server's optimisers have kept."""
         self.server_memory = memory
         self.server_momenta = momenta

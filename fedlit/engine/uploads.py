@@ -9,14 +9,14 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from fedlit.aggregation import NOTHING, RunningMean, Spread, State, Upload, defect, weighted_mean
+from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload, defect, weighted_mean
 from fedlit.aggregation.partial_sums import PartialSum, Settled, is_summable, settled
 from fedlit.data.client import SERVER, Client
-from fedlit.engine.client_store import Store
+from fedlit.engine.client_store import SpillStore
 from fedlit.engine.cluster.processes import added_up, broadcast, largest_of
 from fedlit.engine.live_module import failed
-from fedlit.engine.plan import Memory, Outcome, Plan, UsageError
-from fedlit.engine.state import FederationState, Sent
+from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
+from fedlit.engine.state import Download, FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -63,7 +63,7 @@ def overcounted(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names
     return None
 
 
-class Soundness:
+class UploadValidator:
     """The checks of one round.
 
     Args:
@@ -81,7 +81,7 @@ class Soundness:
         self.counters = counters_of(state.shared_state)
         self.expected = state.expected_upload(SERVER)  # of everybody, unless clients are sent different states
 
-    def problem(self, outcome: Outcome, sent: Sent | None) -> Failure | None:
+    def problem(self, outcome: LocalResult, sent: Download | None) -> Failure | None:
         """What is wrong with what a client brings."""
         try:
             self._check_names(outcome.validation_logs)
@@ -91,7 +91,7 @@ class Soundness:
             return failed(error)
         return None
 
-    def _unusable(self, outcome: Outcome, sent: Sent | None) -> str | None:
+    def _unusable(self, outcome: LocalResult, sent: Download | None) -> str | None:
         """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
         upload = outcome.upload
         if upload is not None:
@@ -135,7 +135,7 @@ def hint(problem: str) -> str:
     return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
 
 
-class StreamedUploads(Spread):
+class StreamedUploads(RoundUploads):
     """Uploads of which only the mean is wanted.
 
     Args:
@@ -170,7 +170,7 @@ class StreamedUploads(Spread):
         self._mean = RunningMean()
 
 
-class BufferedUploads(Spread):
+class BufferedUploads(RoundUploads):
     """Uploads in the order in which they came, as often as they are asked for.
 
     Args:
@@ -178,7 +178,7 @@ class BufferedUploads(Spread):
         hidden: Prefixes of names that are left out.
     """
 
-    def __init__(self, store: Store, hidden: tuple[str, ...] = ()) -> None:
+    def __init__(self, store: SpillStore, hidden: tuple[str, ...] = ()) -> None:
         self.store = store
         self.hidden = hidden
         self.weights: dict[int, float] = {}
@@ -200,7 +200,7 @@ class BufferedUploads(Spread):
 
     def add(self, upload: Upload) -> None:
         """Keep one more."""
-        self._numbers[upload.client] = self.store.put(Memory(upload.state))
+        self._numbers[upload.client] = self.store.put(ClientState(upload.state))
         self.weights[upload.client] = upload.weight
 
     def drop(self, client: int) -> None:
@@ -224,7 +224,7 @@ class BufferedUploads(Spread):
         return shown
 
 
-class ShardedUploads(Spread):
+class ShardedUploads(RoundUploads):
     """Uploads of a round on several processes; whatever is asked of them must be asked by every process.
 
     Args:

@@ -15,14 +15,14 @@ import torch
 import fedlit
 from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing
-from fedlit.engine.client_runner import Visited, pack
-from fedlit.engine.evaluation import Scorer, look
+from fedlit.engine.client_runner import ClientResult, pack
+from fedlit.engine.evaluation import Scorer, run_evaluation
 from fedlit.engine.evaluation import pack as pack_found
 from fedlit.engine.live_module import failed
-from fedlit.engine.plan import Memory
+from fedlit.engine.plan import ClientState
 from fedlit.engine.round import ClientRound
 from fedlit.engine.scheduling import Schedule
-from fedlit.engine.state import FederationState, Sent
+from fedlit.engine.state import Download, FederationState
 from fedlit.federation import Federation
 from fedlit.flower import wire
 from fedlit.flower.own_files import OwnFiles
@@ -115,7 +115,7 @@ class Host:
 
         return ClientRound(self.state, asked["round"], [self.client], plan_for, asked["score"], lambda *told: None)
 
-    def _answer(self, visited: Visited) -> dict[str, Any]:
+    def _answer(self, visited: ClientResult) -> dict[str, Any]:
         """What leaves this host."""
         for problem in (visited.outcome, visited.problem):
             if isinstance(problem, Failure):
@@ -124,7 +124,7 @@ class Host:
         memory = packed.pop("memory")
         return {**packed, "names": list(memory["state"])}
 
-    def _given(self, visited: Visited, number: int, before: dict[str, Any]) -> dict[str, Any]:
+    def _given(self, visited: ClientResult, number: int, before: dict[str, Any]) -> dict[str, Any]:
         """What the client goes on with although it has given it to the server; its own copy is here."""
         stage = self.schedule.stage(number)
         collected = before.get("collected", {})
@@ -132,7 +132,7 @@ class Host:
         upload = None if isinstance(visited.outcome, Failure) else visited.outcome.upload
         if upload is not None and stage.upload == "collect":
             collected = upload.state
-        if upload is not None and stage.keep_uploads and self.state.sends_apart:
+        if upload is not None and stage.keep_uploads and self.state.has_custom_download:
             uploaded = upload.state
         return {"collected": collected, "uploaded": uploaded}
 
@@ -142,7 +142,7 @@ class Host:
         scorer = Scorer(self.state, self.schedule.stage(number))
         found = []
         for what in asked["jobs"]:
-            one = look(scorer, scorer.own_job(what, self.client, number), number)
+            one = run_evaluation(scorer, scorer.own_job(what, self.client, number), number)
             one.failed = {k: {**told, "details": ""} for k, told in one.failed.items()}
             found.append(pack_found(one))
         return {"failed": False, "found": found}
@@ -165,7 +165,7 @@ class Host:
         state = self.state
         k = self.client
         apart = asked["sent"]
-        state.told = Sent(apart["state"], apart["received"]) if apart else None
+        state.told = Download(apart["state"], apart["received"]) if apart else None
         state.module.num_clients = asked["num_sharing"]
         last = next((stage for stage in self.schedule.stages if stage.name == asked["last_stage"]), None)
         state.resume(asked["round"] - 1, last, {**self._first, **common["state"]}, {})
@@ -173,7 +173,7 @@ class Host:
         state.uploads.clear()
         state.load_global()
         on_device = wire.to(before, state.fabric.device)
-        memories = [(k, Memory(**on_device["memory"]))] if before else []
+        memories = [(k, ClientState(**on_device["memory"]))] if before else []
         collected = [(k, on_device["collected"])] if before and before["collected"] else []
         uploads = [(k, on_device["uploaded"])] if before and before["uploaded"] else []
         state.resume_clients(memories, collected, uploads, equipped=())

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 from fedlit.aggregation import State, num_bytes
 from fedlit.engine.child_process import unusable
-from fedlit.engine.client_runner import Visited, is_sent, received
-from fedlit.engine.evaluation import Found, Scorer, checked_found
+from fedlit.engine.client_runner import ClientResult, is_sent, received
+from fedlit.engine.evaluation import EvaluationResult, Scorer, checked_found
 from fedlit.engine.round import ClientRound
-from fedlit.engine.state import FederationState, Names, Sent
+from fedlit.engine.state import Download, FederationState, Names
 from fedlit.flower import wire
 from fedlit.flower.host import digest_of
 from fedlit.methods.stage import Stage
@@ -67,11 +67,11 @@ class RemoteHosts:
         self.names |= found
         return found
 
-    def visited(self, round: ClientRound) -> Iterator[tuple[int, Visited, Sent | None]]:
+    def visited(self, round: ClientRound) -> Iterator[tuple[int, ClientResult, Download | None]]:
         """Let all train at once; what comes early waits for its turn."""
         state = round.state
         stage = round.stage
-        is_apart = state.sends_apart and is_sent(state, stage)
+        is_apart = state.has_custom_download and is_sent(state, stage)
         sent = {k: state.sent_to(k, round.number) for k in round.clients} if is_apart else {}
         common = wire.pack({"state": {} if is_apart else travelling(state)})
         letters = {}
@@ -84,7 +84,7 @@ class RemoteHosts:
                 visited = visited._replace(sent=num_bytes({**sent[k].state, **sent[k].received}))
             yield k, visited, sent.get(k)
 
-    def found(self, scorer: Scorer, round: int, asked: Sequence[tuple[str, int]]) -> list[Found]:
+    def found(self, scorer: Scorer, round: int, asked: Sequence[tuple[str, int]]) -> list[EvaluationResult]:
         """Let all evaluate at once, each with one letter for all that is asked of it."""
         state = scorer.state
         jobs: dict[int, list[str]] = {}
@@ -93,13 +93,13 @@ class RemoteHosts:
         common = wire.pack({"state": {**travelling(state), **evaluated(scorer)}})
         letters = {}
         for k in sorted(jobs):
-            sent = state.sent_to(k, round) if state.sends_apart else None
+            sent = state.sent_to(k, round) if state.has_custom_download else None
             one = {**self._asked(state, k, round, sent), "jobs": jobs[k]}
             letters[k] = wire.Letter(common, wire.pack(one))
         answers = {k: _found(k, jobs[k], data) for k, data in self._answers("look", letters)}
         return [answers[k][what] for what, k in asked]
 
-    def _asked(self, state: FederationState, k: int, round: int, sent: Sent | None) -> dict[str, Any]:
+    def _asked(self, state: FederationState, k: int, round: int, sent: Download | None) -> dict[str, Any]:
         return {
             "protocol": wire.PROTOCOL,
             "experiment": self.experiment,
@@ -128,23 +128,25 @@ class RemoteHosts:
         for k in waiting:
             yield k, early.get(k, Failure("no answer came."))
 
-    def _visited(self, state: FederationState, stage: Stage, k: int, data: bytes | Failure) -> Visited:
+    def _visited(self, state: FederationState, stage: Stage, k: int, data: bytes | Failure) -> ClientResult:
         """What an answer says, or what is wrong with it."""
         if isinstance(data, Failure):
-            return Visited(data, {})
+            return ClientResult(data, {})
         if self.joined[k]["constant"] != self._constant(state):
-            return Visited(Failure("what is frozen and the same for all differs on its host from the server's."), {})
+            return ClientResult(
+                Failure("what is frozen and the same for all differs on its host from the server's."), {}
+            )
         try:
             most = BESIDE + 2 * num_bytes(state.expected_upload(k)) if stage.upload == "aggregate" else MOST
             answer = wire.unpack(data, state.fabric.device, most)
             if answer["failed"]:
-                return Visited(reported(answer), {})
+                return ClientResult(reported(answer), {})
             names = tuple(map(str, answer.pop("names")))
             visited = received({**answer, "memory": {}}, stage, k)
             self._told[k] = names
             return visited
         except Exception as error:  # it may hold anything
-            return Visited(unusable(error), {})
+            return ClientResult(unusable(error), {})
 
 
 def travelling(state: FederationState) -> State:
@@ -162,7 +164,7 @@ def evaluated(scorer: Scorer) -> State:
     return {name: value for name, value in held.items() if name in live and id(live[name]) in own}
 
 
-def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, Found]:
+def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, EvaluationResult]:
     """What a client's evaluations found, by what was looked at; its answer tells of itself alone."""
     try:
         if isinstance(data, Failure):
@@ -175,4 +177,4 @@ def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, Found]:
             problem = reported(answer)
     except Exception as error:  # it may hold anything
         problem = unusable(error)
-    return {what: Found(failed={k: vars(problem)}) for what in jobs}
+    return {what: EvaluationResult(failed={k: vars(problem)}) for what in jobs}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
-from fedlit.aggregation import Mean, Rule, Spread, State, Upload
+from fedlit.aggregation import Mean, RoundUploads, Rule, State, Upload
 from fedlit.bounds import check_choice, check_kind
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
@@ -40,7 +40,7 @@ from fedlit.tasks import Classification, Task
 
 OF_THE_TASK = ("loss", "metrics")
 PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor calls so is for some clients by their ids
-OF_A_VISIT = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
+OF_LOCAL_TRAINING = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
 Weighting = Literal["examples", "uniform"]
 
 
@@ -198,7 +198,7 @@ class FederatedModule(LightningModule):
 
         Rules see what is shared, and nothing that is `upload_only`.
         """
-        if self.upload_only and isinstance(uploads, Spread):
+        if self.upload_only and isinstance(uploads, RoundUploads):
             uploads = uploads.without(self.upload_only)
         elif self.upload_only:
             uploads = (self._only_shared(upload) for upload in uploads)
@@ -293,7 +293,7 @@ class FederatedModule(LightningModule):
         return zip(self._evaluated_names, metrics, strict=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OF_A_VISIT and name in vars(self) and not isinstance(value, nn.Module | Tensor):
+        if name in OF_LOCAL_TRAINING and name in vars(self) and not isinstance(value, nn.Module | Tensor):
             vars(self)[name] = value  # no part of the module, which a module would look for in four places
             return
         super().__setattr__(name, value)

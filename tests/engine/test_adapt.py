@@ -9,7 +9,7 @@ from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.engine.inference import epochs_to_converge, table_of_epochs
-from fedlit.engine.metrics import Measures
+from fedlit.engine.metrics import MetricSet
 from fedlit.engine.scheduling import TooFewClients
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 from fedlit.records.rows import Row
@@ -134,7 +134,7 @@ def test_a_mean_of_new_clients_is_taken_epoch_by_epoch():
     rows = []
     for client, accuracies in ((3, [0.0, 0.75, 0.5]), (4, [0.5, 0.75, 0.5])):
         rows += [Row(epoch, "adapt", client, "personal", "unseen", "acc", acc) for epoch, acc in enumerate(accuracies)]
-    told = table_of_epochs(rows, Measures(FedAvg(linear, SGD), {})).splitlines()[1]
+    told = table_of_epochs(rows, MetricSet(FedAvg(linear, SGD), {})).splitlines()[1]
     assert told.split() == ["acc", "personal", "unseen", "0.2500", "0.5000", "0.7500", "1"]
 
 

@@ -14,7 +14,7 @@ from fedlit.callbacks import FederationCallback
 from fedlit.data.client import Server
 from fedlit.engine.live_module import ModuleSnapshot
 from fedlit.engine.plan import UsageError
-from fedlit.engine.server_attributes import KeptAttributes
+from fedlit.engine.server_attributes import ServerAttributes
 from fedlit.records.checkpoint import load
 
 
@@ -200,7 +200,7 @@ def test_what_the_servers_side_changes_in_attributes_goes_on_from_a_checkpoint(t
 
 
 def test_without_them_a_run_would_go_on_otherwise(tmp_path, monkeypatch):
-    monkeypatch.setattr(KeptAttributes, "put", lambda *given: None)
+    monkeypatch.setattr(ServerAttributes, "put", lambda *given: None)
     _, straight, _, later = gone_on(tmp_path)
     assert not equal(straight.global_state, later.global_state)
 

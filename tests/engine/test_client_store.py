@@ -11,20 +11,20 @@ import torch
 from toys import SmallCNN, equal, fitted, toy_data
 
 from fedlit import LocalOnly
-from fedlit.engine.client_store import Memories, Store, sweep_left_behind
-from fedlit.engine.plan import Memory
+from fedlit.engine.client_store import ClientStore, SpillStore, sweep_left_behind
+from fedlit.engine.plan import ClientState
 from fedlit.methods import FML
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
-def memory(value: float, size: int = 100) -> Memory:
+def memory(value: float, size: int = 100) -> ClientState:
     momenta = {"federate": {"w": {"momentum_buffer": torch.full((size,), -value), "step": 3}}}
-    return Memory({"w": torch.full((size,), value)}, momenta)
+    return ClientState({"w": torch.full((size,), value)}, momenta)
 
 
 def test_above_the_budget_the_oldest_go_to_disk_and_come_back():
-    memories = Memories(Store(budget=2000))  # one is 100 + 100 floats: 800 bytes
+    memories = ClientStore(SpillStore(budget=2000))  # one is 100 + 100 floats: 800 bytes
     for k in range(5):
         memories[k] = memory(float(k))
     assert memories.store.num_bytes == 1600
@@ -38,14 +38,14 @@ def test_above_the_budget_the_oldest_go_to_disk_and_come_back():
 
 
 def test_below_the_budget_nothing_is_written():
-    memories = Memories(Store(budget=1e9))
+    memories = ClientStore(SpillStore(budget=1e9))
     memories[0] = memory(1.0)
     assert memories[0] is memories[0]
     assert memories.store._folder is None
 
 
 def test_a_new_memory_takes_the_place_of_the_old_one_and_its_file():
-    memories = Memories(Store(budget=0))
+    memories = ClientStore(SpillStore(budget=0))
     memories[0], memories[1] = memory(1.0), memory(2.0)
     memories[0] = memory(3.0)
     _ = memories[1]
@@ -58,9 +58,9 @@ def test_a_new_memory_takes_the_place_of_the_old_one_and_its_file():
 
 
 def test_a_round_is_adopted_without_reading_it():
-    memories = Memories(Store(budget=900))
+    memories = ClientStore(SpillStore(budget=900))
     memories[0] = memory(1.0)
-    new = Memories(memories.store)
+    new = ClientStore(memories.store)
     new[0], new[1] = memory(5.0), memory(6.0)
     assert memories[0].state["w"][0] == 1  # not before it is adopted
     memories.adopt(new)
@@ -70,7 +70,7 @@ def test_a_round_is_adopted_without_reading_it():
 
 
 def test_the_folder_goes_with_the_store():
-    memories = Memories(Store(budget=0))
+    memories = ClientStore(SpillStore(budget=0))
     memories[0], memories[1] = memory(1.0), memory(2.0)
     folder = memories.store._folder
     assert folder.exists()
@@ -124,9 +124,9 @@ def test_a_run_ends_in_the_same_bits_with_its_clients_on_disk(method, tmp_path):
 @pytest.mark.parametrize("budget", [0, 1e9])
 def test_between_visits_nothing_lies_on_the_device(budget):
     """A thousand clients' states and momenta would fill a GPU: they come to it one at a time."""
-    store = Store(budget, torch.device("meta"))
+    store = SpillStore(budget, torch.device("meta"))
     momenta = {"train": {"w": {"exp_avg": torch.ones(3), "step": torch.tensor(5.0)}}}
-    numbers = [store.put(Memory({"w": torch.ones(3)}, momenta, {"w": torch.ones(3)})) for _ in range(2)]
+    numbers = [store.put(ClientState({"w": torch.ones(3)}, momenta, {"w": torch.ones(3)})) for _ in range(2)]
     used, kept = store.get(numbers[0]), store.peek(numbers[0])
     assert [used.state["w"].device.type, used.residual["w"].device.type] == ["meta", "meta"]
     assert [kept.state["w"].device.type, kept.residual["w"].device.type] == ["cpu", "cpu"]

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from toys import SGD, fitted, linear, rows, toy_data, toy_datasets
 
 from fedlit import FedAvg, FederatedData
-from fedlit.engine.metrics import Measures
+from fedlit.engine.metrics import MetricSet
 from fedlit.engine.network_checks import check_clients
 from fedlit.methods import LocalOnly
 
@@ -168,6 +168,6 @@ def test_networks_are_tried_on_the_device_that_trains_and_the_model_stays_where_
     data.setup()
     model = FedAvg(partial(Forward, noted), SGD)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    check_clients(model, data, OnMeta(accelerator="cpu"), Measures(model, {}))
+    check_clients(model, data, OnMeta(accelerator="cpu"), MetricSet(model, {}))
     assert set(seen) == {"meta"}
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

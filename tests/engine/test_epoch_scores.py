@@ -9,8 +9,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
-from fedlit.engine.client_runner import Visited, pack, unpack
-from fedlit.engine.plan import Memory, Outcome
+from fedlit.engine.client_runner import ClientResult, pack, unpack
+from fedlit.engine.plan import ClientState, LocalResult
 from fedlit.methods import DLAD
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -104,8 +104,8 @@ def test_a_resumed_run_tells_each_epoch_once():
 
 
 def test_they_go_from_process_to_process():
-    outcome = Outcome(None, Memory(), {}, [(1, "own", "acc", 0.5)])
-    unpacked = unpack(pack(Visited(outcome, {}))).outcome
+    outcome = LocalResult(None, ClientState(), {}, [(1, "own", "acc", 0.5)])
+    unpacked = unpack(pack(ClientResult(outcome, {}))).outcome
     assert unpacked == outcome
 
 

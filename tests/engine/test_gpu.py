@@ -12,8 +12,8 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 from fedlit import FedAvg
-from fedlit.engine.client_store import Store
-from fedlit.engine.plan import Memory
+from fedlit.engine.client_store import SpillStore
+from fedlit.engine.plan import ClientState
 from fedlit.engine.precision import Scaler
 from fedlit.methods import APFL, FML, Ditto, LocalOnly
 
@@ -119,9 +119,9 @@ def test_personal_states_and_momenta_take_no_memory_of_the_gpu(device_process):
 
 def put_and_read(budget):
     """Where a memory lies, and what it holds, also if the host reads it at once."""
-    store = Store(budget, torch.device("cuda"))
+    store = SpillStore(budget, torch.device("cuda"))
     values = torch.arange(3.0, device="cuda")
-    numbers = [store.put(Memory({"w": values + k}, {"train": {"w": {"exp_avg": values + k}}})) for k in range(2)]
+    numbers = [store.put(ClientState({"w": values + k}, {"train": {"w": {"exp_avg": values + k}}})) for k in range(2)]
     kept = store.peek(numbers[1])
     used = [store.get(number).state["w"] for number in numbers]
     is_pinned = kept.state["w"].is_pinned() and kept.optimizer["train"]["w"]["exp_avg"].is_pinned()

@@ -111,9 +111,9 @@ def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
 
 
 def test_rounds_stay_balanced_and_clients_at_home_where_they_may():
-    homes = dict.fromkeys(range(6), 0)
-    assert balanced(range(6), homes, 3) == [0, 0, 1, 2, 1, 2]
-    assert balanced([], homes, 3) == []
+    owner_ranks = dict.fromkeys(range(6), 0)
+    assert balanced(range(6), owner_ranks, 3) == [0, 0, 1, 2, 1, 2]
+    assert balanced([], owner_ranks, 3) == []
     for number in range(1, 9):
         for count in range(20):
             owners = balanced(range(count), {k: k % 3 % number for k in range(0, count, 2)}, number)

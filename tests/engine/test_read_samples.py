@@ -194,8 +194,8 @@ class Bag(nn.Module):
 def test_a_visit_trains_on_texts_of_different_lengths(in_memory):
     from lightning.fabric import Fabric
 
-    from fedlit.engine.local_training import visit
-    from fedlit.engine.plan import Memory, Plan
+    from fedlit.engine.local_training import train_client
+    from fedlit.engine.plan import ClientState, Plan
 
     data = FederatedData(
         train_dataset=Texts(), test_dataset=Texts(), num_clients=2, batch_size=6, collate_fn=pad, in_memory=in_memory
@@ -205,7 +205,7 @@ def test_a_visit_trains_on_texts_of_different_lengths(in_memory):
     method = FedAvg(Bag, SGD)
     plan = Plan(method.configure_stages()[0], seed=0, epochs=20)
     fabric = Fabric(accelerator="cpu", devices=1)
-    outcome = visit(fabric, method, data.client(0), plan, list(method.state_dict()), Memory())
+    outcome = train_client(fabric, method, data.client(0), plan, list(method.state_dict()), ClientState())
     method.load_state_dict(outcome.upload.state)
     [(x, y)] = list(data.test_batches())
     assert (method(x).argmax(dim=1) == y).float().mean() == 1

@@ -9,7 +9,7 @@ from test_laws import KillAt, in_a_child
 from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows
 
 from fedlit import FedAvg
-from fedlit.engine.client_runner import Visited, pack, unpack
+from fedlit.engine.client_runner import ClientResult, pack, unpack
 from fedlit.engine.plan import UsageError
 from fedlit.losses import proximal_penalty
 from fedlit.methods import Stage, frozen
@@ -227,7 +227,7 @@ def test_who_would_upload_nothing_is_told_of_in_the_first_round():
 
 
 def test_a_client_that_fails_was_sent_its_part_all_the_same():
-    assert unpack(pack(Visited(Failure("gone"), {}, sent=12))).sent == 12
+    assert unpack(pack(ClientResult(Failure("gone"), {}, sent=12))).sent == 12
 
     class Failing(FedFomo):
         def on_client_start(self, client):

@@ -20,10 +20,10 @@ from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 from fedlit import FedAvg, LocalOnly, Stage
 from fedlit.aggregation import Median, Upload
 from fedlit.encoders import Encoder, Float16, Int8, TopK
-from fedlit.engine.client_runner import Visited, pack, unpack
+from fedlit.engine.client_runner import ClientResult, pack, unpack
 from fedlit.engine.client_store import bring
 from fedlit.engine.encoding import Encoding, encoding_of
-from fedlit.engine.plan import Memory, Outcome
+from fedlit.engine.plan import ClientState, LocalResult
 from fedlit.methods import DLAD, SCAFFOLD, FedDF, FedProto
 from fedlit.privacy import ClientLevelDP
 
@@ -65,7 +65,7 @@ def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
 
 
 def residuals(federation):
-    bring(federation.state, sorted(federation.state.homes))
+    bring(federation.state, sorted(federation.state.owner_ranks))
     return {k: memory.residual for k, memory in federation.state.memories.items()}
 
 
@@ -207,9 +207,9 @@ def test_between_processes_goes_what_was_sent_and_no_more():
     federation = run(num_rounds=1, upload_encoder=FEW)
     encoding = encoding_of(federation.state, Stage("federate"), 2)
     upload = Upload(0, federation.state.expected_upload(0), 1.0)
-    outcome = Outcome(upload, Memory(), {})
+    outcome = LocalResult(upload, ClientState(), {})
     encoded, _ = encoding.send(outcome)
-    packed = pack(Visited(outcome, {}, encoded=encoded))
+    packed = pack(ClientResult(outcome, {}, encoded=encoded))
     assert packed["upload"]["state"] == {}
     found = unpack(packed, encoding.decoded)
     assert equal(found.outcome.upload.state, outcome.upload.state)

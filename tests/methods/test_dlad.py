@@ -10,8 +10,8 @@ from torch import nn, tensor
 from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FederatedData
-from fedlit.engine.local_training import visit
-from fedlit.engine.plan import Memory, Plan
+from fedlit.engine.local_training import train_client
+from fedlit.engine.plan import ClientState, Plan
 from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD
@@ -305,8 +305,8 @@ def test_what_an_earlier_stage_has_trained_is_uploaded_without_a_copy():
     data.setup()
     fabric, client = Fabric(accelerator="cpu"), data.client(0, 1)
     first, second = method.configure_stages()[:2]
-    memory = visit(fabric, method, client, Plan(first, 0), (), Memory()).memory
-    upload = visit(fabric, method, client, Plan(second, 0), (), memory).upload
+    memory = train_client(fabric, method, client, Plan(first, 0), (), ClientState()).memory
+    upload = train_client(fabric, method, client, Plan(second, 0), (), memory).upload
     home = {id(tensor) for tensor in memory.state.values()}
     assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) in home} == {"classifier"}
     assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) not in home} == {"density"}

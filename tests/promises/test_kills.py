@@ -127,7 +127,7 @@ def while_training(moment: Moment) -> None:
             die()
         return False
 
-    Fit._should_stop_visit = lambda self: asked
+    Fit._should_stop_training = lambda self: asked
 
 
 def steps_of(watch, name: str, folder: Path) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 
-def balanced(clients: Sequence[int], homes: Mapping[int, int], num_processes: int) -> list[int]:
+def balanced(clients: Sequence[int], owner_ranks: Mapping[int, int], num_processes: int) -> list[int]:
     """The process of each client: at home while there is room, else where there are fewest.
 
     Every process has as many clients as every other, or one more.
@@ -21,7 +21,7 @@ def balanced(clients: Sequence[int], homes: Mapping[int, int], num_processes: in
     loads = [0] * num_processes
     found: dict[int, int] = {}
     for k in clients:
-        home = homes.get(k)
+        home = owner_ranks.get(k)
         if home is None:
             continue
         is_one_more = loads[home] == least and num_more > 0
@@ -36,7 +36,7 @@ def balanced(clients: Sequence[int], homes: Mapping[int, int], num_processes: in
     return [found[k] for k in clients]
 
 
-def at_home(whose: Sequence[int | None], homes: Mapping[int, int], num_processes: int) -> list[int]:
+def at_home(whose: Sequence[int | None], owner_ranks: Mapping[int, int], num_processes: int) -> list[int]:
     """The process of each task: its client's home, however many there are; of the others, where there are fewest.
 
     Args:
@@ -44,7 +44,7 @@ def at_home(whose: Sequence[int | None], homes: Mapping[int, int], num_processes
         homes: As in `balanced`.
         num_processes: How many there are.
     """
-    owners = [None if k is None else homes.get(k) for k in whose]
+    owners = [None if k is None else owner_ranks.get(k) for k in whose]
     loads = [owners.count(rank) for rank in range(num_processes)]
     found: list[int] = []
     for owner in owners:
