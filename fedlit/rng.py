@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b, shake_256
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,26 +71,34 @@ def stream(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
     return np.random.default_rng([seed, client, *purpose.encode()])
 
 
-def torch_states() -> dict[str, Tensor]:
-    """States of torch's global generators: the CPU's, and that of the current device of each accelerator in use.
+def devices_in_use() -> list[str]:
+    """The CPU, and accelerators that somebody has used.
 
-    To ask CUDA or XPU before anybody has used it would create its context, which no forked process could use.
+    To ask CUDA or XPU before would create its context, which no forked process could use.
     """
-    states = {"cpu": torch.get_rng_state()}
+    found = ["cpu"]
     if torch.cuda.is_initialized():
-        states["cuda"] = torch.cuda.get_rng_state()
+        found.append("cuda")
     if torch.xpu.is_initialized():
-        states["xpu"] = torch.xpu.get_rng_state()
+        found.append("xpu")
     if torch.backends.mps.is_available():  # its generator is plain memory of the host
-        states["mps"] = torch.mps.get_rng_state()
-    return states
+        found.append("mps")
+    return found
+
+
+def torch_states() -> dict[str, Tensor]:
+    """States of torch's global generators: the CPU's, and that of the current device of each accelerator in use."""
+    return {device: _torch_module(device).get_rng_state() for device in devices_in_use()}
+
+
+def _torch_module(device: str) -> Any:
+    return torch if device == "cpu" else getattr(torch, device)
 
 
 def set_torch_states(states: dict[str, Tensor]) -> None:
     """Put torch's global generators back to what `torch_states` returned."""
     for device, state in states.items():
-        module = torch if device == "cpu" else getattr(torch, device)
-        module.set_rng_state(state)
+        _torch_module(device).set_rng_state(state)
 
 
 def _seed_torch(seed: int, devices: Iterable[str]) -> None:
@@ -103,8 +112,8 @@ def _seed_torch(seed: int, devices: Iterable[str]) -> None:
 
 
 @contextmanager
-def isolated(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and random inside, and leave them outside as they were.
+def preserved() -> Iterator[None]:
+    """Leave the global generators of torch, numpy and random afterwards as they were.
 
     But for the second of a pair of normal numbers, if numpy's global generator held one back: it draws a new pair.
     """
@@ -113,8 +122,6 @@ def isolated(seed: int) -> Iterator[None]:
     numpy_inside = SPARE_GENERATORS.pop() if SPARE_GENERATORS else np.random.MT19937(0)
     random_before = random.getstate()
     set_bit_generator(numpy_inside)
-    _seed_torch(seed, torch_before)
-    _seed_others(seed)
     try:
         yield
     finally:
@@ -122,6 +129,20 @@ def isolated(seed: int) -> Iterator[None]:
         set_bit_generator(numpy_before)
         SPARE_GENERATORS.append(numpy_inside)
         random.setstate(random_before)
+
+
+@contextmanager
+def isolated(seed: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and random inside, and leave them outside as they were."""
+    with preserved():
+        seed_everything(seed)
+        yield
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the global generators of torch, on all devices in use, of numpy and of random: within `preserved`."""
+    _seed_torch(seed, devices_in_use())
+    _seed_others(seed)
 
 
 def seed_cpu(seed: int) -> None:

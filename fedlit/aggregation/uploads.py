@@ -85,12 +85,8 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
     # Relative to a smaller weight the others would overflow, and a larger one alone would be all that counts.
     if not (isfinite(upload.weight) and SMALLEST_WEIGHT < upload.weight <= LARGEST_WEIGHT):
         return f"weight must be positive and at most {LARGEST_WEIGHT:g}, got {upload.weight}"
-    missing = expected.keys() - upload.state.keys()
-    if missing:
-        return f"missing {sorted(missing)[0]!r} ({len(missing)} in all)"
-    undeclared = upload.state.keys() - expected.keys()
-    if undeclared:
-        return f"undeclared {sorted(undeclared)[0]!r} ({len(undeclared)} in all)"
+    if upload.state.keys() != expected.keys():
+        return _other_names(upload.state, expected)
     floating: dict[torch.dtype, list[Tensor]] = {}
     for name, tensor in upload.state.items():
         wanted = expected[name]
@@ -104,6 +100,14 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
         return None
     problems = ((name, _extreme(tensor)) for name, tensor in upload.state.items() if tensor.is_floating_point())
     return next((f"{name!r} {problem}" for name, problem in problems if problem), None)
+
+
+def _other_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    missing = expected.keys() - state.keys()
+    if missing:
+        return f"missing {sorted(missing)[0]!r} ({len(missing)} in all)"
+    undeclared = state.keys() - expected.keys()
+    return f"undeclared {sorted(undeclared)[0]!r} ({len(undeclared)} in all)"
 
 
 def _are_usable(tensors: list[Tensor]) -> bool:

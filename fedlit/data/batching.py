@@ -47,6 +47,9 @@ class Batching:
             hidden = torch.arange(len(index)) >= len(held) if public else None
             ready = self.inputs.transform_read(client)
             return part.batches(index, batch_size, ready, generator, self.drop_last, hidden)
+        if client is not None and not public and not self.inputs.change(part.x):
+            rows = torch.from_numpy(np.asarray(held, np.int64))
+            return Batches(part.x, part.y, batch_size, generator, drop_last=self.drop_last, rows=rows)
         own = part.taken(held)
         x = own.x
         y = own.y

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from fedlit.aggregation import State, Upload, num_bytes
 from fedlit.engine.child_process import in_child
-from fedlit.engine.encoding import Encoded, check_sendable
-from fedlit.engine.evaluation import EpochScores, is_followed
+from fedlit.engine.encoding import Encoded, Encoding, check_sendable
+from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
 from fedlit.engine.live_module import check_unchanged, without_frozen
-from fedlit.engine.local_training import Parts, train_client
+from fedlit.engine.local_training import ModuleParts, train_client
 from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.state import Download, FederationState
+from fedlit.engine.uploads import UploadValidator, hint
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, reported
 
@@ -64,6 +65,15 @@ class ClientResult(NamedTuple):
     sent: int | None = None
     encoded: Encoded | None = None
     norm: float | None = None
+
+
+def with_own_tensors(result: ClientResult) -> ClientResult:
+    """The same with a copy of the upload, which holds the live tensors: to be used after the next state is loaded."""
+    outcome = result.outcome
+    if isinstance(outcome, LocalResult) and outcome.upload is not None:
+        copied = {name: tensor.clone() for name, tensor in outcome.upload.state.items()}
+        outcome.upload = replace(outcome.upload, state=copied)
+    return result
 
 
 def without_values(visited: ClientResult) -> ClientResult:
@@ -200,14 +210,15 @@ def _check_state(state: Any, what: str) -> None:
 
 
 class ClientRunner:
-    """The visits of a round, on this process.
+    """Trains clients of a round in this process, one at a time.
 
     Args:
         state: Of the federation; nothing of it changes.
         number: Of the round.
         plan_for: How a client trains; all belong to one stage.
-        look: What to make of an outcome.
-        received: Validates what comes from a process of a client's own, and says what came of its training.
+        validator: Of uploads.
+        encoding: Of uploads, if they are encoded.
+        is_scored: Evaluate a client's copy right after its training.
     """
 
     def __init__(
@@ -215,28 +226,29 @@ class ClientRunner:
         state: FederationState,
         number: int,
         plan_for: Callable[[int], Plan],
-        look: Callable[[int, LocalResult, Download | None], ClientResult],
-        received: Callable[[int, Download | None, dict[str, Any]], ClientResult],
+        validator: UploadValidator,
+        encoding: Encoding | None,
+        is_scored: bool,
     ) -> None:
         self.state = state
         self.number = number
         self.plan_for = plan_for
-        self.look = look
-        self.received = received
+        self.validator = validator
+        self.encoding = encoding
+        self.is_scored = is_scored
         self.constant = frozenset(state.constant)
         self.before = state.live.snapshot()
-        self.parts: Parts | None = None  # where clients build networks of their own, each has others
+        self.parts: ModuleParts | None = None  # where clients build networks of their own, each has others
 
-    def __call__(self, k: int) -> ClientResult:
-        """What a client brings, or why it brings nothing: whatever it does, the round goes on without it."""
+    def train(self, k: int) -> ClientResult:
+        """What came of a client's training; whatever it does, the round goes on without it."""
         state = self.state
-        memory = state.memories.get(k) or ClientState()
         if not state.has_custom_download or not is_sent(state, self.plan_for(k).stage):
-            return self._guarded(k, memory, None)
+            return self._train_guarded(k, None)
         sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
         self._check_has_something(k, sent)
-        visited = self._guarded(k, memory, sent)
-        return visited._replace(sent=num_bytes({**sent.state, **sent.received}))
+        result = self._train_guarded(k, sent)
+        return result._replace(sent=num_bytes({**sent.state, **sent.received}))
 
     def _check_has_something(self, k: int, sent: Download) -> None:
         """Whoever holds nothing of what is shared would upload nothing, round after round, without a word."""
@@ -248,59 +260,84 @@ class ClientRunner:
                 "uploaded nothing before: return `current`, or what it is to begin with."
             )
 
-    def _guarded(self, k: int, memory: ClientState, sent: Download | None) -> ClientResult:
-        """What a client brings, or why it brings nothing; in a process of its own under `trainer.client_timeout`."""
-        state = self.state
-
-        def visited() -> ClientResult:
-            def work() -> ClientResult:
-                return self.look(k, self._visit(k, memory, sent), sent)
-
-            result = state.live.attempt(work, self.before)
-            return ClientResult(result, {}) if isinstance(result, Failure) else result
-
-        timeout = state.options.client_timeout
+    def _train_guarded(self, k: int, sent: Download | None) -> ClientResult:
+        """In a process of its own under `trainer.client_timeout`, which is trusted no more than another host."""
+        timeout = self.state.options.client_timeout
         if timeout is None:
-            return visited()
-        result = in_child(visited, timeout, self.plan_for(k).should_stop, pack, partial(self.received, k, sent))
+            return self._attempt(k, sent)
+        decode = None if self.encoding is None else self.encoding.decoded
+        stage = self.plan_for(k).stage
+
+        def unpack_validated(packed: dict[str, Any]) -> ClientResult:
+            return self.validated_again(received(packed, stage, k, decode), sent)
+
+        should_stop = self.plan_for(k).should_stop
+        result = in_child(partial(self._attempt, k, sent), timeout, should_stop, pack, unpack_validated)
         return ClientResult(result, {}) if isinstance(result, Failure) else result
 
-    def _visit(self, k: int, memory: ClientState, sent: Download | None) -> LocalResult:
+    def _attempt(self, k: int, sent: Download | None) -> ClientResult:
+        result = self.state.live.attempt(partial(self._train, k, sent), self.before)
+        return ClientResult(result, {}) if isinstance(result, Failure) else result
+
+    def _train(self, k: int, sent: Download | None) -> ClientResult:
+        """Load a client's state, train it, score the trained copy, encode and validate its upload."""
         state = self.state
         plan = self.plan_for(k)
-        state.enter(k, "server" if plan.stage.upload == "aggregate" else "personal", self.number, sent)
+        stage = plan.stage
         client = state.data.client(k, self.number)
+        memory = state.memories.get(k) or ClientState()
+        state.enter(k, "server" if stage.upload == "aggregate" else "personal", self.number, sent, client)
         every = state.options.eval_every_n_epochs
         followed: EpochScores | None = None
-        if every is not None and is_followed(plan.stage):
-            followed = EpochScores(state, plan.stage, client, every)
+        if every is not None and is_followed(stage):
+            followed = EpochScores(state, stage, client, every)
             plan = replace(plan, after_epoch=followed)
-        outcome = train_client(
-            state.fabric, state.module, client, plan, state.shared, memory, self.constant, self._parts(plan.stage)
-        )
+        parts = self._parts(stage)
+        trained = train_client(state.fabric, state.module, client, plan, state.shared, memory, self.constant, parts)
         if followed is not None:
-            outcome.epochs = followed.values
-        if sent is not None and outcome.upload is not None:
-            outcome.upload = self._held(k, outcome.upload, sent)
+            trained.epochs = followed.values
+        if sent is not None and trained.upload is not None:
+            trained.upload = self._held(k, trained.upload, sent)
         if self.constant or state.frozen:
-            self._forget_frozen(outcome)
-        return outcome
+            self._forget_frozen(trained)
+        scores = scores_of_trained_copy(state, stage, client) if self.is_scored else {}
+        return self._validated(trained, scores, memory, sent)
 
-    def _parts(self, stage: Stage) -> Parts | None:
+    def _validated(
+        self, trained: LocalResult, scores: Scores, memory: ClientState, sent: Download | None
+    ) -> ClientResult:
+        encoded = None
+        problem = None
+        if self.state.options.upload_encoder is not None:
+            trained.memory.residual = memory.residual
+        if self.encoding is not None:
+            encoded, problem = self.encoding.send(trained)
+            if problem is not None:
+                problem.reason += hint(problem.reason)
+        problem = problem or self.validator.problem(trained, sent)
+        return ClientResult(trained, scores, problem, encoded=encoded)
+
+    def validated_again(self, result: ClientResult, sent: Download | None) -> ClientResult:
+        """What another process or host says is valid need not be."""
+        if isinstance(result.outcome, Failure) or result.problem is not None:
+            return result
+        return result._replace(problem=self.validator.problem(result.outcome, sent))
+
+    def _parts(self, stage: Stage) -> ModuleParts | None:
         if self.state.live.builds_clients:
             return None
         if self.parts is None:
-            self.parts = Parts(self.state.module, stage.module or self.state.module)
+            self.parts = ModuleParts(self.state.module, stage, self.state.shared)
         return self.parts
 
-    def _forget_frozen(self, outcome: LocalResult) -> None:
+    def _forget_frozen(self, trained: LocalResult) -> None:
         """What is the same for all, and was so before, is not kept by every client."""
         state = self.state
         constant = state.constant_state
         if constant:
-            check_unchanged(state.live.tensors(), constant, "in a visit")
-        own = {name: tensor for name, tensor in outcome.memory.state.items() if name not in constant}
-        outcome.memory.state = without_frozen(own, state.frozen, state.initial)
+            check_unchanged(state.live.tensors(), constant, "in local training")
+        own = {name: tensor for name, tensor in trained.memory.state.items() if name not in constant}
+        trained.memory.state = without_frozen(own, state.frozen, state.initial)
 
     def _held(self, k: int, upload: Upload, sent: Download) -> Upload:
         """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""

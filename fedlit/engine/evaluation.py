@@ -142,12 +142,11 @@ class EpochScores:
             yield "pooled", data.test_batches(k)
 
 
-def scores_of_trained_copy(state: FederationState, stage: Stage, round: int, k: int) -> Scores:
-    """Of the copy of client k, which is loaded."""
+def scores_of_trained_copy(state: FederationState, stage: Stage, client: Client) -> Scores:
+    """Of a client's copy, which is loaded, on its own validation samples."""
     learner = stage.module or state.module
     network = learner if stage.own_models else learner.global_model()
-    client = state.data.client(k, round)
-    with isolated(derive(state.options.seed, "trained", stage.name, round, k)):
+    with isolated(derive(state.options.seed, "trained", stage.name, client.round, client.id)):
         return evaluate(state.fabric, network, client.val_batches(), state.measures)
 
 

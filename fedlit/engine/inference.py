@@ -31,7 +31,7 @@ from fedlit.records.progress import epochs_table
 from fedlit.records.reports import tell_which, write_outputs, write_predictions
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import CONVERGENCE, Row, summary
-from fedlit.rng import derive, isolated
+from fedlit.rng import derive, isolated, preserved
 from fedlit.tasks import Classification
 
 Predictions = Tensor | list[Tensor]
@@ -285,7 +285,8 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     score()
     # One visit: what a method freezes is what the client received, not its own last epoch.
     plan = Plan(STAGE, state.options.seed, epochs, after_epoch=score)
-    outcome = train_client(state.fabric, learner, client, plan, (), ClientState())
+    with preserved():
+        outcome = train_client(state.fabric, learner, client, plan, (), ClientState())
     if outcome.overflowed:
         why = f"gradients overflowed and every step ({outcome.overflowed}) was skipped (`trainer.precision` 16-mixed)"
         warnings.warn(f"Client {k} was not trained: {why}.", Notice, stacklevel=2)

@@ -317,18 +317,19 @@ class LiveModule:
         self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]
     ) -> None:
         """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
-        before = self.tensors() if self.builds_clients else self._tensors
-        live = before
         self.client = client
         self.module.client = client
         self.reset_modes()
+        top = {**server, **personal} if prefer == "personal" else {**personal, **server}
         if self.builds_clients:
+            before = self.tensors()
             self._build(client)
             live = self.tensors()
-        top = {**server, **personal} if prefer == "personal" else {**personal, **server}
-        # What configure_client did not rebuild still holds the last client's values.
-        stale = {name: initial[name] for name, tensor in live.items() if name not in top and tensor is before.get(name)}
-        copy_into(live, {**stale, **top})
+            # What was built anew keeps its own values; the rest still holds the last client's.
+            initial = {name: initial[name] for name, tensor in live.items() if tensor is before.get(name)}
+        else:
+            live = self._tensors
+        copy_into(live, {**initial, **top})
         for tensor in live.values():
             tensor.grad = None
 

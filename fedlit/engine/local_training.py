@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
@@ -16,7 +17,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
-from fedlit.engine.live_module import Modes, modes_of, restore
+from fedlit.engine.live_module import STRUCTURE, Modes, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
@@ -32,7 +33,7 @@ from fedlit.engine.precision import Converted, Scaler, autocast, converted, rene
 from fedlit.inputs import batch_size
 from fedlit.methods.base import FederatedModule, copy_into
 from fedlit.methods.stage import EarlyStopping, Stage
-from fedlit.rng import derive, generator, isolated
+from fedlit.rng import derive, generator, seed_everything
 
 
 def validates(learner: FederatedModule, client: Client, trainer: LocalTrainer) -> bool:
@@ -203,19 +204,60 @@ class TrainingResult(NamedTuple):
         return found
 
 
-class Parts:
+class ModuleParts:
     """Of a method's structure what local training asks for; the same for all clients that share it.
 
     Args:
         module: The method.
-        learner: What is trained of it.
+        stage: That is trained.
+        shared: Names of what travels both ways.
+
+    Attributes:
+        uploaded: Names of what a client uploads in a stage that aggregates.
+        staying: Names of what stays with a client: what the stage trains that neither travels nor is the server's own.
     """
 
-    def __init__(self, module: FederatedModule, learner: FederatedModule) -> None:
+    def __init__(self, module: FederatedModule, stage: Stage, shared: Collection[str] = ()) -> None:
+        learner = stage.module or module
         found = list(module.modules()) if learner is module else [*module.modules(), *learner.modules()]
         self.lightning = [part for part in dict.fromkeys(found) if isinstance(part, LightningModule)]
         self.metrics = [part for part in found if isinstance(part, Metric)]
-        self.structure = structure_of(module.state_dict(keep_vars=True))
+        self.federated = [module] if learner is module else [module, learner]
+        self.module = module
+        self.tensors: State = module.state_dict(keep_vars=True)
+        self.structure = structure_of(self.tensors)
+        self.uploaded = [*shared, *(name for name in self.tensors if name.startswith(module.upload_only))]
+        self.staying = self._staying(stage, shared)
+        members = [vars(part)[kind] for part in module.modules() for kind in STRUCTURE]
+        self._members = [(held, held.copy()) for held in members]
+
+    def live_tensors(self) -> State:
+        """The tensors of the method after local training, which must have left their structure as it was."""
+        tensors = self.tensors
+        if not self._are_same_members():  # a buffer that was set anew, for one
+            tensors = self.module.state_dict(keep_vars=True)
+        if structure_of(tensors) != self.structure:
+            raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
+        return tensors
+
+    def _staying(self, stage: Stage, shared: Collection[str]) -> list[str]:
+        names = set(self.tensors)
+        if stage.module is not None:
+            trained = {id(tensor) for tensor in stage.module.state_dict(keep_vars=True).values()}
+            names = {name for name, tensor in self.tensors.items() if id(tensor) in trained}
+        if stage.upload == "aggregate":
+            names.difference_update(shared)
+        elsewhere = self.module.server_only + self.module.download_only + self.module.upload_only
+        return [name for name in self.tensors if name in names and not name.startswith(elsewhere)]
+
+    def _are_same_members(self) -> bool:
+        for members, before in self._members:
+            if members.keys() != before.keys():
+                return False
+            for name, member in members.items():
+                if member is not before[name]:
+                    return False
+        return True
 
 
 def structure_of(state: State) -> dict[str, tuple]:
@@ -230,36 +272,33 @@ def train(
     plan: Plan,
     memory: ClientState,
     uploads: Uploads | None = None,
-    parts: Parts | None = None,
+    parts: ModuleParts | None = None,
 ) -> TrainingResult:
-    """Run the local epochs of a stage on the live module.
+    """Run the local epochs of a stage on the live module; the caller preserves the global random states.
 
     Args:
         fabric: Device and precision.
         module: With the state that training starts from.
         client: Whose samples; also the server, which has those of the public pool.
         plan: How long, how fast.
-        memory: Of the optimiser, from the last visit in this stage.
+        memory: Of the optimiser, from the client's last training in this stage.
         uploads: What the server has collected, if it is the server that trains.
         parts: Of the method, where they are known.
     """
     stage = plan.stage
     learner = stage.module or module
-    client = replace(client, samples=stage.samples)
+    parts = parts or ModuleParts(module, stage)
+    if client.samples != stage.samples:
+        client = replace(client, samples=stage.samples)
     means = Means()
     trainer = LocalTrainer(fabric, learner, client, plan, means)
-    parts = parts or Parts(module, learner)
-    own = [module] if learner is module else [module, learner]
-    for part in own:
-        part.client = client
     module.stage = stage
+    for part in parts.federated:
+        part.client = client
     for metric in parts.metrics:  # one of one client knows nothing of the client before
         metric.reset()
-    with (
-        logging_to(means, own),
-        isolated(derive(plan.seed, "visit", stage.name, client.round, client.id)),
-        attached(parts.lightning, trainer),
-    ):
+    seed_everything(derive(plan.seed, "visit", stage.name, client.round, client.id))
+    with attached(parts.lightning, trainer), logging_to(means, parts.federated):
         _start(fabric, module, client, uploads)
         kept = memory.optimizer.get(stage.name, {})
         names = parameter_names(module) if kept else {}
@@ -411,40 +450,39 @@ def train_client(
     shared: Collection[str],
     memory: ClientState,
     constant: Collection[str] = (),
-    parts: Parts | None = None,
+    parts: ModuleParts | None = None,
 ) -> LocalResult:
     """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else.
 
-    What is constant is neither uploaded nor kept.
+    What is constant is neither uploaded nor kept. An upload to be aggregated holds the live tensors: who keeps it
+    longer than until the next state is loaded copies it.
     """
     stage = plan.stage
-    parts = parts or Parts(module, stage.module or module)
+    parts = parts or ModuleParts(module, stage, shared)
     trained = train(fabric, module, client, plan, memory, parts=parts)
-    live = module.state_dict(keep_vars=True)
-    if structure_of(live) != parts.structure:
-        raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
-    state = {name: tensor.detach().clone() for name, tensor in live.items() if name not in constant}
-    stays = _staying(module, live, stage, shared)
-    own = {**memory.state, **{name: state[name] for name in state if name in stays}}
+    live = parts.live_tensors()
+    own = dict(memory.state)
+    for name in parts.staying:
+        if name not in constant:
+            own[name] = live[name].detach().clone()
     upload = None
     if stage.upload == "aggregate":
-        sent = {name: state[name] for name in shared}
-        if module.upload_only:
-            sent |= {name: tensor for name, tensor in state.items() if name.startswith(module.upload_only)}
+        sent = {name: live[name].detach() for name in parts.uploaded}
         upload = Upload(client.id, sent, _weight(module, client))
     elif stage.upload == "collect":
-        upload = Upload(client.id, _collected(module, state, memory))
+        upload = Upload(client.id, _collected(module, live, memory, constant))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
-    kept = {"personal": stays, "keep": state.keys(), "reset": ()}[plan.optimizer_state]
-    momenta = {} if plan.optimizer_state == "reset" else trained.optimizer_state(module, kept)
-    if not is_plain(momenta):
-        raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
+    momenta: OptimizerState = {}
+    if plan.optimizer_state != "reset":
+        kept = parts.staying if plan.optimizer_state == "personal" else [name for name in live if name not in constant]
+        momenta = trained.optimizer_state(module, kept)
+        if not is_plain(momenta):
+            raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
     for tensor in live.values():  # gradients end with the training
         tensor.grad = None
-    kept_memory = ClientState(own, {stage.name: momenta} if momenta else {})
     return LocalResult(
         upload,
-        kept_memory,
+        ClientState(own, {stage.name: momenta} if momenta else {}),
         trained.logs,
         validation_logs=trained.validation_logs,
         skipped=trained.skipped,
@@ -453,27 +491,18 @@ def train_client(
 
 
 def _weight(module: FederatedModule, client: Client) -> float:
+    if not is_overridden("client_weight", module, FederatedModule):
+        return float(module.client_weight(client))
     with refusing_logs(module, "client_weight"):
         return float(module.client_weight(client))
 
 
-def _staying(module: FederatedModule, live: State, stage: Stage, shared: Collection[str]) -> set[str]:
-    """Names of what this stage trains that neither travels, one way or both, nor is the server's own."""
-    names: set[str] = set(live)
-    if stage.module is not None:
-        trained = {id(tensor) for tensor in stage.module.state_dict(keep_vars=True).values()}
-        names = {name for name, tensor in live.items() if id(tensor) in trained}
-    if stage.upload == "aggregate":
-        names.difference_update(shared)
-    elsewhere = module.server_only + module.download_only + module.upload_only
-    return {name for name in names if not name.startswith(elsewhere)}
-
-
-def _collected(module: FederatedModule, state: State, memory: ClientState) -> State:
+def _collected(module: FederatedModule, live: State, memory: ClientState, constant: Collection[str]) -> State:
     """What the server is to keep; the very tensors of an earlier stage where nothing has changed since."""
     upload: State = {}
-    for name, tensor in state.items():
-        if name.startswith(module.collected):
+    for name, tensor in live.items():
+        if name.startswith(module.collected) and name not in constant:
             before = memory.state.get(name)
-            upload[name] = tensor if before is None or not torch.equal(before, tensor) else before
+            is_same = before is not None and torch.equal(before, tensor)
+            upload[name] = before if is_same else tensor.detach().clone()  # type: ignore[assignment]
     return upload

@@ -96,9 +96,11 @@ class Means:
     def _add_up(self, name: str) -> None:
         values = self.values.pop(name)
         try:
-            column = _column(values)
-            how = self.reductions.get(name, "mean")
-            total = float({"max": torch.amax, "min": torch.amin}.get(how, torch.sum)(column, 0))
+            if len(values) == 1:
+                total = float(values[0])
+            else:
+                how = self.reductions.get(name, "mean")
+                total = float({"max": torch.amax, "min": torch.amin}.get(how, torch.sum)(_column(values), 0))
         except (ValueError, TypeError, RuntimeError) as error:
             raise UsageError(
                 f"`self.log({name!r}, ...)` takes a number, a tensor of one element or a torchmetrics Metric: {error}"
@@ -152,8 +154,6 @@ class EpochMeans:
 def _column(values: list[Any]) -> Tensor:
     """All values in one tensor: stacked as they are where they are alike, which is one call in place of many."""
     first = values[0]
-    if len(values) == 1:
-        return torch.as_tensor(first).cpu().double().reshape(1)
     if all(isinstance(value, Tensor) and value.dtype == first.dtype for value in values):
         return torch.stack(values).cpu().double()
     return torch.stack([torch.as_tensor(value).cpu().double() for value in values])

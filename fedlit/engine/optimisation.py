@@ -1,6 +1,6 @@
 """Optimisers of a local training, and its steps: plain, or with Lightning's hooks."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedlit import bounds
 from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overridden, step_loss, takes_batch_idx
 from fedlit.engine.plan import OptimizerState, Plan, UsageError
 from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
-from fedlit.fast.sgd import clear, is_plain_sgd, prepare, step
+from fedlit.fast.steps import clear, prepare, step
 from fedlit.methods.base import FederatedModule
 
 TRIED_BEFORE_THE_FIRST_ROUND = (  # PyTorch's own whose step does nothing but what their paper says
@@ -257,47 +257,36 @@ class PlainStep:
         self.clip = clip
         self.context = autocast(fabric)
         self.is_scaled = has_scaler(fabric)
+        self.training_step: Callable[..., Any] = learner.training_step
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
         self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
         self.clears_plainly = type(self.optimizer).zero_grad is Optimizer.zero_grad
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         """One batch."""
+        arguments = (batch, batch_idx) if self.takes_batch_idx else (batch,)
         with self.context():
-            result = self._result(batch, batch_idx)
+            result = self.training_step(*arguments)
         if not self.learner.automatic_optimization:
             return
         loss = result if isinstance(result, Tensor) else step_loss(result)
         self.has_loss = loss is not None
         if loss is None:
             return
-        self._clear()
+        if self.clears_plainly:
+            clear(self.optimizer)
+        else:
+            self.optimizer.zero_grad()
         if self.is_scaled:
             self.fabric.backward(loss)
         else:
             loss.backward()
         if self.clip is not None:
             self._clip(self.clip)
-        self._step()
-
-    def _result(self, batch: Any, batch_idx: int) -> Any:
-        if self.takes_batch_idx:
-            return self.learner.training_step(batch, batch_idx)
-        return self.learner.training_step(batch)  # type: ignore[call-arg]
-
-    def _clear(self) -> None:
-        if self.clears_plainly:
-            clear(self.optimizer)
-        else:
-            self.optimizer.zero_grad()
-
-    def _step(self) -> None:
         if self.is_scaled:
             self.fabric.strategy.optimizer_step(self.optimizer)
-        elif is_plain_sgd(self.optimizer):  # asked in every step: hooks and schedules of a user change its options
-            step(self.optimizer)
         else:
-            self.optimizer.step()
+            step(self.optimizer)
 
     def _clip(self, clip: float) -> None:
         if self.is_scaled:

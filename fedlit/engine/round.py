@@ -1,9 +1,8 @@
 """A round of clients: train, validate, aggregate, commit."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -17,14 +16,13 @@ from fedlit.engine.client_runner import (
     ClientRunner,
     downloads,
     pack,
-    received,
     unpack,
+    with_own_tensors,
     without_values,
 )
 from fedlit.engine.client_store import ClientStore, CollectedUploads, StateStore, assign_ranks
 from fedlit.engine.cluster.processes import in_order
 from fedlit.engine.encoding import Encoded, encoding_of
-from fedlit.engine.evaluation import scores_of_trained_copy
 from fedlit.engine.lightning_hooks import warn_of_no_loss
 from fedlit.engine.live_module import check_still_frozen, check_unchanged
 from fedlit.engine.logged_values import logging_to_means
@@ -32,13 +30,12 @@ from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.scheduling import fewest_usable
 from fedlit.engine.server_training import ServerResult
-from fedlit.engine.state import Download, FederationState, RoundResult
+from fedlit.engine.state import FederationState, RoundResult
 from fedlit.engine.uploads import (
     BufferedUploads,
     ShardedUploads,
     StreamedUploads,
     UploadValidator,
-    hint,
     out_of_proportion,
     update_norm,
 )
@@ -46,7 +43,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
-from fedlit.rng import derive, isolated
+from fedlit.rng import derive, isolated, preserved
 
 
 class Ledger:
@@ -98,19 +95,17 @@ class SerialExecutor:
 
     Args:
         round: Whose clients train.
-        runner: Trains one.
     """
 
-    def __init__(self, round: "ClientRound", runner: ClientRunner) -> None:
+    def __init__(self, round: "ClientRound") -> None:
         self.round = round
-        self.runner = runner
 
     def train(self) -> Iterator[tuple[int, ClientResult]]:
         profiler = self.round.state.options.profiler
         for position, k in enumerate(self.round.clients, 1):
             self.round.report(position, len(self.round.clients))
             with profiler.profile("local_training"):
-                result = self.runner(k)
+                result = self.round.runner.train(k)
             yield k, result
 
 
@@ -119,12 +114,10 @@ class ProcessExecutor:
 
     Args:
         round: Whose clients train.
-        runner: Trains one, of this rank.
     """
 
-    def __init__(self, round: "ClientRound", runner: ClientRunner) -> None:
+    def __init__(self, round: "ClientRound") -> None:
         self.round = round
-        self.runner = runner
 
     def train(self) -> Iterator[tuple[int, ClientResult]]:
         round = self.round
@@ -136,7 +129,7 @@ class ProcessExecutor:
         def work(k: int) -> ClientResult:
             round.report(positions[k], len(round.clients))
             with profiler.profile("local_training"):
-                result = self.runner(k)
+                result = round.runner.train(k)
             return without_values(round.kept_here(k, result))
 
         yield from in_order(round.state.fabric, round.clients, work, pack, unpack, owners)
@@ -159,16 +152,16 @@ class RemoteExecutor:
         positions = {k: position for position, k in enumerate(round.clients, 1)}
         for k, result, sent in hosts.visited(round):
             round.report(positions[k], len(round.clients))
-            yield k, round.validated_again(result, sent)
+            yield k, round.runner.validated_again(result, sent)
 
 
-def executor_of(round: "ClientRound", runner: ClientRunner) -> Executor:
+def executor_of(round: "ClientRound") -> Executor:
     """As the federation runs."""
     if round.state.hosts is not None:
         return RemoteExecutor(round)
     if round.state.fabric.world_size > 1:
-        return ProcessExecutor(round, runner)
-    return SerialExecutor(round, runner)
+        return ProcessExecutor(round)
+    return SerialExecutor(round)
 
 
 Follow = Callable[[State, Mapping[int, State]], ServerResult]
@@ -202,14 +195,16 @@ class ClientRound:
         self.clients = clients
         self.plan_for = plan_for = cache(plan_for)
         self.stage = plan_for(clients[0] if clients else SERVER).stage
-        self.score = score and self.stage.upload == "aggregate"
         self.report = report
         self.follow = follow
         self.record = RoundRecord(is_whole=False)
         self.accepted: dict[int, tuple[LocalResult, Scores]] = {}
         self.ledger = Ledger(state, self.stage, number)
-        self.validator = UploadValidator(state, self.stage, number, plan_for)
-        self.encoding = encoding_of(state, self.stage, number)
+        validator = UploadValidator(state, self.stage, number, plan_for)
+        encoding = encoding_of(state, self.stage, number)
+        state.module.stage = self.stage
+        is_scored = score and self.stage.upload == "aggregate"
+        self.runner = ClientRunner(state, number, plan_for, validator, encoding, is_scored)
         self.memories = ClientStore(state.memories.store)  # what stays with clients from this round on
         self.collected = CollectedUploads(state.memories.store)
         self.owners: dict[int, int] = {}  # the rank that trains each client, on several processes
@@ -217,7 +212,6 @@ class ClientRound:
         self.norms: dict[int, float] = {}  # of updates, where `trainer.max_norm_ratio` compares them
         self.server_momenta = state.server_momenta
         self.uploads = self._begin_uploads()
-        state.module.stage = self.stage
 
     def run(self) -> RoundRecord:
         """Train the clients, aggregate what they upload, commit; a client that fails is left out and named.
@@ -225,10 +219,11 @@ class ClientRound:
         With too few valid updates the state stays as it was.
         """
         check_still_frozen(self.state.module, self.state.constant)
-        executor = executor_of(self, self._runner())
+        executor = executor_of(self)
         try:
-            for k, result in executor.train():
-                self._receive(k, result)
+            with preserved():
+                for k, result in executor.train():
+                    self._receive(k, result)
             self._reject_outliers()
             self._log_accepted()
             self.record.is_whole = self._is_enough()
@@ -244,11 +239,8 @@ class ClientRound:
     def train_alone(self, k: int) -> ClientResult:
         """What one client brings, on its own host."""
         check_still_frozen(self.state.module, self.state.constant)
-        return self._runner()(k)
-
-    def _runner(self) -> ClientRunner:
-        """Trains one client after the other; held by nobody, or round and runner would hold each other."""
-        return ClientRunner(self.state, self.number, self.plan_for, self._validated, self._received)
+        with preserved():
+            return with_own_tensors(self.runner.train(k))
 
     def _begin_uploads(self) -> StreamedUploads | BufferedUploads | ShardedUploads:
         """Only the plain mean needs no upload after the next has come."""
@@ -279,7 +271,9 @@ class ClientRound:
             return
         assert isinstance(outcome, LocalResult)  # else there is a problem
         self._keep(k, outcome, result.norm)
-        self.accepted[k] = (replace(outcome, upload=None, memory=ClientState()), result.scores)
+        outcome.upload = None  # it is where it waits by now
+        outcome.memory = ClientState()
+        self.accepted[k] = (outcome, result.scores)
 
     def _keep(self, k: int, outcome: LocalResult, norm: float | None) -> None:
         """Hold what a client brings until the round is over; on several processes its own rank has done so."""
@@ -432,28 +426,3 @@ class ClientRound:
                 elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
             )
         )
-
-    def _validated(self, k: int, outcome: LocalResult, sent: Download | None) -> ClientResult:
-        """What came of a client's training, scored, encoded and validated."""
-        encoded = None
-        problem = None
-        scores = scores_of_trained_copy(self.state, self.stage, self.number, k) if self.score else {}
-        if self.state.options.upload_encoder is not None:
-            memory = self.state.memories.get(k)
-            outcome.memory.residual = {} if memory is None else memory.residual
-        if self.encoding is not None:
-            encoded, problem = self.encoding.send(outcome)
-            if problem is not None:
-                problem.reason += hint(problem.reason)
-        return ClientResult(outcome, scores, problem or self.validator.problem(outcome, sent), encoded=encoded)
-
-    def _received(self, k: int, sent: Download | None, packed: dict[str, Any]) -> ClientResult:
-        """What a client's own process brings; it is trusted no more than another host."""
-        decode = None if self.encoding is None else self.encoding.decoded
-        return self.validated_again(received(packed, self.stage, k, decode), sent)
-
-    def validated_again(self, result: ClientResult, sent: Download | None) -> ClientResult:
-        """What another process or host says is valid need not be."""
-        if isinstance(result.outcome, Failure) or result.problem is not None:
-            return result
-        return result._replace(problem=self.validator.problem(result.outcome, sent))

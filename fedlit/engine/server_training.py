@@ -14,6 +14,7 @@ from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.state import FederationState
 from fedlit.records.round_record import RoundRecord, failure
 from fedlit.records.rows import POOLED, Row
+from fedlit.rng import preserved
 
 DEV_SAMPLES = 64  # a development run trains on so many
 
@@ -90,7 +91,7 @@ def _trained(
     state.live.reset_modes()
     state.live.put(held)
     try:
-        with restored_requires_grad(state.module):
+        with preserved(), restored_requires_grad(state.module):
             trained = train(state.fabric, state.module, _server(state, round), plan, state.server_memory, uploads)
     except UsageError:
         raise

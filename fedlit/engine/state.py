@@ -391,17 +391,23 @@ class FederationState:
         return any(name.startswith(prefix) for name in names)
 
     def enter(
-        self, k: int, prefer: Literal["server", "personal"], round: int = 0, sent: Download | None = None
+        self,
+        k: int,
+        prefer: Literal["server", "personal"],
+        round: int = 0,
+        sent: Download | None = None,
+        client: Client | None = None,
     ) -> None:
         """Put a client's state into the live module; `prefer` says whose values win where both have some.
 
         Args:
             k: The client.
             prefer: Whose values win.
-            round: In which it is visited.
+            round: In which it trains or is evaluated.
             sent: What it was sent; by default what it would be.
+            client: The same client, where it is at hand.
         """
-        client = self.data.client(k, round)
+        client = client or self.data.client(k, round)
         personal = self.personal(k)
         if sent is None and self.has_custom_download and not personal.keys() >= set(self.shared):
             sent = self.sent_to(k, round)

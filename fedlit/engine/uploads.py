@@ -80,11 +80,13 @@ class UploadValidator:
         self.plan_for = plan_for
         self.counters = counters_of(state.shared_state)
         self.expected = state.expected_upload(SERVER)  # of everybody, unless clients are sent different states
+        self.asks_method = is_overridden("check_upload", state.module, FederatedModule)
 
     def problem(self, outcome: LocalResult, sent: Download | None) -> Failure | None:
         """What is wrong with what a client brings."""
         try:
-            self._check_names(outcome.validation_logs)
+            if outcome.validation_logs:
+                self._check_names(outcome.validation_logs)
             if problem := self._unusable(outcome, sent):
                 return Failure(f"unusable state: {problem}{hint(problem)}")
         except Exception as error:  # tensors of strange kinds can hardly be looked at
@@ -106,7 +108,8 @@ class UploadValidator:
                 most = most_batches(self.state.data.client(upload.client, self.number), plan)
                 if problem := overcounted(upload.state, expected, self.counters, most):
                     return problem
-            self._ask_method(upload)
+            if self.asks_method:
+                self._ask_method(upload)
         for kept in (outcome.memory.state, outcome.memory.residual):
             if kept and (problem := defect(Upload(-1, kept), kept)):
                 return problem
@@ -114,12 +117,10 @@ class UploadValidator:
 
     def _ask_method(self, upload: Upload) -> None:
         """What a method knows of its uploads; it raises if one cannot be."""
-        module = self.state.module
-        if not is_overridden("check_upload", module, FederatedModule):
-            return
         client = self.state.data.client(upload.client, self.number)
         available = len(client.train_batches(None, self.stage.samples, self.stage.public))
-        module.check_upload(client, upload.state, self.plan_for(upload.client).num_steps(available))
+        num_steps = self.plan_for(upload.client).num_steps(available)
+        self.state.module.check_upload(client, upload.state, num_steps)
 
     def _check_names(self, validation_logs: dict[str, float]) -> None:
         """What a method measures on a client's own samples is told apart from what the federation does."""
@@ -199,8 +200,9 @@ class BufferedUploads(RoundUploads):
         return client in self._numbers
 
     def add(self, upload: Upload) -> None:
-        """Keep one more."""
-        self._numbers[upload.client] = self.store.put(ClientState(upload.state))
+        """Keep a copy of one more: its tensors may be the live ones."""
+        state = {name: tensor.clone() for name, tensor in upload.state.items()}
+        self._numbers[upload.client] = self.store.put(ClientState(state))
         self.weights[upload.client] = upload.weight
 
     def drop(self, client: int) -> None:

@@ -77,7 +77,7 @@ class RemoteHosts:
         letters = {}
         for k in round.clients:
             asked = self._asked(state, k, round.number, sent.get(k))
-            letters[k] = wire.Letter(common, wire.pack({**asked, "score": round.score}))
+            letters[k] = wire.Letter(common, wire.pack({**asked, "score": round.runner.is_scored}))
         for k, data in self._answers("visit", letters):
             visited = self._visited(state, stage, k, data)
             if k in sent:

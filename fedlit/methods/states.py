@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def copy_into(live: Mapping[str, Tensor], state: State) -> None:
     """Copy values into the live tensors of the same names."""
-    names = [name for name in state if name in live]
-    for name in names:
-        if live[name].shape != state[name].shape:  # it would be broadcast
-            raise ValueError(f"{name!r} is {tuple(live[name].shape)}, but its state is {tuple(state[name].shape)}.")
-    if names:
-        torch._foreach_copy_([live[name] for name in names], [state[name] for name in names])
+    targets: list[Tensor] = []
+    values: list[Tensor] = []
+    for name, target in live.items():
+        value = state.get(name)
+        if value is None:
+            continue
+        if target.shape != value.shape:  # it would be broadcast
+            raise ValueError(f"{name!r} is {tuple(target.shape)}, but its state is {tuple(value.shape)}.")
+        targets.append(target)
+        values.append(value)
+    if targets:
+        torch._foreach_copy_(targets, values)
 
 
 def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
