@@ -1,6 +1,6 @@
 """Losses: tensors in, a scalar out, one equation each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -32,8 +32,73 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
     """
     if not mu >= 0:
         raise ValueError(f"`mu` pulls towards the global model and must be at least 0, got {mu}.")
-    pairs = zip(parameters, anchors, strict=True)
-    return mu / 2 * sum((w - anchor.detach()).square().sum() for w, anchor in pairs)
+    w = list(parameters)
+    return _Proximal.apply(mu, _matching(anchors, w), *w) if w else 0.0
+
+
+class _Proximal(torch.autograd.Function):
+    """`proximal_penalty` as one node; the gradient of w is mu (w - w^t)."""
+
+    @staticmethod
+    def forward(ctx: Any, mu: float, anchors: list[Tensor], *w: Tensor) -> Tensor:
+        ctx.mu = mu
+        ctx.moved = torch._foreach_sub(w, anchors)
+        return mu / 2 * torch.stack(torch._foreach_norm(ctx.moved)).square().sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, None, *_scaled(ctx.moved, ctx.mu, grad)
+
+
+def linear_penalty(parameters: Iterable[Tensor], directions: Iterable[Tensor]) -> Tensor | float:
+    r"""Add a constant to the gradient.
+
+    .. math:: \sum_i \langle w_i, d_i \rangle
+
+    Args:
+        parameters: ``w``, trained.
+        directions: ``d``, of the same shapes, the gradient of this term; receive no gradient themselves.
+
+    Example:
+        >>> from torch import tensor
+        >>> linear_penalty([tensor([3.0, 1.0])], [tensor([2.0, -1.0])])
+        tensor(5.)
+    """
+    w = list(parameters)
+    return _Linear.apply(_matching(directions, w), *w) if w else 0.0
+
+
+class _Linear(torch.autograd.Function):
+    """`linear_penalty` as one node."""
+
+    @staticmethod
+    def forward(ctx: Any, directions: list[Tensor], *w: Tensor) -> Tensor:
+        ctx.directions = directions
+        products = [torch.dot(y.reshape(-1), d.reshape(-1)) for y, d in zip(w, directions, strict=True)]
+        return torch.stack(products).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, *_scaled(ctx.directions, 1.0, grad)
+
+
+def _scaled(tensors: Sequence[Tensor], factor: float, grad: Tensor) -> Sequence[Tensor]:
+    """Tensors times a factor times the gradient of a loss, mostly 1, which only a CPU knows without waiting."""
+    if not grad.is_cpu:
+        return torch._foreach_mul(torch._foreach_mul(tensors, factor), grad)
+    scale = factor * float(grad)
+    return tensors if scale == 1 else torch._foreach_mul(tensors, scale)
+
+
+def _matching(constants: Iterable[Tensor], parameters: list[Tensor]) -> list[Tensor]:
+    """Constants of the shapes of the parameters: others would be broadcast."""
+    found = [constant.detach() for constant in constants]
+    shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (parameters, found)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"anchors or directions must be of the shapes {shapes[0]} of the parameters, got {shapes[1]}.")
+    return found
 
 
 def labelled_cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:

@@ -1,0 +1,60 @@
+"""Penalties on parameters: their gradients are those of their formulas, to the bit."""
+
+import pytest
+import torch
+from torch import Tensor, tensor
+
+from fedlit.losses import linear_penalty, proximal_penalty
+
+SHAPES = [(7, 5), (7,), (3, 2, 2)]
+
+
+def drawn() -> tuple[list[Tensor], list[Tensor]]:
+    draw = torch.Generator().manual_seed(1)
+    parameters = [torch.randn(shape, generator=draw, requires_grad=True) for shape in SHAPES]
+    return parameters, [torch.randn(shape, generator=draw) for shape in SHAPES]
+
+
+def by_formula(w: list[Tensor], anchors: list[Tensor], mu: float) -> Tensor:
+    return mu / 2 * sum((w - anchor).square().sum() for w, anchor in zip(w, anchors, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1.0, -1.0, 0.3])
+def test_gradients_are_those_of_the_formulas(scale):
+    w, constants = drawn()
+    proximal = torch.autograd.grad(scale * proximal_penalty(w, constants, mu=0.3), w)
+    linear = torch.autograd.grad(scale * linear_penalty(w, constants), w)
+    for found, wanted in zip(proximal, torch.autograd.grad(scale * by_formula(w, constants, 0.3), w), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=2e-7, atol=0)
+        assert scale != 1 or torch.equal(found, wanted)
+    for found, constant in zip(linear, constants, strict=True):
+        assert torch.equal(found, scale * constant)
+
+
+def test_another_strength_has_another_gradient():
+    w, anchors = drawn()
+    found = torch.autograd.grad(proximal_penalty(w, anchors, mu=0.3), w)
+    other = torch.autograd.grad(by_formula(w, anchors, 0.31), w)
+    assert not torch.allclose(found[0], other[0])
+
+
+def test_values_by_hand():
+    w = [tensor([3.0, 1.0], requires_grad=True), tensor(2.0, requires_grad=True)]
+    constants = [tensor([1.0, 0.0]), tensor(5.0)]
+    assert float(proximal_penalty(w, constants, mu=0.4).detach()) == pytest.approx(0.2 * (4 + 1 + 9))
+    assert float(linear_penalty(w, constants).detach()) == 3 + 10
+    assert linear_penalty([], []) == proximal_penalty([], [], mu=1.0) == 0
+
+
+def test_a_gradient_may_be_taken_twice_of_one_graph():
+    w, anchors = drawn()
+    loss = proximal_penalty(w, anchors, mu=0.5) + linear_penalty(w, anchors)
+    first = torch.autograd.grad(loss, w, retain_graph=True)
+    second = torch.autograd.grad(loss, w)
+    assert all(map(torch.equal, first, second))
+
+
+def test_other_shapes_are_refused():
+    w, anchors = drawn()
+    with pytest.raises(ValueError, match="shapes"):
+        proximal_penalty(w, [anchors[0][:1], *anchors[1:]], mu=1.0)
