@@ -84,7 +84,7 @@ class _Linear(torch.autograd.Function):
         return None, *_scaled(ctx.directions, 1.0, grad)
 
 
-def _scaled(tensors: Sequence[Tensor], factor: float, grad: Tensor) -> Sequence[Tensor]:
+def _scaled(tensors: list[Tensor] | tuple[Tensor, ...], factor: float, grad: Tensor) -> Sequence[Tensor]:
     """Tensors times a factor times the gradient of a loss, mostly 1, which only a CPU knows without waiting."""
     if not grad.is_cpu:
         return torch._foreach_mul(torch._foreach_mul(tensors, factor), grad)

@@ -174,10 +174,10 @@ class ModuleSnapshot:
         if any(self.empty) or not all(_lies_at(*place) for place in self.places):
             return False
         for part, attributes in self.attributes:
-            if not _are_same(vars(part), attributes):
+            if not are_same(vars(part), attributes):
                 return False
         for container, content in (*self.structure, *self.filled):
-            if not _are_same(container, content):
+            if not are_same(container, content):
                 return False
         return all(_is_equal(buffer, before) for buffer, before in self.passing)
 
@@ -218,7 +218,7 @@ def _non_persistent(part: nn.Module) -> list[Tensor]:
     return [buffer for buffer in found if buffer is not None]
 
 
-def _are_same(now: Container, before: Container) -> bool:
+def are_same(now: Container, before: Container) -> bool:
     """Whether a container holds what it held; values that are no longer the same object are compared."""
     try:
         return bool(now == before)

@@ -17,7 +17,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
-from fedlit.engine.live_module import STRUCTURE, Modes, modes_of, restore
+from fedlit.engine.live_module import STRUCTURE, Modes, are_same, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
@@ -228,13 +228,21 @@ class ModuleParts:
         self.structure = structure_of(self.tensors)
         self.uploaded = [*shared, *(name for name in self.tensors if name.startswith(module.upload_only))]
         self.staying = self._staying(stage, shared)
+        self._has_own_weight = is_overridden("client_weight", module, FederatedModule)
         members = [vars(part)[kind] for part in module.modules() for kind in STRUCTURE]
         self._members = [(held, held.copy()) for held in members]
+
+    def weight_of(self, client: Client) -> float:
+        """How much a client's upload counts."""
+        if not self._has_own_weight:
+            return float(self.module.client_weight(client))
+        with refusing_logs(self.module, "client_weight"):
+            return float(self.module.client_weight(client))
 
     def live_tensors(self) -> State:
         """The tensors of the method after local training, which must have left their structure as it was."""
         tensors = self.tensors
-        if not self._are_same_members():  # a buffer that was set anew, for one
+        if not all(are_same(*members) for members in self._members):  # a buffer that was set anew, for one
             tensors = self.module.state_dict(keep_vars=True)
         if structure_of(tensors) != self.structure:
             raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
@@ -249,15 +257,6 @@ class ModuleParts:
             names.difference_update(shared)
         elsewhere = self.module.server_only + self.module.download_only + self.module.upload_only
         return [name for name in self.tensors if name in names and not name.startswith(elsewhere)]
-
-    def _are_same_members(self) -> bool:
-        for members, before in self._members:
-            if members.keys() != before.keys():
-                return False
-            for name, member in members.items():
-                if member is not before[name]:
-                    return False
-        return True
 
 
 def structure_of(state: State) -> dict[str, tuple]:
@@ -468,7 +467,7 @@ def train_client(
     upload = None
     if stage.upload == "aggregate":
         sent = {name: live[name].detach() for name in parts.uploaded}
-        upload = Upload(client.id, sent, _weight(module, client))
+        upload = Upload(client.id, sent, parts.weight_of(client))
     elif stage.upload == "collect":
         upload = Upload(client.id, _collected(module, live, memory, constant))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
@@ -488,13 +487,6 @@ def train_client(
         skipped=trained.skipped,
         overflowed=trained.overflowed,
     )
-
-
-def _weight(module: FederatedModule, client: Client) -> float:
-    if not is_overridden("client_weight", module, FederatedModule):
-        return float(module.client_weight(client))
-    with refusing_logs(module, "client_weight"):
-        return float(module.client_weight(client))
 
 
 def _collected(module: FederatedModule, live: State, memory: ClientState, constant: Collection[str]) -> State:
