@@ -41,7 +41,7 @@ test-slow: $(VENV)/ready  ## the slow tests; FEDLIT_DATA=folder adds those on fu
 lint: $(VENV)/ready  ## format and fix what can be fixed
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
-bench: $(VENV)/ready  ## time against hand-written PyTorch loops, about ten minutes
+bench: $(VENV)/ready  ## time against hand-written PyTorch loops, about ten minutes on a quiet core
 	$(BIN)/python -m benchmarks
 
 pages: $(VENV)/ready  ## the pages of the papers and the leaderboard, from the runs in docs/papers/runs

@@ -22,10 +22,8 @@ def accuracy(name: str, fast: bool, seed: int) -> float:
     work, rounds = WORK[name]
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as folder:
-        share = work.per_round / work.num_clients
-        options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": seed, "fast": fast}
-        federation = quiet_federation(rounds, folder, **options)
-        federation.fit(work.method(), work.data(None))
+        federation = quiet_federation(rounds, folder, seed=seed, fast=fast, **work.trainer_options)
+        federation.fit(work.federated_module(), work.federated_data())
         return federation.state.scores.last["acc/global_on_pooled"]["mean"]
 
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from dataclasses import replace
 
-from benchmarks.workloads import WORKLOADS, data_folder, quiet_federation
+from benchmarks.workloads import WORKLOADS, quiet_federation
 
 ROUNDS, TURNS = 4, 3
 WORK = {
@@ -36,7 +36,7 @@ def one(name: str, devices: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options = {"local_epochs": work.epochs, "devices": devices, "callbacks": Clock()}
         federation = quiet_federation(ROUNDS, folder, **options)
-        federation.fit(work.method(), work.data(data_folder(os.environ.get("FEDLIT_DATA"))))
+        federation.fit(work.federated_module(), work.federated_data())
         if federation.is_global_zero:
             print(json.dumps(seconds[1:-1]), flush=True)
 

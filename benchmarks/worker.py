@@ -1,87 +1,105 @@
-"""One side of a comparison, a turn at a time: `python -m benchmarks.worker W1 tight [DATA_FOLDER]`.
+"""One side of a comparison in a process of its own, a turn at a time.
 
-Sets up, works a turn to warm up, says so, and then works a turn for every line it reads; answers in JSON. A turn is a
-round, or several where one is so short that waking up would count.
+A turn is `Workload.rounds` rounds. It ends with an evaluation of all models and a checkpoint, on both sides; a worker
+takes a first turn to warm up and then one whenever it is asked, and sends what it took.
 """
 
-import json
+import gc
 import resource
-import sys
 import tempfile
 import time
 from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 import torch
 
-from benchmarks import bare, tight
-from benchmarks.workloads import MODES, WORKLOADS, Mode, Workload, default_federation, quiet_federation
+from benchmarks.workloads import Workload
+from fedlit import Federation
+from fedlit.callbacks import FederationCallback
+from fedlit.fast.memory import keep_large_blocks
 
-
-def answer(cpu: float = 0.0, wall: float = 0.0) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"cpu": cpu, "wall": wall, "peak": peak}), flush=True)
-
-
-def wait() -> bool:
-    """Whether another turn is wanted."""
-    return bool(sys.stdin.readline())
+MANY_ROUNDS = 10**4  # more than are ever asked for
 
 
 class NoMoreTurns(Exception):
-    """Nobody waits for another one."""
+    """Nobody asks for another one."""
 
 
-def work_by_hand(work: Workload, loop: bare.FedAvg | tight.FedAvg) -> None:
-    number = 0
-    draw = torch.Generator().manual_seed(0)
-    while number == 0 or wait():
-        cpu, wall = time.process_time(), time.perf_counter()
-        for _ in range(work.rounds_a_turn):
-            clients = torch.randperm(work.num_clients, generator=draw)[: work.per_round].tolist()
-            loop.round(number := number + 1, clients)
-        answer(time.process_time() - cpu, time.perf_counter() - wall)
+class Stopwatch:
+    """Sends CPU and wall seconds of a turn and the peak memory, and waits until another turn is asked for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    def start(self) -> None:
+        self.cpu = time.process_time()
+        self.wall = time.perf_counter()
+
+    def stop(self) -> None:
+        cpu = time.process_time() - self.cpu
+        wall = time.perf_counter() - self.wall
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        self.connection.send({"cpu": cpu, "wall": wall, "peak": peak})
+
+    def wait(self) -> None:
+        if not self.connection.recv():
+            raise NoMoreTurns
 
 
-def work_fedlit(work: Workload, mode: Mode, root: str | None) -> None:
-    from fedlit.callbacks import FederationCallback
-
-    class Clock(FederationCallback):
-        """Answers at the end of a turn, and waits before the next one is begun."""
-
-        def on_round_start(self, federation, module, round, clients) -> None:
-            if round > 1 and self.is_new and not wait():
-                raise NoMoreTurns
-            if round == 1 or self.is_new:
-                self.start = time.process_time(), time.perf_counter()
-
-        def on_round_end(self, federation, module, round, rows) -> None:
-            self.is_new = round % work.rounds_a_turn == 0
-            if self.is_new:
-                answer(time.process_time() - self.start[0], time.perf_counter() - self.start[1])
-
-    with tempfile.TemporaryDirectory() as folder:
-        share = work.per_round / work.num_clients
-        options = {"local_epochs": work.epochs, "fraction_fit": share, "callbacks": Clock(), "fast": mode.fast}
-        if mode.records:
-            federation = default_federation(10**4, folder, **options)
-            data = work.data(None)  # the embedded sample has as many test images as the tight loop looks at
-        else:
-            federation = quiet_federation(10**4, folder, **options)
-            data = work.data(root)
-        with suppress(NoMoreTurns):
-            federation.fit(work.method(mode.own), data)
-
-
-def main(name: str, side: str, root: str | None = None) -> None:
+def run(work: Workload, side: str, connection: Connection) -> None:
+    """Take turns as `tight`, or as fedlit in one of its modes, until there are no more."""
     torch.set_num_threads(1)
-    work = WORKLOADS[name]
-    if side == "bare":
-        work_by_hand(work, work.loop(root))
-    elif side == "tight":
-        work_by_hand(work, work.tight_loop(root))
-    else:
-        work_fedlit(work, MODES[side], root)
+    watch = Stopwatch(connection)
+    with tempfile.TemporaryDirectory() as folder, suppress(NoMoreTurns):
+        if side == "tight":
+            run_tight(work, Path(folder), watch)
+        else:
+            run_fedlit(work, side == "fast", folder, watch)
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def run_tight(work: Workload, folder: Path, watch: Stopwatch) -> None:
+    keep_large_blocks()  # fedlit does so when a federation runs
+    loop = work.tight_loop()
+    gc.freeze()  # a program without fedlit has none of its objects to look through
+    draw = torch.Generator().manual_seed(0)
+    for number in range(1, MANY_ROUNDS):
+        if number % work.rounds == 1 or work.rounds == 1:
+            watch.start()
+        is_last = number % work.rounds == 0
+        clients = torch.randperm(work.num_clients, generator=draw)[: work.per_round].tolist()
+        loop.round(number, clients, evaluate=is_last)
+        if is_last:
+            loop.save(folder / "last.ckpt")
+            watch.stop()
+            watch.wait()
+
+
+class Clock(FederationCallback):
+    """Turns end where another round is about to start: after evaluation, records and checkpoint of the last one."""
+
+    def __init__(self, rounds: int, watch: Stopwatch) -> None:
+        self.rounds = rounds
+        self.watch = watch
+
+    def on_round_start(self, federation, module, round, clients) -> None:
+        if (round - 1) % self.rounds:
+            return
+        if round > 1:
+            self.watch.stop()
+            self.watch.wait()
+        self.watch.start()
+
+
+def run_fedlit(work: Workload, fast: bool, folder: str, watch: Stopwatch) -> None:
+    federation = Federation(
+        MANY_ROUNDS,
+        eval_every_n_rounds=work.rounds,
+        save_every_n_rounds=work.rounds,
+        callbacks=Clock(work.rounds, watch),
+        fast=fast,
+        default_root_dir=folder,
+        enable_progress_bar=False,
+        **work.trainer_options,
+    )
+    federation.fit(work.federated_module(), work.federated_data())

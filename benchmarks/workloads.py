@@ -1,137 +1,118 @@
-"""The work that is timed, once as a hand-written loop and once in fedlit, on the same samples."""
+"""The rows of `make bench`: the same work as a tight loop and in fedlit, on the same samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import bare, own, tight
+from benchmarks import own, tight
 
-TEST_IMAGES = 1000  # so many are looked at after every round of the tight loop, or all if there are fewer
-
-
-@dataclass(frozen=True)
-class Mode:
-    """How fedlit is run.
-
-    Attributes:
-        fast: `trainer.fast`.
-        own: With a network of the user's own.
-        records: As it comes: evaluated, saved and shown in TensorBoard after every round.
-    """
-
-    fast: bool = False
-    own: bool = False
-    records: bool = False
-
-
-MODES = {
-    "exact": Mode(),
-    "fast": Mode(fast=True),
-    "own-exact": Mode(own=True),
-    "own-fast": Mode(own=True, fast=True),
-    "records": Mode(records=True),
-    "own-records": Mode(own=True, records=True),
-    "fast-records": Mode(fast=True, records=True),
+MODES = ("exact", "fast")
+OPTIMIZERS = {  # fedlit's, and the tight loop's
+    "SGD": (partial(torch.optim.SGD, lr=0.05), partial(tight.SGD, lr=0.05)),
+    "momentum": (partial(torch.optim.SGD, lr=0.01, momentum=0.9), partial(tight.Momentum, lr=0.01)),
+    "Adam": (partial(torch.optim.Adam, lr=0.001), partial(tight.Adam, lr=0.001)),
 }
-MODES_BY_DEFAULT = ("exact", "fast")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A round of work.
+    """A row.
 
     Attributes:
-        title: What a reader is told.
-        network: Builds the hand-written network.
-        ours: The name of fedlit's.
-        pair: FML's two networks in place of FedAvg's one.
-        images: Name of the data set; `random` is noise of CIFAR-10's shape.
-        rounds_a_turn: So many at a time, where a round is short.
-        own: Builds the network of a user's own.
-        modes: Those of fedlit that are compared by default.
+        title: What is trained.
+        network: Builds the network, the same for both sides.
+        per_round: Clients that train in a round.
+        rounds: In a turn, which ends with an evaluation of all models and a checkpoint.
+        turns: That are measured, after one to warm up; few where they are long.
+        method: Its name in `fedlit.methods` and in `benchmarks.tight`.
+        options: Of the method, the same for both.
+        images: The embedded sample of Fashion-MNIST, or a data set of `benchmarks.own`: noise of MNIST's or CIFAR-10's
+            shape, or the former with random transforms.
+        own_partition: Whether samples are dealt out by a partition of `benchmarks.own`.
+        goal: The ratio to reach in exact mode.
     """
 
     title: str
     network: Callable[[], nn.Module]
-    ours: str
     num_clients: int
     samples: int
     per_round: int
     batch_size: int
     epochs: int = 1
-    pair: bool = False
-    images: str = "mnist"
-    rounds_a_turn: int = 1
-    own: Callable[[], nn.Module] | None = None
-    modes: tuple[str, ...] = MODES_BY_DEFAULT
+    rounds: int = 1
+    turns: int = 7
+    method: str = "FedAvg"
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer: Literal["SGD", "momentum", "Adam"] = "SGD"
+    images: Literal["fashion", "noise", "colour", "transformed"] = "fashion"
+    own_partition: bool = False
+    modes: tuple[str, ...] = ("exact",)
+    goal: float | None = None
 
-    def shards(self, root: str | None) -> list[bare.Shard]:
-        """Inputs and targets of every client, as a hand-written loop would hold them: normalised, in memory."""
-        return self.tensors(root)[0]
+    @property
+    def fraction(self) -> float:
+        return self.per_round / self.num_clients
 
-    def tensors(self, root: str | None) -> tuple[list[bare.Shard], bare.Shard]:
-        """The shards, and inputs and targets of the test images."""
-        data = self.data(root)
-        data.setup()
-        images = data.images
-        ready = data.inputs.ready
-        shards = [(ready(images.train_x[index], None), images.train_y[index]) for index in data.assignment.train]
-        test = (ready(images.test_x[:TEST_IMAGES], None), images.test_y[:TEST_IMAGES])
-        return shards, test
+    @property
+    def trainer_options(self) -> dict[str, Any]:
+        """What `Federation` is given for the same training."""
+        epochs = {} if self.method == "FedRep" else {"local_epochs": self.epochs}  # it has options of its own
+        return {**epochs, "fraction_fit": self.fraction}
 
-    def loop(self, root: str | None) -> bare.FedAvg:
-        """The hand-written loop."""
-        shards = self.shards(root)
-        if self.pair:
-            personal = [self.network() for _ in shards]
-            return bare.FML(personal, self.network(), shards, self.batch_size, self.epochs)
-        return bare.FedAvg(self.network(), shards, self.batch_size, self.epochs)
-
-    def tight_loop(self, root: str | None) -> tight.FedAvg:
-        """The tight one."""
-        shards, test = self.tensors(root)
-        if self.pair:
-            personal = [self.network() for _ in shards]
-            return tight.FML(personal, self.network(), shards, test, self.batch_size, self.epochs)
-        return tight.FedAvg(self.network(), shards, test, self.batch_size, self.epochs)
-
-    def data(self, root: str | None):
-        """The same for fedlit. Without a folder of data sets, MNIST's place is taken by the embedded sample."""
+    def federated_data(self):
+        """fedlit's data; the test set is dealt out as the clients' validation samples."""
         from fedlit import FederatedData
         from fedlit.partition import IID
 
-        options = {"num_clients": self.num_clients, "partition": IID(self.samples), "batch_size": self.batch_size}
-        if self.images == "random":
-            return FederatedData(
-                train_dataset=Noise(self.num_clients * self.samples), test_dataset=Noise(100), **options
-            )
-        chosen = {"dataset": "fashion_sample"} if root is None else {"dataset": self.images, "root": root}
-        return FederatedData(validation="test", **chosen, **options)
+        partition = own.Deal() if self.own_partition else IID(self.samples)
+        options = {"num_clients": self.num_clients, "batch_size": self.batch_size, "partition": partition}
+        if self.images == "fashion":
+            return FederatedData("fashion_sample", validation="test", **options)
+        shape = (3, 32, 32) if self.images == "colour" else (1, 28, 28)
+        train = own.Noise(self.num_clients * self.samples, shape, augment=self.images == "transformed")
+        test = own.Noise(40 if self.images == "colour" else 1000, shape)
+        return FederatedData(train_dataset=train, test_dataset=test, validation="test", **options)
 
-    def method(self, own: bool = False):
-        """The same for fedlit, with its network or a user's own."""
-        from fedlit import FedAvg, networks
-        from fedlit.methods import FML
+    def tight_data(self) -> tight.Data:
+        """The same as tensors, normalised and in memory, unless samples are to be read one by one."""
+        data = self.federated_data()
+        data.setup()
+        val = [joined(data.val_batches([k])[0]) for k in range(self.num_clients)]
+        test = joined(data.test_batches())
+        index = [torch.from_numpy(samples) for samples in data.assignment.train]
+        if self.images == "transformed":
+            return tight.ReadData([], val, test, data.train_dataset, index)
+        images = data.images
+        train = [(data.inputs.ready(images.train_x[samples], None), images.train_y[samples]) for samples in index]
+        return tight.Data(train, val, test)
 
-        network = self.own if own else getattr(networks, self.ours)
-        sgd = partial(torch.optim.SGD, lr=0.05)
-        return FML(network, network, sgd) if self.pair else FedAvg(network, sgd)
+    def federated_module(self):
+        """fedlit's method."""
+        from fedlit import methods
+
+        optimizer, _ = OPTIMIZERS[self.optimizer]
+        return getattr(methods, self.method)(network=self.network, optimizer=optimizer, **self.options)
+
+    def tight_loop(self, **options: Any) -> tight.FedAvg:
+        """The tight loop."""
+        _, optimizer = OPTIMIZERS[self.optimizer]
+        build = getattr(tight, self.method)
+        data = self.tight_data()
+        return build(self.network, data, optimizer, self.batch_size, self.epochs, **self.options, **options)
 
 
-def default_federation(num_rounds: int, folder: str, **options):
-    """A federation that evaluates, saves and shows every round in TensorBoard, as it comes; but says nothing."""
-    from fedlit import Federation
-
-    return Federation(num_rounds, default_root_dir=folder, enable_progress_bar=False, **options)
+def joined(batches) -> tight.Samples:
+    """All samples of some batches."""
+    x, y = zip(*batches, strict=True)
+    return torch.cat(x), torch.cat(y)
 
 
 def quiet_federation(num_rounds: int, folder: str, **options):
-    """A federation that evaluates and saves in its last round only, and says nothing."""
+    """A federation that evaluates and saves in its last round only, and prints nothing."""
     from fedlit import Federation
 
     often = {"eval_every_n_rounds": num_rounds, "save_every_n_rounds": num_rounds}
@@ -139,83 +120,33 @@ def quiet_federation(num_rounds: int, folder: str, **options):
     return Federation(num_rounds, default_root_dir=folder, **often, **silent, **options)
 
 
-class Noise(torch.utils.data.Dataset):
-    """Images of CIFAR-10's shape."""
-
-    def __init__(self, size: int) -> None:
-        draw = np.random.default_rng(0)
-        self.x = torch.from_numpy(draw.random((size, 3, 32, 32), dtype=np.float32))
-        self.y = draw.integers(0, 10, size)
-        self.y[:10] = range(10)
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.x[index], int(self.y[index])
-
-
+W1 = partial(Workload, network=own.CNN, num_clients=10, samples=600, per_round=10, batch_size=32, turns=3)
+W1_FEW = partial(W1, per_round=2, rounds=2)
+W2 = partial(Workload, network=own.MLP, num_clients=100, samples=60, per_round=10, batch_size=10, epochs=2, rounds=10)
+W3 = partial(Workload, network=own.CNN, num_clients=5, samples=600, per_round=5, batch_size=32, turns=3)
+W4 = partial(Workload, network=own.resnet18, num_clients=2, samples=32, per_round=2, batch_size=32, turns=3)
+W6 = partial(Workload, network=own.Transformer, num_clients=10, samples=100, per_round=10, batch_size=20, rounds=2)
+W8 = partial(Workload, num_clients=10, samples=100, per_round=10, batch_size=10, images="transformed")
+W9 = partial(Workload, num_clients=1000, samples=10, per_round=100, batch_size=10, rounds=10, images="noise")
+ONE_EACH = {"head_epochs": 1, "body_epochs": 1}
 WORKLOADS = {
-    "W1": Workload(
-        "FedAvg, 10 clients x 600, McMahan CNN, B=32",
-        bare.cnn,
-        "McMahanCNN",
-        num_clients=10,
-        samples=600,
-        per_round=10,
-        batch_size=32,
-        own=own.OwnCNN,
-        modes=(*MODES_BY_DEFAULT, "own-exact", "own-fast"),
-    ),
-    "W2": Workload(
-        "FedAvg, 100 clients x 60, MLP, B=10, E=2, 10 a round",
-        bare.mlp,
-        "MLP",
-        num_clients=100,
-        samples=60,
-        per_round=10,
-        batch_size=10,
-        epochs=2,
-        rounds_a_turn=10,
-        own=own.OwnMLP,
-        modes=(*MODES_BY_DEFAULT, "own-exact", "own-fast", "records"),
-    ),
-    "W3": Workload(
-        "FML, 5 clients x 600, CNN pair, B=32",
-        bare.cnn,
-        "McMahanCNN",
-        num_clients=5,
-        samples=600,
-        per_round=5,
-        batch_size=32,
-        pair=True,
-        own=own.OwnCNN,
-        modes=(*MODES_BY_DEFAULT, "own-exact", "own-fast"),
-    ),
-    "W4": Workload(
-        "FedAvg, 2 clients x 64, ResNet18, B=64",
-        bare.resnet18,
-        "ResNet18",
-        num_clients=2,
-        samples=64,
-        per_round=2,
-        batch_size=64,
-        images="random",
-    ),
-    "W5": Workload(
-        "FML, 2 clients x 128, CNN2 pair, B=128",
-        bare.cnn2,
-        "CNN2",
-        num_clients=2,
-        samples=128,
-        per_round=2,
-        batch_size=128,
-        pair=True,
-        images="random",
-    ),
+    "W1": W1("FedAvg, 10 clients x 600, CNN, B=32", modes=MODES, goal=1.0),
+    "W1-Ditto": W1_FEW("W1 with Ditto, 2 clients a round", method="Ditto", goal=1.05),
+    "W1-SCAFFOLD": W1_FEW("W1 with SCAFFOLD, 2 clients a round", method="SCAFFOLD", goal=1.05),
+    "W2": W2("FedAvg, 100 clients x 60, 10 a round, MLP, B=10, E=2", modes=MODES, goal=1.1),
+    "W2-each": W2("W2, evaluated and saved after each round, as by default", rounds=1, turns=21),
+    "W2-momentum": W2("W2 with momentum", optimizer="momentum", goal=1.05),
+    "W2-Adam": W2("W2 with Adam", optimizer="Adam", goal=1.05),
+    "W2-Ditto": W2("W2 with Ditto", method="Ditto", goal=1.25),
+    "W2-SCAFFOLD": W2("W2 with SCAFFOLD", method="SCAFFOLD", goal=1.25),
+    "W2-FedRep": W2("W2 with FedRep, head and body", method="FedRep", options=ONE_EACH, goal=1.25),
+    "W2-FML": W2("W2 with FML", method="FML", goal=1.25),
+    "W2-FedMMD": W2("W2 with FedMMD", method="FedMMD", goal=1.25),
+    "W3": W3("FML, 5 clients x 600, CNN pair, B=32", method="FML", modes=MODES),
+    "W4": W4("FedAvg, 2 clients x 32, ResNet18, B=32", images="colour"),
+    "W6": W6("FedAvg, 10 clients x 100, Transformer, Adam, B=20", optimizer="Adam"),
+    "W8": W8("FedAvg, 10 clients x 100, MLP, B=10, own data set with random transforms", own.MLP, rounds=5, goal=1.05),
+    "W8-CNN": W8("W8 with a CNN", own.CNN, turns=3, goal=1.05),
+    "W9": W9("1,000 clients x 10, 100 a round, one step, MLP, own partition", own.MLP, own_partition=True, goal=1.9),
+    "W9t": W9("W9 with a tanh network, dealt out by fedlit", own.Tanh, goal=1.9),
 }
-
-
-def data_folder(given: str | None) -> str | None:
-    """A folder with mnist.npz, if the user has one."""
-    return given if given and (Path(given) / "mnist.npz").exists() else None

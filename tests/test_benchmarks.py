@@ -1,63 +1,161 @@
-"""The yardsticks of `make bench` do the same work; no test here looks at a clock."""
+"""The tight loops of `make bench` do the same work as fedlit; no test here reads a clock."""
 
+import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch import nn
 
-from benchmarks.workloads import WORKLOADS
-from fedlit.rng import generator
+from benchmarks import __main__ as command
+from benchmarks import own
+from benchmarks.workloads import WORKLOADS, quiet_federation
+from fedlit.callbacks import FederationCallback
+from fedlit.rng import derive, generator, isolated
 
-WORK = {  # with fewer clients and samples
+SEED = 7
+SMALL = {"num_clients": 5, "per_round": 3, "samples": 24}
+ROWS = {name: replace(work, **SMALL) for name, work in WORKLOADS.items() if name.startswith(("W2", "W8", "W9"))}
+ROWS |= {
     "W1": replace(WORKLOADS["W1"], num_clients=2, per_round=2, samples=36),
-    "W2": replace(WORKLOADS["W2"], num_clients=20, per_round=4),
-    "W3": replace(WORKLOADS["W3"], num_clients=2, per_round=2, samples=40),
+    "W4": replace(WORKLOADS["W4"], samples=8, batch_size=4),
+    "W6": replace(WORKLOADS["W6"], **SMALL, network=partial(own.Transformer, dropout=0.0)),
 }
+SLOW = ("W4", "W8-CNN")
+NAMED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ROWS]
+EVALUATED = {("trained", "own"): "trained", ("global", "pooled"): "test", ("global", "own"): "own"}
+EVALUATED[("personal", "own")] = "personal"
 
 
-def networks(loop) -> list[torch.nn.Module]:
-    return [loop.network, *getattr(loop, "personal", [])]
+class Drawn(FederationCallback):
+    """Notes the clients of each round."""
+
+    def __init__(self) -> None:
+        self.clients: list[list[int]] = []
+
+    def on_round_start(self, federation, module, round, clients) -> None:
+        self.clients.append(clients)
 
 
-def parameters(loop) -> list[torch.Tensor]:
-    return [parameter.detach().clone() for network in networks(loop) for parameter in network.parameters()]
+def compared(work, folder, num_rounds: int = 2):
+    """A federation, its last rows, and the tight loop with the same first weights, clients and order of batches."""
+    drawn = Drawn()
+    options = {"seed": SEED, "report": False, "callbacks": drawn, **work.trainer_options}
+    federation = quiet_federation(num_rounds, str(folder), **options)
+    module = work.federated_module()
+    shared = getattr(module, "meme", None) or module.network
+    shuffle = lambda round, k: generator(SEED, "batches", "federate", round, k)  # noqa: E731
+    loop = work.tight_loop(shuffle=shuffle, mean_dtype=torch.float64)
+    start(loop, work, shared)
+    if work.optimizer == "Adam":  # with its own eps, a gradient that is nothing but rounding moves a weight by lr
+        module.optimizer = partial(module.optimizer, eps=1e-3)
+        loop.optimizer.options["eps"] = 1e-3
+    rows = federation.fit(module, work.federated_data()).rows
+    for number, clients in enumerate(drawn.clients, start=1):
+        loop.round(number, clients, evaluate=number == num_rounds)
+    return federation, rows, loop
 
 
-def of_one_start(work) -> list:
-    """The plain loop and the tight one, with the same first weights and order of batches."""
-    loops = []
-    for build in (work.loop, work.tight_loop):
-        torch.manual_seed(3)
-        loops.append(build(None))
-        loops[-1].shuffle = lambda round, k: generator(7, "batches", round, k)
-    return loops
+@torch.no_grad()
+def start(loop, work, shared: nn.Module) -> None:
+    """Let the loop begin with the first weights of a method."""
+    loop.network.load_state_dict(shared.state_dict())
+    torch._foreach_copy_(loop.server, loop.live)
+    if work.method == "FedRep":
+        torch._foreach_copy_(loop.initial, loop.head)
+    for k, network in enumerate(getattr(loop, "personal", [])):
+        first = shared
+        if work.method == "FML":
+            with isolated(derive(SEED, "client", k)):
+                first = work.network()
+        network.load_state_dict(first.state_dict())
 
 
-@pytest.mark.parametrize("name", ["W1", "W2", pytest.param("W3", marks=pytest.mark.slow)])
-def test_the_tight_loop_ends_where_the_plain_one_does(name):
-    plain, tight = of_one_start(WORK[name])
-    first = parameters(plain)
-    for number in (1, 2):
-        for loop in (plain, tight):
-            loop.round(number, range(WORK[name].per_round))
-    for before, ours, theirs in zip(first, parameters(tight), parameters(plain), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-6)
-        assert not torch.allclose(before, theirs, atol=1e-6)
+def shared_of(loop) -> dict[str, torch.Tensor]:
+    """What the loop's server holds, by name."""
+    tensors = [*loop.network.named_parameters(), *loop.network.named_buffers()]
+    names = [name for name, tensor in tensors if loop.is_shared(name, tensor)]
+    return dict(zip(names, loop.server, strict=True))
 
 
-def test_the_tight_loop_looks_at_the_test_images():
-    _, tight = of_one_start(WORK["W2"])
-    assert len(tight.test[1]) == 1000
-    tight.round(1, range(4))
-    right = tight.network(tight.test[0]).argmax(dim=1) == tight.test[1]
-    assert tight.accuracy == pytest.approx(right.float().mean().item())
-    assert tight.accuracy > 0.2  # better than chance, after one round
+def own_of(loop, k: int) -> list[torch.Tensor]:
+    """What stays with a client of the loop."""
+    if hasattr(loop, "personal"):
+        return list(loop.personal[k].parameters())
+    held = getattr(loop, "heads", None) or getattr(loop, "c_i", {})
+    return held.get(k, [])
 
 
-@pytest.mark.parametrize("name", [name for name, work in WORKLOADS.items() if work.own])
-def test_a_user_s_own_network_has_the_layers_of_ours(name):
-    work = WORKLOADS[name]
-    theirs, ours = work.own(), work.network()
-    ours.load_state_dict(dict(zip(ours.state_dict(), theirs.state_dict().values(), strict=True)))
-    x = torch.randn(3, 1, 28, 28)
-    assert torch.allclose(theirs(x), ours(x), atol=1e-6)
+@pytest.mark.parametrize("name", NAMED)
+def test_a_tight_loop_ends_with_the_weights_and_scores_of_fedlit(name, tmp_path, monkeypatch):
+    noise = own.Noise
+    # Random transforms are drawn otherwise: without them, samples are still read one by one in the loop.
+    monkeypatch.setattr(own, "Noise", lambda size, shape, augment=False: noise(size, shape))
+    work = ROWS[name]
+    federation, rows, loop = compared(work, tmp_path)
+    ours = {key.partition(".")[2]: value for key, value in federation.global_state.items()}
+    for key, tensor in shared_of(loop).items():
+        torch.testing.assert_close(ours[key], tensor.detach(), atol=1e-5, rtol=0)
+    for k, state in federation.personal_states.items():
+        found = list(state.values())
+        for mine, tensor in zip(found, own_of(loop, k), strict=bool(found)):
+            torch.testing.assert_close(mine, tensor.detach(), atol=1e-5, rtol=0)
+    check_scores(rows, loop)
+
+
+def check_scores(rows, loop) -> None:
+    """The same models were evaluated on the same samples."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row.metric in ("loss", "acc"):
+            found.setdefault((EVALUATED[row.model, row.data], row.metric), []).append(row.value)
+    assert {key for key, _ in found} == loop.scores.keys()
+    for (key, metric), values in found.items():
+        scores = loop.scores[key][int(metric == "acc")].reshape(-1)
+        assert scores.tolist() == pytest.approx(values, abs=1e-4)
+
+
+def test_a_loop_with_another_learning_rate_ends_elsewhere(tmp_path):
+    work = ROWS["W2"]
+    federation, _, loop = compared(work, tmp_path, num_rounds=1)
+    loop.optimizer.lr *= 2
+    start(loop, work, work.network())
+    loop.round(1, range(work.per_round))
+    ours = list(federation.global_state.values())
+    assert not any(torch.allclose(a, b, atol=1e-3) for a, b in zip(ours, loop.server, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*gives other samples")
+def test_random_transforms_change_a_sample_from_one_reading_to_the_next():
+    loop = ROWS["W8"].tight_loop()
+    order = torch.arange(24)
+    first, second = (next(iter(loop.data.batches(0, order, 10)))[0] for _ in range(2))
+    assert first.shape == second.shape
+    assert not torch.equal(first, second)
+
+
+def test_a_checkpoint_of_a_loop_holds_what_it_needs_to_go_on(tmp_path):
+    loop = ROWS["W2-SCAFFOLD"].tight_loop()
+    loop.round(1, [0, 1])
+    loop.save(tmp_path / "last.ckpt")
+    saved = torch.load(tmp_path / "last.ckpt")
+    assert saved.keys() == {"server", "c", "c_i"}
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_row_is_measured_and_shown(tmp_path, monkeypatch, capsys):
+    tiny = replace(WORKLOADS["W9t"], num_clients=4, per_round=2, rounds=2)
+    monkeypatch.setitem(WORKLOADS, "W9t", tiny)
+    results = {"W9t": command.compare("W9t", ["exact"], turns=2)}
+    figures = results["W9t"]["exact"]
+    assert figures["ratio"] == pytest.approx((figures["low"] + figures["high"]) / 2)
+    assert figures["ms_per_client"] == pytest.approx((figures["fedlit_ms"] - figures["tight_ms"]) / 2)
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"processor": "?", "torch": "?", "turns": 2, "rows": results}))
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--show", str(path), "--markdown"])
+    command.main()
+    head, rule, line, *_, beyond, _, _ = capsys.readouterr().out.splitlines()
+    assert len(head.split("|")) == len(rule.split("|")) == len(line.split("|"))
+    assert f"| exact | 1.90 | {figures['ratio']:.2f} |" in line
+    assert "ms beyond its steps" in beyond

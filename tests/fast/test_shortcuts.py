@@ -11,49 +11,40 @@ import torch
 from torch import nn
 from toys import equal, fitted
 
-from benchmarks import bare
+from benchmarks import tight
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, FederatedModule, Federation, LocalOnly
+from fedlit.callbacks import FederationCallback
 from fedlit.engine.logged_values import Means
 from fedlit.engine.run_setup import set_fast
-from fedlit.engine.scheduling import ClientSampler
 from fedlit.methods import MixtureOfExperts
-from fedlit.networks import LeNet5, McMahanCNN
+from fedlit.networks import MLP, LeNet5, McMahanCNN
 from fedlit.records import checkpoint
 from fedlit.rng import derive, generator, isolated
 
 SGD = partial(torch.optim.SGD, lr=0.05)
 
 
-def after_rounds(work, fast: bool, folder, num_rounds: int = 3) -> Federation:
-    share = work.per_round / work.num_clients
-    options = {"local_epochs": work.epochs, "fraction_fit": share, "seed": 7, "fast": fast, "report": False}
+def after_rounds(work, fast: bool, folder, num_rounds: int = 3, callbacks=None) -> Federation:
+    options = {"seed": 7, "fast": fast, "report": False, "callbacks": callbacks, **work.trainer_options}
     federation = quiet_federation(num_rounds, str(folder), **options)
     torch.manual_seed(3)
-    federation.fit(work.method(), work.data(None))
+    federation.fit(work.federated_module(), work.federated_data())
     return federation
 
 
-def by_hand(work, federation: Federation) -> bare.FedAvg:
-    """The same three rounds in a hand-written loop, with the same first weights, clients and order of batches."""
-    run, initial = federation.state, work.network()
-    first = run.initial if not work.pair else {n: t for n, t in run.initial.items() if n.startswith("meme.")}
-    copy_into(initial, first.values())
+def by_hand(work, federation: Federation, clients: list[list[int]]) -> tight.FedAvg:
+    """The same rounds in a hand-written loop, with the same first weights, clients and order of batches."""
     shuffle = lambda round, k: generator(7, "batches", "federate", round, k)  # noqa: E731
-    options = {"shuffle": shuffle, "mean_dtype": torch.float64}
-    shards = work.shards(None)
-    if work.pair:
-        personal = [work.network() for _ in shards]
-        for k, network in enumerate(personal):
-            with isolated(derive(7, "client", k)):
-                copy_into(network, McMahanCNN().parameters())
-        loop = bare.FML(personal, initial, shards, work.batch_size, work.epochs, **options)
-    else:
-        loop = bare.FedAvg(initial, shards, work.batch_size, work.epochs, **options)
-    for number in range(1, 4):
-        stage = federation.state.stage
-        clients = ClientSampler(run).sample(stage, number)
-        loop.round(number, clients)
+    loop = work.tight_loop(shuffle=shuffle, mean_dtype=torch.float64)
+    first = {n: t for n, t in federation.state.initial.items() if n.startswith(("network.", "meme."))}
+    copy_into(loop.network, first.values())
+    torch._foreach_copy_(loop.server, loop.live)
+    for k, network in enumerate(getattr(loop, "personal", [])):
+        with isolated(derive(7, "client", k)):
+            copy_into(network, McMahanCNN().parameters())
+    for number, drawn in enumerate(clients, start=1):
+        loop.round(number, drawn)
     return loop
 
 
@@ -63,12 +54,22 @@ def copy_into(network: nn.Module, values) -> None:
         parameter.copy_(value)
 
 
-WORK = {  # with fewer clients and samples
-    "W1": replace(WORKLOADS["W1"], num_clients=2, per_round=2, samples=36),
-    "W2": replace(WORKLOADS["W2"], num_clients=20, per_round=4),
-    "W3": replace(WORKLOADS["W3"], num_clients=2, per_round=2, samples=36),
+WORK = {  # with fewer clients and samples, and fedlit's own networks
+    "W1": replace(WORKLOADS["W1"], num_clients=2, per_round=2, samples=36, network=McMahanCNN),
+    "W2": replace(WORKLOADS["W2"], num_clients=20, per_round=4, network=MLP),
+    "W3": replace(WORKLOADS["W3"], num_clients=2, per_round=2, samples=36, network=McMahanCNN),
 }
-BENCHMARKS = sorted(path.stem for path in Path(bare.__file__).parent.glob("[a-z]*.py") if "peer" not in path.stem)
+BENCHMARKS = sorted(path.stem for path in Path(tight.__file__).parent.glob("[a-z]*.py"))
+
+
+class Drawn(FederationCallback):
+    """Notes the clients of each round."""
+
+    def __init__(self) -> None:
+        self.clients: list[list[int]] = []
+
+    def on_round_start(self, federation, module, round, clients) -> None:
+        self.clients.append(clients)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -78,14 +79,15 @@ def test_every_benchmark_finds_what_it_imports(name):
 
 @pytest.mark.parametrize("name", WORK)
 def test_exact_mode_has_the_bits_of_a_hand_written_loop(name, tmp_path):
-    federation = after_rounds(WORK[name], False, tmp_path)
-    loop = by_hand(WORK[name], federation)
+    drawn = Drawn()
+    federation = after_rounds(WORK[name], False, tmp_path, callbacks=drawn)
+    plain = replace(WORK[name], network=WORKLOADS[name].network)  # of PyTorch's own layers
+    loop = by_hand(plain, federation, drawn.clients)
     for ours, theirs in zip(federation.global_state.values(), loop.network.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    if WORK[name].pair:
-        for k, network in enumerate(loop.personal):
-            for ours, theirs in zip(federation.personal_states[k].values(), network.parameters(), strict=True):
-                assert torch.equal(ours, theirs)
+    for k, network in enumerate(getattr(loop, "personal", [])):
+        for ours, theirs in zip(federation.personal_states[k].values(), network.parameters(), strict=True):
+            assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("name", ["W2", *[pytest.param(name, marks=pytest.mark.slow) for name in ("W1", "W3")]])
@@ -170,7 +172,7 @@ def test_an_exact_run_goes_on_in_fast_mode(optimizer, tmp_path):
         torch.manual_seed(3)
         network = partial(LeNet5, in_channels=1, image_size=28)
         method = LocalOnly(network, partial(optimizer, lr=0.01))
-        data = WORK["W1"].data(None)
+        data = WORK["W1"].federated_data()
         return fitted(method, data, default_root_dir=str(tmp_path / folder), **options)
 
     run("a", num_rounds=1)
@@ -184,7 +186,7 @@ def test_an_exact_run_goes_on_in_fast_mode(optimizer, tmp_path):
 
 def test_fast_mode_can_be_left_again(tmp_path):
     method = FedAvg(partial(LeNet5, in_channels=1, image_size=28), SGD)
-    data = WORK["W1"].data(None)
+    data = WORK["W1"].federated_data()
     for fast in (True, False):
         fitted(method, data, num_rounds=1, default_root_dir=str(tmp_path), fast=fast)
         assert method.network.extractor[0](torch.zeros(2, 1, 28, 28)).is_contiguous() is not fast
