@@ -135,6 +135,7 @@ class FedAvg:
     """
 
     has_global_model = True
+    has_personal_models = False
 
     def __init__(
         self,
@@ -159,10 +160,9 @@ class FedAvg:
         self.server = [tensor.detach().clone() for tensor in self.live]
         self.sums = [torch.zeros_like(tensor, dtype=mean_dtype) for tensor in self.server]
         self.scores: dict[str, Tensor] = {}  # of each evaluation, loss and accuracy, [2] or [2, K]
-        self._val = [torch.cat(parts) for parts in zip(*data.val, strict=True)]
-        sizes = torch.tensor([len(y) for _, y in data.val])
-        self._owners = torch.repeat_interleave(torch.arange(len(sizes)), sizes)
-        self._sizes = sizes
+        self.val = [torch.cat(parts) for parts in zip(*data.val, strict=True)]  # all clients' in a row,
+        self.sizes = torch.tensor([len(y) for _, y in data.val])  # so many of each
+        self.owners = torch.repeat_interleave(torch.arange(len(self.sizes)), self.sizes)
 
     def is_shared(self, name: str, tensor: Tensor) -> bool:
         return tensor.is_floating_point()
@@ -214,22 +214,20 @@ class FedAvg:
         """Global model on the test samples and on every client's own, every client's own model on its own."""
         if self.has_global_model:
             self.scores["test"] = self.score(self.network, self.data.test)
-            x, y = self._val
+            x, y = self.val
             values = torch.stack(measured(self.network, x, y))
-            sums = torch.zeros(2, len(self._sizes)).index_add_(1, self._owners, values)
-            self.scores["own"] = sums / self._sizes
-        personal = [self.score(self.personal_model(k), samples) for k, samples in enumerate(self.data.val)]
-        if None not in personal:
+            sums = torch.zeros(2, len(self.sizes)).index_add_(1, self.owners, values)
+            self.scores["own"] = sums / self.sizes
+        if self.has_personal_models:
+            personal = [self.score(self.personal_model(k), samples) for k, samples in enumerate(self.data.val)]
             self.scores["personal"] = torch.stack(personal, dim=1)
 
-    def personal_model(self, k: int) -> nn.Module | None:
-        """The network that client k uses, unless it is the global one."""
-        return None
+    def personal_model(self, k: int) -> nn.Module:
+        """The network that client k uses, where it is not the global one."""
+        raise NotImplementedError
 
-    def score(self, network: nn.Module | None, samples: Samples) -> Tensor | None:
+    def score(self, network: nn.Module, samples: Samples) -> Tensor:
         """Loss and accuracy."""
-        if network is None:
-            return None
         loss, is_right = measured(network, *samples)
         return torch.stack([loss.mean(), is_right.mean()])
 
@@ -280,7 +278,8 @@ class SCAFFOLD(FedAvg):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.c = [torch.zeros_like(p) for p in self.parameters]
-        self.c_i = {}
+        self.changes = [torch.zeros_like(p) for p in self.parameters]
+        self.c_i: dict[int, list[Tensor]] = {}
         self.x = self.server[: len(self.parameters)]
 
     def begin(self, k: int) -> None:
@@ -300,10 +299,11 @@ class SCAFFOLD(FedAvg):
         torch._foreach_div_(change, self.steps * self.optimizer.lr)
         torch._foreach_sub_(change, self.c)
         torch._foreach_add_(self.c_i[k], change)
-        self.changes = change if self.changes is None else torch._foreach_add(self.changes, change)
+        torch._foreach_add_(self.changes, change)
 
+    @torch.no_grad()
     def round(self, number: int, clients: Sequence[int], evaluate: bool = False) -> None:
-        self.changes = None
+        torch._foreach_zero_(self.changes)
         super().round(number, clients, evaluate)
         torch._foreach_add_(self.c, self.changes, alpha=1 / len(self.data.val))
 
@@ -318,6 +318,7 @@ class FedRep(FedAvg):
     """
 
     has_global_model = False
+    has_personal_models = True
 
     def __init__(self, *args: Any, head_epochs: int = 5, body_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -366,6 +367,8 @@ class FedRep(FedAvg):
 
 class WithPersonalNetworks(FedAvg):
     """Beside the shared network every client has one of its own; both train on the same batches."""
+
+    has_personal_models = True
 
     def __init__(self, network: Callable[[], nn.Module], *args: Any, **kwargs: Any) -> None:
         super().__init__(network, *args, **kwargs)
