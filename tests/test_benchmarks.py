@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks import __main__ as command
-from benchmarks import own
+from benchmarks import own, worker
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit.callbacks import FederationCallback
 from fedlit.rng import derive, generator, isolated
@@ -22,6 +22,7 @@ ROWS |= {
     "W4": replace(WORKLOADS["W4"], samples=8, batch_size=4),
     "W6": replace(WORKLOADS["W6"], **SMALL, network=partial(own.Transformer, dropout=0.0)),
 }
+TINY = replace(WORKLOADS["W9t"], num_clients=4, per_round=2, rounds=2)
 SLOW = ("W4", "W8-CNN")
 NAMED = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in ROWS]
 EVALUATED = {("trained", "own"): "trained", ("global", "pooled"): "test", ("global", "own"): "own"}
@@ -144,9 +145,46 @@ def test_a_checkpoint_of_a_loop_holds_what_it_needs_to_go_on(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 
+class Watch:
+    """Notes what stands in a folder when the clock stops."""
+
+    def __init__(self, folder) -> None:
+        self.folder = folder
+
+    def start(self) -> None:
+        self.found: set[str] = set()
+
+    def stop(self) -> None:
+        self.found = {path.name for path in self.folder.rglob("*")}
+        self.checkpoint = torch.load(next(self.folder.rglob("last.ckpt")))
+
+    def wait(self) -> None:
+        raise worker.NoMoreTurns
+
+
+def test_a_turn_of_fedlit_ends_after_its_checkpoint(tmp_path):
+    watch = Watch(tmp_path)
+    with pytest.raises(worker.NoMoreTurns):
+        worker.run_fedlit(TINY, False, str(tmp_path), watch)
+    assert watch.checkpoint["round"] == TINY.rounds == 2
+    assert {"metrics.csv", "ledger.csv", "events.jsonl"} < watch.found
+    assert any("tfevents" in name for name in watch.found)
+    assert {"acc/global_on_pooled", "acc/global_on_own", "acc/trained_on_own"} < watch.checkpoint["last"].keys()
+
+
+def test_a_turn_of_a_tight_loop_has_the_same_allocator_setting_and_ends_after_its_checkpoint(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(worker, "keep_large_blocks", lambda: calls.append("set"))
+    monkeypatch.setattr(worker.gc, "freeze", lambda: None)  # for this process it would last
+    watch = Watch(tmp_path)
+    with pytest.raises(worker.NoMoreTurns):
+        worker.run_tight(TINY, tmp_path, watch)
+    assert calls == ["set"]
+    assert watch.found == {"last.ckpt"}
+
+
 def test_a_row_is_measured_and_shown(tmp_path, monkeypatch, capsys):
-    tiny = replace(WORKLOADS["W9t"], num_clients=4, per_round=2, rounds=2)
-    monkeypatch.setitem(WORKLOADS, "W9t", tiny)
+    monkeypatch.setitem(WORKLOADS, "W9t", TINY)
     results = {"W9t": command.compare("W9t", ["exact"], turns=2)}
     figures = results["W9t"]["exact"]
     assert figures["ratio"] == pytest.approx((figures["low"] + figures["high"]) / 2)
