@@ -23,8 +23,7 @@ class Batches:
         generator: Shuffles and augments; None keeps the order.
         transform: Applied to each batch of inputs, with the generator.
         drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
-        indexed: Batches also hold the positions of their samples.
-        rows: Places of the samples in `x` and `y`, ``[N]``; None is all of them.
+        indexed: Batches also hold the positions of their samples in `x`.
     """
 
     x: Tree
@@ -34,11 +33,10 @@ class Batches:
     transform: Transform | None = None
     drop_last: DropLast = False
     indexed: bool = False
-    rows: torch.Tensor | None = None
 
     @property
     def num_samples(self) -> int:
-        return length(self.y) if self.rows is None else len(self.rows)
+        return length(self.y)
 
     def __len__(self) -> int:
         return num_batches(self.num_samples, self.batch_size, self.drop_last)
@@ -51,11 +49,10 @@ class Batches:
         order = self.order()
         x = self.x
         y = self.y
-        if self.generator is not None or self.rows is not None:
+        if self.generator is not None:
             order = moved(order, next(leaves(x)).device)
-            index = order if self.rows is None else self.rows.index_select(0, order)
-            x = chosen(x, index)
-            y = chosen(y, index)
+            x = chosen(x, order)
+            y = chosen(y, order)
         columns = [x, y]
         if self.indexed:
             columns.append(order)
@@ -66,19 +63,12 @@ class Batches:
             yield x_batch, *rest
 
     def to(self, device: torch.device) -> "Batches":
-        """On a device: of samples elsewhere, those that are in the batches."""
-        if self.rows is not None and next(leaves(self.x)).device != device:
-            self.x = chosen(self.x, self.rows)
-            self.y = chosen(self.y, self.rows)
-            self.rows = None
         self.x = moved(self.x, device)
         self.y = moved(self.y, device)
         return self
 
     def first(self, number: int | None) -> "Batches":
         """The same of the first samples only; of all for None."""
-        if self.rows is not None:
-            return replace(self, rows=self.rows[:number])
         return replace(self, x=head(self.x, number), y=head(self.y, number))
 
 

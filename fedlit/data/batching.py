@@ -9,7 +9,7 @@ from fedlit.data.batches import Batches, DropLast
 from fedlit.data.inputs import Inputs
 from fedlit.data.parts import Part, Read, Splits
 from fedlit.data.public_pool import PublicPool
-from fedlit.data.trees import Tree, joined, mapped
+from fedlit.data.trees import Tree, chosen, joined, mapped
 
 
 class Batching:
@@ -47,12 +47,9 @@ class Batching:
             hidden = torch.arange(len(index)) >= len(held) if public else None
             ready = self.inputs.transform_read(client)
             return part.batches(index, batch_size, ready, generator, self.drop_last, hidden)
-        if client is not None and not public and not self.inputs.change(part.x):
-            rows = torch.from_numpy(np.asarray(held, np.int64))
-            return Batches(part.x, part.y, batch_size, generator, drop_last=self.drop_last, rows=rows)
-        own = part.taken(held)
-        x = own.x
-        y = own.y
+        rows = torch.from_numpy(np.asarray(held, np.int64))
+        x = chosen(part.x, rows)
+        y = chosen(part.y, rows)
         if client is not None and not public and not self.inputs.is_random:
             return Batches(self.inputs.ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
         if public:

@@ -11,7 +11,7 @@ from fedlit.engine.cluster.attempts import place_of_this_attempt
 SOON = timedelta(seconds=20)
 
 
-def places(store: dist.SpillStore, world_size: int) -> list[dist.SpillStore]:
+def places(store: dist.Store, world_size: int) -> list[dist.Store]:
     """What every process of an attempt is given, by rank; each asks in a thread of its own."""
     with ThreadPoolExecutor(world_size) as threads:
         asked = [threads.submit(place_of_this_attempt, store, rank, world_size, SOON) for rank in range(world_size)]
@@ -19,7 +19,7 @@ def places(store: dist.SpillStore, world_size: int) -> list[dist.SpillStore]:
 
 
 @pytest.fixture
-def store() -> dist.SpillStore:
+def store() -> dist.Store:
     store = dist.HashStore()
     store.set_timeout(SOON)
     return store

@@ -10,6 +10,7 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly, Stage
+from fedlit.engine.client_runner import with_own_tensors
 from fedlit.engine.plan import UsageError
 from fedlit.engine.round import SerialExecutor
 from fedlit.partition import BinarySeparated
@@ -206,7 +207,7 @@ def test_clipping_and_steps_know_nothing_of_other_clients_gradients(monkeypatch)
             return [self.network[6].bias]
 
     def backwards(executor):
-        done = {k: executor.runner(k) for k in reversed(executor.round.clients)}
+        done = {k: with_own_tensors(executor.round.runner.train(k)) for k in reversed(executor.round.clients)}
         yield from ((k, done[k]) for k in executor.round.clients)
 
     states = []

@@ -202,7 +202,7 @@ class WritesOnTheServer(FedAvg):
 
 @pytest.mark.parametrize(
     ("method", "where"),
-    [(ThawsInside, "in a visit"), (Writes, "in a visit"), (WritesOnTheServer, "in `aggregate`")],
+    [(ThawsInside, "in local training"), (Writes, "in local training"), (WritesOnTheServer, "in `aggregate`")],
 )
 def test_changing_it_later_is_refused_by_name(method, where):
     with pytest.raises(UsageError, match=f"'network.trunk.1.weight' required no gradients .* was changed {where}"):

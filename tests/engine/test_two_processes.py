@@ -109,7 +109,7 @@ def test_a_signal_while_processes_agree_is_heard_in_the_next_round(monkeypatch):
         return [*numbers]
 
     monkeypatch.setattr(fit, "largest", agreed)
-    monkeypatch.setattr(fit.Fit, "_should_stop_visit", lambda self: bool)  # as on several processes
+    monkeypatch.setattr(fit.Fit, "_should_stop_training", lambda self: bool)  # as on several processes
     federation = fitted(fml())
     assert federation.stopped_by == signal.SIGTERM
     assert federation.state.round == 1

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from toys import SGD, SmallCNN, equal, fitted, toy_data
 import fedlit.engine.local_training
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.callbacks import FederationCallback
+from fedlit.engine.client_runner import with_own_tensors
 from fedlit.engine.round import SerialExecutor
 from fedlit.partition import Dirichlet
 from fedlit.rng import derive, generator
@@ -180,7 +182,7 @@ def undisturbed(tmp_path_factory):
 
 
 def backwards(executor):
-    done = {k: executor.runner(k) for k in reversed(executor.round.clients)}
+    done = {k: with_own_tensors(executor.round.runner.train(k)) for k in reversed(executor.round.clients)}
     yield from ((k, done[k]) for k in executor.round.clients)
 
 
@@ -190,9 +192,8 @@ def test_the_order_of_visits_does_not_matter(undisturbed, monkeypatch):
 
 
 def test_the_order_of_visits_would_matter_if_clients_shared_their_random_numbers(undisturbed, monkeypatch):
-    from contextlib import nullcontext
-
-    monkeypatch.setattr(fedlit.engine.local_training, "isolated", lambda seed: nullcontext())
+    monkeypatch.setattr(fedlit.engine.local_training, "seed_everything", lambda seed: None)
+    monkeypatch.setattr(fedlit.engine.round, "preserved", nullcontext)
     torch.manual_seed(3)
     forwards = states(experiment())
     monkeypatch.setattr(SerialExecutor, "train", backwards)

@@ -10,11 +10,11 @@ def balanced(clients: Sequence[int], owner_ranks: Mapping[int, int], num_process
 
     Args:
         clients: Of a round.
-        homes: The process that has what stays with a client, of those that have something.
+        owner_ranks: The process that has what stays with a client, of those that have something.
         num_processes: How many there are.
 
     Example:
-        >>> balanced([3, 4, 5, 6, 7], homes={4: 1, 5: 1, 6: 1, 7: 1}, num_processes=2)
+        >>> balanced([3, 4, 5, 6, 7], owner_ranks={4: 1, 5: 1, 6: 1, 7: 1}, num_processes=2)
         [0, 1, 1, 1, 0]
     """
     least, num_more = divmod(len(clients), num_processes)
