@@ -118,7 +118,7 @@ def beyond_steps(results: dict[str, dict[str, Figures]]) -> str | None:
 def shown(content: dict[str, Any], as_markdown: bool) -> str:
     lines = cells(content["rows"])
     table = markdown(lines) if as_markdown else plain(lines)
-    processor = f"CPU: {content['processor']}; torch {content['torch']}; {content['turns']} turns."
+    processor = f"CPU: {content['processor']}; torch {content['torch']}; {content['turns']} turns of each side."
     return "\n\n".join(filter(None, [table, beyond_steps(content["rows"]), processor]))
 
 
@@ -147,8 +147,9 @@ def measure(options: argparse.Namespace, parser: argparse.ArgumentParser) -> dic
         work = WORKLOADS[name]
         print(f"{name}: {work.title} ...", file=sys.stderr, flush=True)
         rows[name] = compare(name, options.modes or list(work.modes), options.turns or work.turns)
-    turns = options.turns or sorted({WORKLOADS[name].turns for name in rows})
-    return {"processor": processor(), "torch": torch.__version__, "turns": turns, "rows": rows}
+    turns = sorted({options.turns or WORKLOADS[name].turns for name in rows})
+    spread = str(turns[0]) if len(turns) == 1 else f"{turns[0]} to {turns[-1]}"
+    return {"processor": processor(), "torch": torch.__version__, "turns": spread, "rows": rows}
 
 
 def main() -> None:
