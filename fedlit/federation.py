@@ -22,7 +22,8 @@ from fedlit.data.own_images import read_own_images
 from fedlit.encoders import Encoder
 from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
-from fedlit.engine.cluster.processes import make_fabric, meet
+from fedlit.engine.cluster.processes import meet
+from fedlit.engine.cluster.strategy import make_fabric
 from fedlit.engine.config_diff import title_of
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler

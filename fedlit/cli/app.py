@@ -23,7 +23,7 @@ from fedlit.cli.exclusive import with_typed_first
 from fedlit.cli.help import ENVIRONMENT
 from fedlit.cli.kept import tell_kept
 from fedlit.cli.linked import link_num_classes
-from fedlit.cli.messages import in_full, plain, refuse
+from fedlit.cli.messages import refuse
 from fedlit.cli.method_class import with_functions
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.parser import Parser
@@ -32,8 +32,8 @@ from fedlit.cli.recipes import of_own_run, tell_configs, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
 from fedlit.engine.aggregation import RuleFailed
-from fedlit.engine.cluster import endings, heartbeat
-from fedlit.engine.cluster.processes import ProcessLost
+from fedlit.engine.cluster import liveness
+from fedlit.engine.cluster.liveness import ProcessLost
 from fedlit.engine.plan import UsageError
 from fedlit.engine.scheduling import TooFewClients
 from fedlit.federation import Federation
@@ -180,7 +180,7 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
             raise
         if error.is_ours_to_say:
             sys.stderr.write(f"fedlit: error: {error}\n")
-        raise SystemExit(endings.LOST) from error
+        raise SystemExit(liveness.LOST) from error
     except NotWritten as error:
         if DEBUG:
             raise
@@ -202,14 +202,14 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
 
 def _refuse(why: str) -> NoReturn:
     """One line, exit code 2: once, however many processes have found the same."""
-    heart = heartbeat.current()
-    if heart is not None and not heart.refuse(in_full(plain(why), sys.argv[1:])):
-        raise SystemExit(endings.REFUSED)
+    alive = liveness.current()
+    if alive is not None and not alive.refuse():
+        raise SystemExit(liveness.REFUSED)
     refuse(why)
 
 
 def _raise_once(error: Exception) -> NoReturn:
-    heart = heartbeat.current()
-    if heart is not None and heart.is_echo():
+    alive = liveness.current()
+    if alive is not None and alive.is_echo():
         raise SystemExit(1)
     raise error

@@ -68,6 +68,7 @@ def versions() -> str:
 def main() -> None:
     """Entry point."""
     keep_streams()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch would print C++ frames where a rank is lost
     try:
         _run(sys.argv[1:])
     except KeyboardInterrupt:  # in a fit, rounds end in good order

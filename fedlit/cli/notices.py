@@ -8,7 +8,7 @@ from typing import TextIO
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from fedlit.engine.cluster import heartbeat
+from fedlit.engine.cluster import liveness
 from fedlit.notices import Notice
 
 
@@ -40,10 +40,10 @@ def notices_in_one_line() -> Iterator[None]:
 
 def _is_ours_to_show(text: str) -> bool:
     """Of the first process; before all have met, the others can but repeat what the first has said."""
-    heart = heartbeat.current()
-    if heart is None:
+    alive = liveness.current()
+    if alive is None:
         return getattr(rank_zero_only, "rank", 0) == 0
-    return heart.is_for_us_to_warn(text)
+    return alive.is_for_us_to_warn(text)
 
 
 @rank_zero_only

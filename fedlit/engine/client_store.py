@@ -17,8 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlit.aggregation import State
-from fedlit.engine.cluster.processes import broadcast, exchanged
-from fedlit.engine.cluster.shares import balanced
+from fedlit.engine.cluster.processes import broadcast, exchanged, in_blocks
 from fedlit.engine.plan import ClientState
 from fedlit.records.torch_file import dump
 
@@ -328,7 +327,7 @@ class CollectedUploads(Mapping[int, State]):
 
 def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
     """The process that visits each client of a round; what stays with one that is not visited at home moves."""
-    owners = balanced(clients, state.owner_ranks, state.fabric.world_size)
+    owners = in_blocks(len(clients), state.fabric.world_size)
     moves = {k: owner for k, owner in zip(clients, owners, strict=True) if state.owner_ranks.get(k, owner) != owner}
     if moves:
         _move(state, moves)
@@ -377,7 +376,7 @@ def settle(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> li
     """Give clients homes, from names of what stays with them; those whose home is here."""
     if state.fabric.world_size == 1:
         return [*names]
-    owner_ranks = balanced([*names], {}, state.fabric.world_size)
+    owner_ranks = in_blocks(len(names), state.fabric.world_size)
     state.owner_ranks = dict(zip(names, owner_ranks, strict=True))
     elsewhere = {k: names[k] for k, home in state.owner_ranks.items() if home != state.fabric.global_rank}
     state.memories.know(elsewhere)

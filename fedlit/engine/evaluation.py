@@ -16,8 +16,7 @@ from fedlit.data.client import Client
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import bring
-from fedlit.engine.cluster.processes import in_order
-from fedlit.engine.cluster.shares import at_home
+from fedlit.engine.cluster.processes import by_owner, in_order
 from fedlit.engine.live_module import ModuleSnapshot, modes_of, restore, restored_requires_grad
 from fedlit.engine.local_training import structure_of
 from fedlit.engine.logged_values import check_probe_names, logging_to, logging_to_means
@@ -275,14 +274,14 @@ def run_evaluations(
 def _owners(scorer: "Scorer", jobs: Sequence[EvaluationJob]) -> list[int]:
     """The process of each job: the home of the client whose own part is looked at."""
     whose = [None if job.what in (SERVERS, "global") else job.whose for job in jobs]
-    return at_home(whose, scorer.state.owner_ranks, scorer.state.fabric.world_size)
+    return by_owner(whose, scorer.state.owner_ranks, scorer.state.fabric.world_size)
 
 
 def evaluated_by_owners(
     state: FederationState, clients: Sequence[int], run_evaluation: Callable[[int], EvaluationResult]
 ) -> Iterator[EvaluationResult]:
     """What is found of each client's own model, by the process that has it."""
-    owners = at_home(clients, state.owner_ranks, state.fabric.world_size)
+    owners = by_owner(clients, state.owner_ranks, state.fabric.world_size)
     for _, found in in_order(state.fabric, clients, run_evaluation, pack, unpack, owners):
         yield found
 

@@ -15,7 +15,8 @@ from fedlit.aggregation import State
 from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import Budget, RuleFailed
 from fedlit.engine.checkpointing import Saving
-from fedlit.engine.cluster.processes import ProcessLost, check_processes, largest
+from fedlit.engine.cluster.liveness import ProcessLost
+from fedlit.engine.cluster.processes import check_processes, largest
 from fedlit.engine.config_diff import chosen_values, title_of
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.metrics import unmeasured

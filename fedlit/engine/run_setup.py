@@ -16,7 +16,7 @@ from fedlit.data import FederatedData
 from fedlit.data.stand_in import stand_in
 from fedlit.engine.client_store import sweep_left_behind
 from fedlit.engine.cluster.processes import broadcast, meet
-from fedlit.engine.cluster.rendezvous import ClientParallelStrategy
+from fedlit.engine.cluster.strategy import ClientParallelStrategy
 from fedlit.engine.config_diff import Change
 from fedlit.engine.network_checks import layout_for
 from fedlit.engine.options import Deterministic, Options
@@ -90,8 +90,6 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
 def launch(fabric: Fabric) -> None:
     """Let all processes be there, unless they are."""
     if not fabric._launched:
-        if isinstance(fabric.strategy, ClientParallelStrategy):
-            fabric.strategy.prepare_meeting()
         try:
             fabric.launch()
         except BaseException:  # a signal, for one; they would wait for us

@@ -1,6 +1,7 @@
 """The uploads of a round: validated, then held until they are aggregated."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from math import sqrt
 from statistics import median_low
 
@@ -10,10 +11,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload, defect, weighted_mean
-from fedlit.aggregation.partial_sums import PartialSum, Settled, is_summable, settled
 from fedlit.data.client import SERVER, Client
 from fedlit.engine.client_store import SpillStore
-from fedlit.engine.cluster.processes import added_up, broadcast, largest_of
+from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.state import Download, FederationState
@@ -276,36 +276,21 @@ class ShardedUploads(RoundUploads):
         return shown
 
     def mean(self) -> State:
-        """By partial sums, and by the values themselves where those leave it open (see `aggregation.partial_sums`)."""
+        """The running sum goes from rank to rank in client order: the same additions as on one process."""
         if not self.ranks:
             raise ValueError(NOTHING)
-        if self.like is None or not is_summable(self.like):
+        if self.like is None:
             return weighted_mean(iter(self))
-        weights = [self.weights[k] for k in self.ranks]
-        part = PartialSum.of_nothing(self.like)
-        for k in self._here():
-            part.add(self._own(k), unit=weights[0])
-        summed = PartialSum(
-            self.like,
-            added_up(self.fabric, part.sums),
-            largest_of(self.fabric, part.exponents),
-            largest_of(self.fabric, part.largest),
-        )
-        found = settled(summed, weights, self.fabric.world_size)
-        found.open = broadcast(self.fabric, found.open)  # all must ask for the same
-        return found.completed(() if found.is_complete else self._asked(found))
-
-    def _asked(self, found: Settled) -> Iterator[Upload]:
-        """What is open of every upload, in client order."""
-        own = {k: found.asked_for(self._own(k)).state for k in self._here()}
-        received: dict[int, State] = {}
-        for source in sorted(set(self.ranks.values())):
-            received |= broadcast(self.fabric, own, source)
-        for k in self.ranks:
-            yield Upload(k, received[k], self.weights[k])
-
-    def _here(self) -> list[int]:
-        return [k for k, rank in self.ranks.items() if rank == self.fabric.global_rank]
+        first = next(iter(self.ranks))
+        mean = RunningMean()
+        device = torch.device("cpu") if self.fabric.device.type == "mps" else None  # which has no float64
+        for rank, clients in groupby(self.ranks, key=self.ranks.__getitem__):  # consecutive ones are on one rank
+            if rank == self.fabric.global_rank:
+                for k in clients:
+                    mean.add(self._own(k))
+            mean.sums, mean.total = broadcast(self.fabric, [mean.sums, mean.total], rank, device)
+            mean.first = mean.first or Upload(first, self.like, self.weights[first])
+        return mean.mean()
 
     def _own(self, k: int) -> Upload:
         upload = self.own[k]

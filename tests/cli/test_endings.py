@@ -7,7 +7,7 @@ import pytest
 from toy_recipe import write_recipe
 
 from fedlit.cli.app import main
-from fedlit.engine.cluster.processes import ProcessLost
+from fedlit.engine.cluster.liveness import ProcessLost
 from fedlit.engine.fit import Fit
 
 

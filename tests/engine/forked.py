@@ -7,9 +7,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fedlit.engine.cluster import endings, heartbeat
-from fedlit.engine.cluster.processes import ProcessLost
-from fedlit.engine.cluster.rendezvous import MEETING_PLACE
+from fedlit.engine.cluster import liveness
+from fedlit.engine.cluster.liveness import ProcessLost
 
 
 def free_port() -> int:
@@ -17,15 +16,9 @@ def free_port() -> int:
         return door.getsockname()[1]
 
 
-def forked(work: Callable[[int], None], folder: Path, by_file: bool = True, number: int = 2) -> list[int]:
-    """Start `work(rank)` in so many processes; their ids. What they say is in `folder/rank_N.txt`.
-
-    They meet by a file, as those that fedlit starts, or by a port, as those that a person starts one by one.
-    """
+def forked(work: Callable[[int], None], folder: Path, number: int = 2) -> list[int]:
+    """Start `work(rank)` in so many processes; their ids. What they say is in `folder/rank_N.txt`."""
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    if by_file:
-        (folder / "meeting").mkdir()
-        place = {MEETING_PLACE: str(folder / "meeting")}
     return [_forked(work, folder, rank, place) for rank in range(number)]
 
 
@@ -51,13 +44,13 @@ def _forked(work: Callable[[int], None], folder: Path, rank: int, place: dict[st
 def _exit_code(work: Callable[[int], None], rank: int) -> int:
     try:
         work(rank)
-        heart = heartbeat.current()
-        if heart is not None:
-            heart.leave()
+        alive = liveness.current()
+        if alive is not None:
+            alive.leave()
         return 0
     except ProcessLost as error:
         print(error)
-        return endings.LOST
+        return liveness.LOST
     except BaseException:
         traceback.print_exc()
         return 1

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 from functools import partial
 
 import pytest
@@ -13,7 +12,7 @@ from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 from fedlit.aggregation import Median
 from fedlit.callbacks import FederationCallback
 from fedlit.engine import checkpointing as saved_clients
-from fedlit.engine.cluster.shares import balanced
+from fedlit.engine.cluster.processes import in_blocks
 from fedlit.methods import DLAD, FML, SCAFFOLD, FedAvg, FedBN
 from fedlit.notices import Notice
 from fedlit.records import checkpoint, client_files
@@ -110,14 +109,13 @@ def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
         assert one == three
 
 
-def test_rounds_stay_balanced_and_clients_at_home_where_they_may():
-    owner_ranks = dict.fromkeys(range(6), 0)
-    assert balanced(range(6), owner_ranks, 3) == [0, 0, 1, 2, 1, 2]
-    assert balanced([], owner_ranks, 3) == []
+def test_rounds_are_balanced_and_consecutive_clients_together():
+    assert in_blocks(0, 3) == []
     for number in range(1, 9):
         for count in range(20):
-            owners = balanced(range(count), {k: k % 3 % number for k in range(0, count, 2)}, number)
-            loads = [owners.count(rank) for rank in range(number)]
+            ranks = in_blocks(count, number)
+            loads = [ranks.count(rank) for rank in range(number)]
+            assert ranks == sorted(ranks)
             assert max(loads) - min(loads) <= 1
 
 
@@ -125,7 +123,6 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     whole = told(run("failing", 1, tmp_path / "whole"))
     folder = tmp_path / "run"
     on_several("failing", 3, folder, num_rounds=1)
-    shutil.rmtree(folder / "meeting", ignore_errors=True)
     run("failing", 1, folder, num_rounds=2, ckpt_path="last")
     assert set(continued("failing", 2, folder, ckpt_path="last")) == {whole}
 
@@ -176,7 +173,6 @@ def test_collected_uploads_stay_at_home_and_come_to_where_the_server_trains(tmp_
         (tmp_path / f"here_{rank}").write_text(json.dumps(federation.state.collected.here()))
 
     def here():
-        shutil.rmtree(tmp_path / "meeting", ignore_errors=True)
         assert exit_codes(forked(work, tmp_path, number=3)) == [0] * 3
         return [json.loads((tmp_path / f"here_{rank}").read_text()) for rank in range(3)]
 

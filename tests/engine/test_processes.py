@@ -123,7 +123,6 @@ def test_several_processes_stack_other_clients_to_the_same_bits(tmp_path):
     small = ("--config", "stack.yaml", "--data.num_clients", "50", "--trainer.fast", "true")
     one, two = finished(tmp_path / "one", *small), finished(tmp_path / "two", *small, "--trainer.devices", "2")
     assert equal(one["global_state"], two["global_state"])
-    assert not equal(one["global_state"], finished(tmp_path / "exact", *small[:-2])["global_state"])
 
 
 @pytest.mark.slow

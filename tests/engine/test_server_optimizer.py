@@ -179,7 +179,7 @@ def test_two_processes_agree_with_one(tmp_path):
     def work(rank):
         torch.save(run(devices=2, server_optimizer=ADAM).global_state, tmp_path / f"state_{rank}.pt")
 
-    assert exit_codes(forked(work, tmp_path, True)) == [0, 0]
+    assert exit_codes(forked(work, tmp_path)) == [0, 0]
     assert equal(torch.load(tmp_path / "state_1.pt"), run(server_optimizer=ADAM).global_state)
 
 

@@ -124,7 +124,7 @@ def test_two_processes_agree_with_one(tmp_path):
         torch.manual_seed(7)
         torch.save(fitted(Counted(), devices=2).global_state, tmp_path / f"state_{rank}.pt")
 
-    assert exit_codes(forked(work, tmp_path, True)) == [0, 0]
+    assert exit_codes(forked(work, tmp_path)) == [0, 0]
     torch.manual_seed(7)
     assert equal(torch.load(tmp_path / "state_1.pt"), fitted(Counted()).global_state)
 

@@ -196,7 +196,7 @@ def test_two_processes_end_in_the_same_bits_and_pass_on_what_was_sent(at_random,
         federation = run(devices=2, upload_encoder=AT_RANDOM)
         torch.save([federation.global_state, residuals(federation)], tmp_path / f"state_{rank}.pt")
 
-    assert exit_codes(forked(work, tmp_path, True)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
+    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
     for rank in range(2):
         state, lost = torch.load(tmp_path / f"state_{rank}.pt")
         assert equal(state, at_random.global_state)

@@ -1,11 +1,11 @@
-"""Clients on several processes: each visits its share of a round's clients, and all hear what came of every visit.
+"""Clients on several processes: each trains its share of a round's clients, and all get the result of every client.
 
-What is large stays where it was made; here is how it is added up (`added_up`, `largest_of`), asked for (`broadcast`)
-and moved (`exchanged`).
+Uploads stay on the rank that produced them. What others need is copied (`broadcast`) or moved (`exchanged`), and
+clients are shared among ranks (`in_blocks`, `by_owner`).
 """
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -15,51 +15,11 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fedlit.engine.cluster import heartbeat
-from fedlit.engine.cluster.rendezvous import ClientParallelStrategy, wire
-from fedlit.engine.options import Options
-from fedlit.engine.plan import Interrupted
+from fedlit.engine.cluster import liveness
+from fedlit.engine.cluster.liveness import ProcessLost
 
 Result = TypeVar("Result")
 A_SECOND = timedelta(seconds=1)
-
-
-class ProcessLost(Interrupted):
-    """Another process of the run is gone, so no round can be ended any more.
-
-    Attributes:
-        is_ours_to_say: Whether this process is the one that tells the person.
-    """
-
-    def __init__(self, line: str, is_ours_to_say: bool) -> None:
-        super().__init__(line)
-        self.is_ours_to_say = is_ours_to_say
-
-
-def make_fabric(options: Options) -> Fabric:
-    """Fabric as the user's options have it; several processes share clients, not gradients."""
-    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
-    timeout = options.process_timeout
-    talkative = options.enable_progress_bar
-    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
-    try:
-        if options.processes_per_device > 1:
-            each = _devices(options.accelerator, options.devices)
-            shared = [device for device in each for _ in range(options.processes_per_device)]
-            return Fabric(strategy=ClientParallelStrategy(timeout, talkative, shared), **wanted)
-        strategy = ClientParallelStrategy(timeout, talkative) if several else "auto"
-        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
-    except Exception as error:  # Fabric raises many kinds
-        names = ("accelerator", "devices", "num_nodes")
-        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{given} with `trainer.precision` {options.precision} cannot be had here: {why}") from error
-
-
-def _devices(accelerator: str, devices: int | str) -> list[torch.device]:
-    """Those that Fabric would take, a process each."""
-    strategy = Fabric(accelerator=accelerator, devices=devices).strategy
-    return [*(getattr(strategy, "parallel_devices", None) or [strategy.root_device])]
 
 
 def in_order(
@@ -98,22 +58,24 @@ def in_order(
         if share:
             packed |= broadcast(fabric, {task: pack(own[task]) for task in share if task in own}, source)
     for task in tasks:
-        told = packed.pop(task)
-        yield task, own.pop(task) if task in own else unpack(told)
+        received = packed.pop(task)
+        yield task, own.pop(task) if task in own else unpack(received)
 
 
-def broadcast(fabric: Fabric, value: Any, source: int = 0) -> Any:
-    """The source's value on every process. Tensors, numbers, strings and containers of them; nothing is unpickled."""
+def broadcast(fabric: Fabric, value: Any, source: int = 0, device: torch.device | None = None) -> Any:
+    """The source's value on every process, by default on Fabric's device.
+
+    Tensors, numbers, strings and containers of them; nothing is unpickled.
+    """
     if fabric.world_size == 1:
         return value
-    payload = torch.empty(0, dtype=torch.uint8)
-    if fabric.global_rank == source:
-        payload = torch.frombuffer(bytearray(_serialised(value)), dtype=torch.uint8)
-    size = torch.tensor([len(payload)], device=wire(fabric.device))
+    wire = _wire(fabric.device)
+    payload = _serialised(value) if fabric.global_rank == source else b""
+    size = torch.tensor([len(payload)], device=wire)
     _finish(dist.broadcast(size, source, async_op=True))
-    data = _sized(payload, int(size), size.device)
+    data = torch.frombuffer(bytearray(payload or int(size)), dtype=torch.uint8).to(wire)
     _finish(dist.broadcast(data, source, async_op=True))
-    return _revived(data.cpu(), fabric.device)
+    return _revived(data.cpu(), device or fabric.device)
 
 
 def _serialised(value: Any) -> bytes:
@@ -136,7 +98,7 @@ def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
     if fabric.world_size == 1:
         return [*parcels]
     payloads = [_serialised(parcel) if parcel is not None else b"" for parcel in parcels]
-    device = wire(fabric.device)
+    device = _wire(fabric.device)
     sent = [len(payload) for payload in payloads]
     sizes = torch.empty(fabric.world_size, dtype=torch.int64, device=device)
     _finish(dist.all_to_all_single(sizes, torch.tensor(sent, device=device), async_op=True))
@@ -148,27 +110,13 @@ def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
     return [_revived(part, fabric.device) if len(part) else None for part in parts]
 
 
-def added_up(fabric: Fabric, own: Tensor) -> Tensor:
-    """The sum over processes, in an order that is torch's."""
-    return _reduced(fabric, own, dist.ReduceOp.SUM)
-
-
-def largest_of(fabric: Fabric, own: Tensor) -> Tensor:
-    """Of each entry, the largest that any process gives."""
-    return _reduced(fabric, own, dist.ReduceOp.MAX)
-
-
 def largest(fabric: Fabric, *numbers: int) -> list[int]:
     """Of each number, the largest that any process gives."""
-    return largest_of(fabric, torch.tensor(numbers)).tolist()
-
-
-def _reduced(fabric: Fabric, own: Tensor, how: Any) -> Tensor:
-    if fabric.world_size == 1 or not own.numel():
-        return own
-    seen = own.to(wire(fabric.device), copy=True)
-    _finish(dist.all_reduce(seen, how, async_op=True))
-    return seen.to(own.device)
+    if fabric.world_size == 1:
+        return [*numbers]
+    found = torch.tensor(numbers, device=_wire(fabric.device))
+    _finish(dist.all_reduce(found, dist.ReduceOp.MAX, async_op=True))
+    return found.tolist()
 
 
 def meet(fabric: Fabric) -> None:
@@ -177,34 +125,65 @@ def meet(fabric: Fabric) -> None:
 
 
 def check_processes() -> None:
-    """Refuse to go on if another process is gone."""
-    heart = heartbeat.current()
-    if heart is not None and heart.loss is not None:
-        heart.answered.set()
-        raise ProcessLost(heart.loss.line, heart.loss.is_ours_to_say)
+    """Refuse to go on if another rank is gone."""
+    alive = liveness.current()
+    if alive is not None:
+        alive.check()
 
 
 def _finish(work: dist.Work) -> None:
-    """Wait for the others: for ever if they are slow, and no longer if one is gone. Signals are heard meanwhile."""
-    heart = heartbeat.current()
-    if heart is None:
+    """Wait for the others: for ever if they are slow, and no longer if one is gone. Signals are handled meanwhile."""
+    alive = liveness.current()
+    if alive is None:
         work.wait()
         return
-    with heart.waiting():
+    with alive.waiting():
         while not work.is_completed():
-            check_processes()
+            alive.check()
             with suppress(RuntimeError):  # a second has passed, or the work has failed
                 work.wait(A_SECOND)
         try:
             work.wait()
-        except RuntimeError as error:  # a connection broke: the heartbeat is about to know whose
-            if heart.lost.wait(10):
-                check_processes()
+        except RuntimeError as error:  # a connection broke
+            alive.report_broken()
+            alive.lost.wait(10)
+            alive.check()
             why = str(error).splitlines()[0]
-            raise ProcessLost(f"the connection between processes broke: {why}", heart.rank == 0) from error
+            raise ProcessLost(f"the connection between processes broke: {why}", alive.rank == 0) from error
 
 
-def _sized(payload: Tensor, size: int, device: torch.device) -> Tensor:
-    if len(payload) == size:
-        return payload.to(device)
-    return torch.empty(size, dtype=torch.uint8, device=device)
+def _wire(device: torch.device) -> torch.device:
+    """Where tensors must lie to be sent."""
+    return torch.device("cpu") if dist.get_backend() == "gloo" else device
+
+
+def in_blocks(num_clients: int, num_processes: int) -> list[int]:
+    """The rank of each client of a round: consecutive clients together, and no rank more than one client ahead.
+
+    Sampled clients are sorted, so most of them come to the rank that has their state from the round before, and a sum
+    in client order passes from rank to rank only once.
+
+    Example:
+        >>> in_blocks(5, num_processes=2)
+        [0, 0, 0, 1, 1]
+    """
+    return [position * num_processes // num_clients for position in range(num_clients)]
+
+
+def by_owner(clients: Sequence[int | None], owners: Mapping[int, int], num_processes: int) -> list[int]:
+    """The rank of each task: the owner of its client, however many there are; else the rank with the fewest.
+
+    Args:
+        clients: The client of each task; None is nobody's.
+        owners: The rank that holds a client's state, of clients that have one.
+        num_processes: Number of ranks.
+    """
+    ranks = [None if k is None else owners.get(k) for k in clients]
+    loads = [ranks.count(rank) for rank in range(num_processes)]
+    found: list[int] = []
+    for rank in ranks:
+        if rank is None:
+            rank = loads.index(min(loads))
+            loads[rank] += 1
+        found.append(rank)
+    return found
