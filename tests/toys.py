@@ -4,6 +4,7 @@ import csv
 import errno
 import io
 import os
+import signal
 import weakref
 from functools import partial
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from fedlit import FedAvg, FederatedData, FederatedModule, Federation
+from fedlit.callbacks import FederationCallback
+from fedlit.partition import Dirichlet
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -65,6 +68,58 @@ def fitted(model: FederatedModule, data: FederatedData | None = None, ckpt_path:
 def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     """Same names, same bits."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def states(federation: Federation) -> dict:
+    """What server and clients hold, by owner."""
+    return {"server": federation.global_state, **federation.personal_states}
+
+
+def same(a: dict, b: dict) -> bool:
+    """Same owners, names and bits."""
+    return a.keys() == b.keys() and all(equal(a[owner], b[owner]) for owner in a)
+
+
+def seeded(method, *args, **options):
+    """A method with the same initial weights every time."""
+    torch.manual_seed(7)
+    return method(*args, **options)
+
+
+def uneven(**options) -> FederatedData:
+    """Three clients that differ in size and classes."""
+    return toy_data(partition=Dirichlet(alpha=1.0, min_samples=6), **options)
+
+
+def part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The entries with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def in_a_child(work) -> int:
+    """Run in a process of its own; minus the signal that killed it, or 0."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class KillAt(FederationCallback):
+    """kill -9 at the start or the end of a round."""
+
+    def __init__(self, round: int, moment: str) -> None:
+        self.round, self.moment = round, moment
+
+    def on_round_start(self, federation, module, round, clients):
+        if (round, "start") == (self.round, self.moment):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def on_round_end(self, federation, module, round, rows):
+        if (round, "end") == (self.round, self.moment):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def linear() -> nn.Module:

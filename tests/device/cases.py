@@ -5,107 +5,19 @@ What is called here runs in a process that has the pretend device (`device.proce
 
 import tempfile
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from every_method import METHODS, SGD, Normalised, data_for
 from torch import Tensor, nn
-from toys import TrunkAndHead, fitted, toy_data
+from toys import fitted
 
-from fedlit import FederatedData, FederatedModule, Federation
+from fedlit import FedAvg, FederatedModule, Federation
 from fedlit.callbacks import FederationCallback
-from fedlit.methods import (
-    APFL,
-    DLAD,
-    FD,
-    FML,
-    MOON,
-    SCAFFOLD,
-    Ditto,
-    FedAvg,
-    FedBN,
-    FedDF,
-    FedDyn,
-    FedFusion,
-    FedMD,
-    FedMMD,
-    FedNova,
-    FedPer,
-    FedProto,
-    FedProx,
-    FedRep,
-    FineTuned,
-    LGFedAvg,
-    LocalOnly,
-    MixtureOfExperts,
-    PerFedAvg,
-    PFedMe,
-)
-from fedlit.partition import Dirichlet
 
-SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.5)
-PLAIN = partial(torch.optim.SGD, lr=0.05)
-# With Adam's own eps of 1e-8 a gradient that is 0 but for rounding moves a weight as far as any other.
-ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
-
-
-class Normalised(nn.Module):
-    """A trunk with BatchNorm, and a head."""
-
-    feature_shape = (4, 3, 3)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-        self.head = nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.extractor(x))
-
-
-def perceptron() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
-METHODS = {
-    "FedAvg": partial(FedAvg, Normalised, SGD),
-    "FedProx": partial(FedProx, Normalised, SGD),
-    "FML": partial(FML, Normalised, perceptron, ADAM),
-    "FedMMD": partial(FedMMD, Normalised, SGD),
-    "FedFusion": partial(FedFusion, Normalised, SGD),
-    "MixtureOfExperts": partial(MixtureOfExperts, Normalised, ADAM, epochs=2),
-    "DLAD": partial(DLAD, Normalised, ADAM, client_epochs=2, density_epochs=2, distil_epochs=2),
-    "LocalOnly": partial(LocalOnly, Normalised, ADAM),
-    "FineTuned": partial(FineTuned, Normalised, SGD, finetune_epochs=2, stop_on="loss"),
-    "FedBN": partial(FedBN, Normalised, SGD),
-    "FedPer": partial(FedPer, Normalised, SGD),
-    "FedRep": partial(FedRep, Normalised, SGD, head_epochs=1),
-    "LGFedAvg": partial(LGFedAvg, Normalised, SGD),
-    "Ditto": partial(Ditto, Normalised, SGD),
-    "APFL": partial(APFL, Normalised, SGD),
-    "PFedMe": partial(PFedMe, Normalised, PLAIN, inner_steps=2),
-    "MOON": partial(MOON, Normalised, SGD, projection=5),
-    "SCAFFOLD": partial(SCAFFOLD, Normalised, PLAIN),
-    "FedNova": partial(FedNova, Normalised, SGD),
-    "FedDyn": partial(FedDyn, Normalised, PLAIN),
-    "FedProto": partial(FedProto, Normalised, SGD, lam=0.1),
-    "FD": partial(FD, Normalised, SGD),
-    "PerFedAvg": partial(PerFedAvg, TrunkAndHead, PLAIN, variant="hf"),
-    "FedDF": partial(FedDF, Normalised, SGD, client_networks={0: perceptron}, distil_optimizer=ADAM),
-    "FedMD": partial(FedMD, perceptron, PLAIN, subset=20, public_epochs=1, private_epochs=1),
-}
-WITH_A_POOL = ("DLAD", "FedDF", "FedMD")
 ROUNDS = 3
-
-
-def data_for(method: str) -> FederatedData:
-    """Three clients that differ in size; a fifth of their samples is opted out."""
-    partition = Dirichlet(alpha=1.0, min_samples=9)
-    if method in WITH_A_POOL:
-        return toy_data(150, partition=partition, opt_out_samples=0.2, public=0.5)
-    return toy_data(75, partition=partition, opt_out_samples=0.2)
 
 
 class Cut(Exception):

@@ -10,7 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from device.cases import METHODS, trial
+from every_method import METHODS
+
+from device.cases import trial
 from device.process import DeviceProcess, FailedOnDevice
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

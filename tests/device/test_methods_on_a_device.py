@@ -5,12 +5,12 @@ from itertools import product
 
 import pytest
 import torch
+from every_method import METHODS, PLAIN, SGD
 from toys import equal
 
-import fedlit.methods
-from device.cases import METHODS, PLAIN, SGD, global_model, trial, waits
+from device.cases import global_model, trial, waits
 from fedlit import FedAvg
-from fedlit.methods import Ditto, FederatedModule
+from fedlit.methods import Ditto
 
 # What a method differs by from the CPU. The pretend device rounds as the CPU does, so that single precision is exact;
 # fast mode has shortcuts on the CPU that round otherwise. In mixed precision the two autocast other operations; in
@@ -26,12 +26,6 @@ everything = [
     pytest.param(method, *how, marks=() if (method, *how) in SWIFT else pytest.mark.slow)
     for method, how in product(METHODS, TOLERANCE)
 ]
-
-
-def test_no_method_is_missing_here():
-    found = [getattr(fedlit.methods, name) for name in fedlit.methods.__all__]
-    methods = {kind.__name__ for kind in found if isinstance(kind, type) and issubclass(kind, FederatedModule)}
-    assert methods - {"FederatedModule"} == set(METHODS)
 
 
 @pytest.mark.parametrize(("method", "precision", "fast"), everything)

@@ -1,11 +1,9 @@
 """The pretend CUDA device behaves as a real one where tests rely on it."""
 
 import os
-import time
 
 import pytest
 import torch
-from torch import nn
 
 from device.process import FailedOnDevice
 
@@ -91,55 +89,6 @@ def test_what_the_host_waits_for_is_counted(device_process):
     }
     assert {name for name, number in waits.items() if number == 0} == free
     assert {number for name, number in waits.items() if name not in free} == {1}
-
-
-def late_copy():
-    x = torch.arange(3.0, device="cuda")
-    pinned = torch.zeros(3, pin_memory=True).copy_(x, non_blocking=True)
-    before = pinned.tolist()
-    x.zero_()  # what is copied is what there was when it was asked for
-    torch.cuda.current_stream().synchronize()
-    return pinned.is_pinned(), before, pinned.tolist()
-
-
-def test_a_copy_that_does_not_block_arrives_with_the_next_wait(device_process):
-    is_pinned, before, after = device_process.run(late_copy)
-    assert is_pinned
-    assert before != [0.0, 1.0, 2.0]
-    assert after == [0.0, 1.0, 2.0]
-
-
-def trained(device, precision=None):
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3)).to(device)
-    x, y = torch.randn(5, 1, 4, 4).to(device), torch.arange(5).to(device) % 3
-    with torch.autocast(device, precision, enabled=precision is not None):
-        loss = nn.functional.cross_entropy(network(x).softmax(dim=1), y)
-    loss.backward()
-    found = {**network.state_dict(), **{f"grad of {name}": p.grad for name, p in network.named_parameters()}}
-    return {name: tensor.cpu() for name, tensor in found.items()}
-
-
-def test_operations_are_those_of_the_cpu(device_process):
-    expected = trained("cpu")
-    found = device_process.run(trained, "cuda")
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert found["1.running_mean"].abs().sum() > 0
-
-
-def test_a_softmax_of_half_precision_has_a_gradient(device_process):
-    exact = trained("cpu")
-    for precision in (torch.float16, torch.bfloat16):
-        found = device_process.run(trained, "cuda", precision)
-        torch.testing.assert_close(found["grad of 3.weight"], exact["grad of 3.weight"], atol=2e-2, rtol=2e-2)
-
-
-def test_a_function_that_ends_its_process_or_hangs_fails_alone(device_process):
-    with pytest.raises(FailedOnDevice, match="abort: its process ended with -6"):
-        device_process.run(os.abort)
-    with pytest.raises(FailedOnDevice, match=r"sleep: no answer within 0\.1 s"):
-        device_process.run(time.sleep, 60, timeout=0.1)
-    assert device_process.run(torch.cuda.is_available)
 
 
 def test_this_process_sees_no_device(device_process):

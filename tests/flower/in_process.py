@@ -1,73 +1,24 @@
 """All methods in small, and clients on hosts of their own within this process."""
 
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
-from toys import SGD, SmallCNN, TrunkAndHead, linear, toy_data
+from every_method import METHODS, data_for
 
-from fedlit import Federation, methods
+from fedlit import Federation
 from fedlit.flower import wire
 from fedlit.flower.host import Host
 from fedlit.flower.hosts import RemoteHosts
 from fedlit.flower.wire import Letter
 
-PLAIN = partial(torch.optim.SGD, lr=0.1)
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu", "report": False}
-
-
-class Fused(TrunkAndHead):
-    """What FedFusion takes apart."""
-
-    def __init__(self):
-        super().__init__()
-        self.feature_shape = (4, 3, 3)
-
-
-def deeper():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.ReLU(), nn.Linear(4, 3))
-
-
-METHODS = {
-    "APFL": lambda: methods.APFL(linear, SGD),
-    "DLAD": lambda: methods.DLAD(linear, SGD, client_epochs=1, density_epochs=1, distil_epochs=2),
-    "FD": lambda: methods.FD(linear, SGD),
-    "FML": lambda: methods.FML(linear, SmallCNN, SGD),
-    "MOON": lambda: methods.MOON(TrunkAndHead, SGD, projection=4),
-    "SCAFFOLD": lambda: methods.SCAFFOLD(linear, PLAIN),
-    "Ditto": lambda: methods.Ditto(linear, SGD),
-    "FedAvg": lambda: methods.FedAvg(SmallCNN, SGD),
-    "FedBN": lambda: methods.FedBN(SmallCNN, SGD),
-    "FedDF": lambda: methods.FedDF(linear, PLAIN, client_networks={1: deeper}),
-    "FedDyn": lambda: methods.FedDyn(linear, SGD),
-    "FedFusion": lambda: methods.FedFusion(Fused, SGD, operator="multi", ema=0.5),
-    "FedMD": lambda: methods.FedMD(linear, PLAIN, public_epochs=1, private_epochs=1, subset=20),
-    "FedMMD": lambda: methods.FedMMD(TrunkAndHead, SGD),
-    "FedNova": lambda: methods.FedNova(linear, SGD),
-    "FedPer": lambda: methods.FedPer(deeper, SGD),
-    "FedProto": lambda: methods.FedProto(deeper, SGD),
-    "FedProx": lambda: methods.FedProx(linear, SGD),
-    "FedRep": lambda: methods.FedRep(deeper, SGD, head_epochs=1),
-    "FineTuned": lambda: methods.FineTuned(linear, SGD, finetune_epochs=2),
-    "LGFedAvg": lambda: methods.LGFedAvg(deeper, SGD),
-    "LocalOnly": lambda: methods.LocalOnly(linear, SGD),
-    "MixtureOfExperts": lambda: methods.MixtureOfExperts(linear, SGD, epochs=1),
-    "PFedMe": lambda: methods.PFedMe(linear, SGD, inner_steps=2),
-    "PerFedAvg": lambda: methods.PerFedAvg(linear, SGD),
-}
-WITH_POOL = ("DLAD", "FedDF", "FedMD")
 
 
 def seeded(name):
     torch.manual_seed(3)
     return METHODS[name]()
-
-
-def data_for(name, **options):
-    return toy_data(120, public=0.5, **options) if name in WITH_POOL else toy_data(48, **options)
 
 
 def federation(folder, **options) -> Federation:

@@ -14,11 +14,12 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(find_spec("flwr") is None, reason="needs fedlit[flower]"),
 ]
+# No batch of evaluation holds samples of two clients, as on their own hosts.
 RECIPE = """\
 seed_everything: 1
 data:
   class_path: fedlit.data.FederatedData
-  init_args: {num_clients: 2, batch_size: 50}
+  init_args: {num_clients: 2, batch_size: 50, eval_batch_size: 50}
 model:
   class_path: fedlit.methods.METHOD
   init_args:
@@ -51,11 +52,10 @@ def kept(loopback):
 
 
 @pytest.fixture
-def make(tmp_path, monkeypatch):
+def make(tmp_path):
     made = []
 
     def one(method):
-        monkeypatch.setattr("fedlit.engine.evaluation.Scorer._sees_samples_apart", lambda *given: False)
         recipe = tmp_path / "recipe.yaml"
         recipe.write_text(RECIPE.replace("METHOD", method))
         export_flower([str(recipe), str(tmp_path / "the-app")])

@@ -1,7 +1,6 @@
 """What may go wrong between hosts: kills, lost messages, answers that cannot be used, hosts that do not fit."""
 
 import json
-import signal
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,23 +56,6 @@ def test_a_server_that_is_killed_in_a_round_goes_on_to_the_same_bits_and_nobody_
     assert elsewhere.network() is not None
     with pytest.raises(ValueError, match="What client 1 keeps is on its own host, and nowhere else"):
         elsewhere.network(client=1)
-
-
-class Listening(InProcess):
-    """Notes who hears a signal while hosts are waited for."""
-
-    def ask(self, what, letters):
-        self.handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-        yield from super().ask(what, letters)
-
-
-def test_a_server_that_waits_for_hosts_leaves_signals_to_whoever_carries_messages(tmp_path):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    post = Listening(lambda: (seeded("FML"), data_for("FML")), tmp_path)
-    found = federation(tmp_path / "server", num_rounds=1)
-    found.hosts = RemoteHosts(post, {k: post.joined(k) for k in range(3)})
-    found.fit(seeded("FML"), data_for("FML"))
-    assert post.handlers == before
 
 
 class Garbled(InProcess):

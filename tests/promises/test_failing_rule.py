@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from forked_command import Case, run
+from forked_command import run
 from toy_recipe import write_recipe
 
 from fedlit.records.checkpoint import load
@@ -25,7 +25,7 @@ def test_a_rule_that_raises_ends_the_command_in_one_line_with_exit_code_3_and_a_
     write_recipe()
     Path("own_rule.py").write_text(RULE)
     args = ("fit", "--config", "run.yaml", "--trainer.aggregator", "own_rule.moody")
-    end = run(Case((*args, "--trainer.num_rounds", "3", "--trainer.save_every_n_rounds", "10")), tmp_path)
+    end = run(tmp_path, *args, "--trainer.num_rounds", "3", "--trainer.save_every_n_rounds", "10")
     assert end.code == 3, end.err
     assert end.err.count("\n") == 1
     assert end.err.startswith("fedlit: ")
