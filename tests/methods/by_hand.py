@@ -6,29 +6,13 @@ from functools import partial
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import toy_data
 
 from fedlit import FederatedData, LocalOnly, Stage
-from fedlit.partition import BinarySeparated, Dirichlet
+from fedlit.partition import BinarySeparated
 from fedlit.rng import derive, generator
 
 LOG3 = math.log(3)
 PLAIN = partial(torch.optim.SGD, lr=1.0)
-
-
-def seeded(method, *args, **options):
-    """The same initial weights every time."""
-    torch.manual_seed(7)
-    return method(*args, **options)
-
-
-def uneven(**options):
-    return toy_data(partition=Dirichlet(alpha=1.0, min_samples=6), **options)
-
-
-def part(state, prefix):
-    """The entries with a prefix, without it."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
 class Alone(LocalOnly):

@@ -1,20 +1,15 @@
 """What a client does in a visit, written out: no federation, no module, no stages."""
 
+import copy
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from toys import toy_data
 
-from fedlit.partition import Dirichlet
 from fedlit.rng import derive, generator
 
 RATE = 0.1
 PLAIN = partial(torch.optim.SGD, lr=RATE)
-
-
-def uneven(**options):
-    return toy_data(partition=Dirichlet(alpha=1.0, min_samples=6), **options)
 
 
 def samples(data, k):
@@ -51,6 +46,14 @@ def taking_part(method, cohorts):
     return type(f"Chosen{method.__name__}", (method,), {"select_clients": lambda self, round, _: chosen[round]})
 
 
-def under(prefix, state):
-    """The part of a state, without the prefix of its names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+def first_networks(method) -> dict:
+    """The network that each client's first visit finds, by client; filled by a fit."""
+    found: dict = {}
+    start = method.on_client_start
+
+    def noted(client):
+        start(client)
+        found.setdefault(client.id, copy.deepcopy(method.network))
+
+    method.on_client_start = noted
+    return found

@@ -9,7 +9,6 @@ from toys import equal, fitted, rows
 
 from fedlit import FedAvg, FederatedData
 from fedlit.data.toy import Blocks, ToyRegression
-from fedlit.inputs import applied
 from fedlit.methods import (
     APFL,
     FD,
@@ -143,14 +142,6 @@ def test_inputs_may_be_dicts_and_outputs_too(name):
     data = FederatedData(train_dataset=Table(24), test_dataset=Table(8), **options)
     federation = fitted(FOR_ANY[name](TwoInputs, SGD, task=Regression()), data, num_rounds=1, min_clients=2)
     assert federation.state.scores.last
-
-
-def test_weights_are_lent_in_place_of_a_networks_own():
-    model = nn.Linear(2, 1, bias=False)
-    weights = {"weight": torch.tensor([[1.0, 10.0]])}
-    assert applied(model, torch.tensor([[3.0, 4.0]]), weights).item() == 43.0
-    two = nn.Bilinear(1, 1, 1, bias=False)
-    assert applied(two, (torch.tensor([[3.0]]), torch.tensor([[4.0]])), {"weight": torch.ones(1, 1, 1)}).item() == 12.0
 
 
 @pytest.mark.parametrize("method", FOR_CLASSES)

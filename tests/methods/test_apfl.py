@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from by_hand import PLAIN, Alone, classifier, one_class_each, part, seeded, uneven
-from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows
+from by_hand import PLAIN, Alone, classifier, one_class_each
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, part, rows, seeded, uneven
 
 from fedlit import FedAvg
 from fedlit.methods import APFL
@@ -36,12 +36,6 @@ def test_with_alpha_held_at_1_and_only_then_a_personal_network_is_trained_alone(
     alone = fitted(seeded(Alone, TrunkAndHead, SGD), uneven())
     for k in range(3):
         assert equal(part(apfl.personal_states[k], "network.v."), part(alone.personal_states[k], "network.")) is holds
-
-
-def test_with_alpha_held_at_0_a_personal_network_has_no_gradient():
-    method = seeded(APFL, TrunkAndHead, SGD, alpha=0.0, alpha_lr=0.0)
-    before = {name: tensor.clone() for name, tensor in method.network.v.state_dict().items()}
-    assert equal(part(fitted(method).personal_states[0], "network.v."), before)
 
 
 def test_a_step_of_v_and_of_alpha_by_hand():
@@ -79,30 +73,3 @@ def test_alpha_stays_with_its_client_and_is_recorded():
     assert [told["3", str(k)] for k in range(3)] == pytest.approx(ended, abs=1e-5)
     assert len({told["3", str(k)] for k in range(3)}) == 3
     assert "network.alpha" not in federation.global_state
-
-
-def test_what_is_frozen_is_the_same_in_the_mixture_to_the_bit():
-    def partly_frozen():
-        network = TrunkAndHead()
-        network.extractor.requires_grad_(False)
-        return network
-
-    method = APFL(partly_frozen, SGD, alpha=0.3)
-    x = torch.randn(2, 1, 8, 8)
-    seen = []
-    method.network.v.extractor.register_forward_hook(lambda part, given, output: seen.append(output))
-    method(x)
-    assert torch.equal(seen[0], method.network.w.extractor(x))
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"alpha": 1.1}, r"`model\.alpha` must lie in \[0, 1\], got 1.1"),
-        ({"alpha_lr": -1.0}, r"`model\.alpha_lr` must be at least 0, got -1"),
-        ({"alpha_lr": "fast"}, r"`model\.alpha_lr` must be a number, got 'fast'"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, told):
-    with pytest.raises(ValueError, match=told):
-        APFL(linear, SGD, **options)

@@ -5,14 +5,10 @@ from functools import cache, partial
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.fabric import Fabric
 from torch import nn, tensor
 from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FederatedData
-from fedlit.engine.local_training import train_client
-from fedlit.engine.plan import ClientState, Plan
-from fedlit.heads import with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy, teacher_weights
 from fedlit.methods import DLAD
 from fedlit.methods.teachers import optimal_confidence
@@ -32,11 +28,6 @@ def pooled_data(**options) -> FederatedData:
 
 
 # --- weights and losses
-
-
-def test_weights_sum_to_1():
-    weights = teacher_weights(torch.rand(4, 6))
-    torch.testing.assert_close(weights.sum(dim=0), torch.ones(6))
 
 
 def test_equal_confidences_are_the_mean_of_all_teachers():
@@ -160,14 +151,6 @@ def test_labeled_is_average_where_all_clients_have_the_same_class_probabilities(
     assert equal(*students_of_average_and_labeled(partition))
 
 
-@pytest.mark.parametrize(
-    "partition", [IID_SETTINGS[0], *(pytest.param(other, marks=pytest.mark.slow) for other in IID_SETTINGS[1:])]
-)
-def test_by_the_classes_that_clients_happen_to_hold_it_would_not_be(partition, monkeypatch):
-    monkeypatch.setattr(FederatedData, "class_probabilities", lambda data, round: None)
-    assert not equal(*students_of_average_and_labeled(partition))
-
-
 def test_labeled_is_not_average_where_clients_have_different_classes():
     assert not equal(*students_of_average_and_labeled(ClassSets([[0, 1], [1, 2], [2, 0]], 40)))
 
@@ -200,37 +183,9 @@ def test_only_labeled_can_see_the_labels_of_the_pool(aggregator, sees):
     assert equal(student(False), student(True)) is not sees
 
 
-@pytest.mark.parametrize("aggregator", ["adaptive", "average"])
-def test_no_target_but_minus_1_reaches_a_method_that_may_not_see_labels(aggregator):
-    seen = set()
-
-    class Watched(DLAD):
-        def on_server_start(self, server, uploads):
-            super().on_server_start(server, uploads)
-            seen.update(server.train_batches(public=self.stage.public).y.tolist())
-            pool = server.data.images.train_y[server.data.images.train_y < 0]
-            assert len(pool) == len(server.data.public_pool)  # nor is there a label left in the data set
-
-    torch.manual_seed(7)
-    fitted(Watched(linear, ADAM, aggregator=aggregator, **SHORT), pooled_data())
-    assert seen == {-1}
-
-
 def test_recorded_answers_of_teachers_give_the_same_student():
     states = [fitted(seeded(linear, record=record), pooled_data()).global_state for record in (True, False)]
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
-
-
-def test_opted_out_samples_shape_neither_classifier_nor_density():
-    def collected(spoil):
-        data = pooled_data(opt_out_samples=0.4)
-        data.setup()
-        for train, shared in zip(data.assignment.train, data.assignment.opted_in, strict=True):
-            data.images.train_x[train[~shared]] += 100 * spoil
-        return fitted(seeded(), data).state.collected
-
-    plain, spoiled = collected(0), collected(1)
-    assert all(equal(plain[k], spoiled[k]) for k in range(3))
 
 
 # --- clients that differ, and clients that come later
@@ -261,18 +216,6 @@ def test_a_client_with_a_sample_of_an_undeclared_class_is_left_out():
     assert sorted(federation.state.collected) == [1, 2]
 
 
-def test_a_client_whose_classifier_failed_uploads_nothing():
-    class Breaks(DLAD):
-        def on_client_start(self, client):
-            super().on_client_start(client)
-            if self.stage.name == "classify" and client.id == 1:
-                raise RuntimeError("out of order")
-
-    torch.manual_seed(7)
-    federation = fitted(Breaks(linear, ADAM, **SHORT), pooled_data())
-    assert sorted(federation.state.collected) == [0, 2]
-
-
 def test_new_clients_join_without_training_the_others_again(tmp_path):
     first = fitted(seeded(), pooled_data(num_clients=2), default_root_dir=str(tmp_path / "first"))
     earlier = f"{first.log_dir}/checkpoints/last.ckpt"
@@ -300,26 +243,6 @@ def test_an_earlier_run_with_another_network_is_refused(tmp_path):
         fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data())
 
 
-def test_what_an_earlier_stage_has_trained_is_uploaded_without_a_copy():
-    method, data = seeded(linear), pooled_data()
-    data.setup()
-    fabric, client = Fabric(accelerator="cpu"), data.client(0, 1)
-    first, second = method.configure_stages()[:2]
-    memory = train_client(fabric, method, client, Plan(first, 0), (), ClientState()).memory
-    upload = train_client(fabric, method, client, Plan(second, 0), (), memory).upload
-    home = {id(tensor) for tensor in memory.state.values()}
-    assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) in home} == {"classifier"}
-    assert {name.split(".")[0] for name, tensor in upload.state.items() if id(tensor) not in home} == {"density"}
-
-
-def test_what_was_uploaded_is_not_kept_at_home_as_well():
-    run = fitted(seeded(linear), pooled_data()).state
-    for k, upload in run.collected.items():
-        assert {name.split(".")[0] for name in upload} == {"classifier", "density"}  # of two stages
-        assert run.memories.names(k) == ()
-        assert equal(run.personal(k), upload)
-
-
 def test_an_earlier_run_that_is_no_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"`model.earlier` must be a checkpoint"):
         fitted(seeded(earlier=str(tmp_path / "none.ckpt")), pooled_data())
@@ -328,21 +251,6 @@ def test_an_earlier_run_that_is_no_checkpoint_is_refused_by_name(tmp_path):
 def test_without_a_public_pool_it_is_refused():
     with pytest.raises(ValueError, match=r"needs a public pool; set `data.public`"):
         fitted(seeded(), toy_data())
-
-
-@pytest.mark.parametrize("option", ["temperature", "sample_weight", "client_epochs", "density_epochs", "distil_epochs"])
-def test_impossible_options_are_refused_by_name(option):
-    with pytest.raises(ValueError, match=f"`model.{option}` must be (above 0|at least 1), got 0"):
-        seeded(**{option: 0})
-
-
-def test_equal_factories_of_a_configuration_share_a_live_network():
-    same = [partial(SmallCNN, num_classes=3) for _ in range(3)]
-    method = seeded(same[0], client_networks=dict(enumerate(same)))
-    federation = fitted(method, pooled_data())
-    networks = {id(network) for network, _ in method.student.teachers.classifiers.members}
-    assert len(networks) == 1
-    assert len(federation.state.collected) == 3
 
 
 # --- each option reaches what it is for
@@ -366,26 +274,6 @@ def test_at_a_high_temperature_and_only_then_the_teachers_are_averaged(temperatu
     assert torch.allclose(teachers(x, None), mean, atol=1e-5) is is_mean
 
 
-def test_the_confidence_is_the_sigmoid_of_the_density_network():
-    federation = apart()
-    x = torch.randn(5, 1, 8, 8)
-    confidence = federation.state.module.student.teachers.confidence(x, None)
-    for k, upload in federation.state.collected.items():
-        network = with_outputs(SmallCNN(), 1)
-        network.load_state_dict({n.removeprefix("density.network."): t for n, t in upload.items() if "density" in n})
-        torch.testing.assert_close(confidence[k], network.eval()(x).squeeze(1).sigmoid())
-
-
-def test_teachers_neither_drop_out_nor_learn():
-    teachers, x = apart().state.module.student.teachers, torch.randn(5, 1, 8, 8)
-    assert torch.equal(teachers(x, None), teachers(x, None))
-
-
-def test_the_weight_of_own_samples_reaches_the_density_classifier():
-    states = [apart(sample_weight=weight).state.collected[0] for weight in (1.0, 9.0)]
-    assert not equal(*states)
-
-
 def test_labels_of_opted_out_samples_reach_no_upper_bound_either():
     def student(spoil):
         data = pooled_data(opt_out_samples=0.4)
@@ -398,40 +286,10 @@ def test_labels_of_opted_out_samples_reach_no_upper_bound_either():
     assert equal(student(0), student(1))
 
 
-def test_the_servers_optimiser_goes_on_from_epoch_to_epoch():
-    kept, forgotten = (
-        fitted(seeded(linear), pooled_data(), optimizer_state=how).global_state for how in ("personal", "reset")
-    )
-    assert not equal(kept, forgotten)
-
-
-@pytest.mark.parametrize("record", [True, False])
-def test_it_runs_in_double_precision(record):
-    federation = fitted(seeded(record=record), pooled_data(), precision="64-true")
-    assert federation.global_state["student.network.0.weight"].dtype == torch.float64
-
-
-def test_clients_with_and_without_declared_classes_may_share_a_network():
-    method = seeded(linear, client_classes={0: [0, 1, 2]})
-    assert sorted(fitted(method, pooled_data()).state.collected) == [0, 1, 2]
-
-
 def test_a_client_that_opted_out_is_not_counted_among_the_clients():
     federation = fitted(seeded(), pooled_data(opt_out=[1]))
     counted = {row["client"] for row in rows(federation) if row["model"] == "personal"}
     assert counted == {"0", "2"}
-
-
-def test_what_was_reached_decides_what_is_tested_whatever_the_options(tmp_path):
-    class Cut(DLAD):
-        def configure_stages(self):
-            return super().configure_stages()[:2]
-
-    torch.manual_seed(7)
-    federation = fitted(Cut(linear, ADAM, **SHORT), pooled_data(), default_root_dir=str(tmp_path))
-    models = {row.key for row in federation.test(federation.state.module, federation.state.data)}
-    assert "acc/personal_on_pooled" in models  # the classifier, though the last stage trained density classifiers
-    assert federation.predict(federation.state.module, federation.state.data, client=1).shape == (30, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,61 @@
-"""What a method refuses of data and options, and where its author finds what it is built with."""
+"""What a method refuses of data and options."""
 
 import pytest
 import torch
+from every_method import METHODS
 from toys import SGD, TrunkAndHead, fitted, linear, toy_data
 
 import fedlit.methods
 from fedlit import FedAvg, LocalOnly
-from fedlit.methods import DLAD, FML, FineTuned, check_choices, check_ids
+from fedlit.methods import DLAD, FML, FineTuned, check_ids
+from fedlit.methods.ramp import Ramp
+
+REFUSED = [  # a method, an option of it, and what is said
+    ("APFL", {"alpha": 1.1}, r"`model.alpha` must lie in \[0, 1\], got 1.1"),
+    ("APFL", {"alpha_lr": "fast"}, r"`model.alpha_lr` must be a number, got 'fast'"),
+    ("Ditto", {"lam": float("nan")}, r"`model.lam` must be a finite number"),
+    ("DLAD", {"temperature": 0}, r"`model.temperature` must be above 0, got 0"),
+    ("DLAD", {"sample_weight": 0}, r"`model.sample_weight` must be above 0, got 0"),
+    ("DLAD", {"client_epochs": 0}, r"`model.client_epochs` must be at least 1, got 0"),
+    ("DLAD", {"density_epochs": 0}, r"`model.density_epochs` must be at least 1, got 0"),
+    ("DLAD", {"distil_epochs": 0}, r"`model.distil_epochs` must be at least 1, got 0"),
+    ("FD", {"gamma": -1}, r"`model.gamma` must be at least 0"),
+    ("FedDF", {"distil_epochs": -1}, r"`model.distil_epochs` must be at least 0"),
+    ("FedDF", {"patience": 0}, r"`model.patience` must be at least 1"),
+    ("FedDyn", {"alpha": 0.0}, r"`model.alpha` must be above 0"),
+    ("FedFusion", {"fuse_with": "both"}, r"`model.fuse_with` must be one of received, own, got 'both'"),
+    ("FedNova", {"mu": -1}, r"`model.mu` must be at least 0, got -1"),
+    ("FedRep", {"head_epochs": -1}, r"`model.head_epochs` must be at least 0, got -1"),
+    ("FedRep", {"body_epochs": 1.5}, r"`model.body_epochs` must be a whole number, got 1.5"),
+    ("FedRep", {"head_epochs": 0, "body_epochs": 0}, r"`model.head_epochs` and `model.body_epochs` must not both be 0"),
+    ("FedRep", {"head_layers": 0}, r"`model.head_layers` must be at least 1, got 0"),
+    ("FML", {"alpha": 1.5}, r"`model.alpha`"),
+    ("FML", {"alpha": 0.5, "alpha_ramp": Ramp(0.9, 10)}, r"`model.alpha`"),
+    ("FML", {"beta": 0.5, "beta_ramp": Ramp(0.1, 10)}, r"`model.beta`"),
+    ("FML", {"client_memes": {0: linear}}, r"`model.client_memes`"),
+    ("LGFedAvg", {"head_layers": 0}, r"at least 1, got 0"),
+    ("LGFedAvg", {"head_layers": 2}, r"`model.network`: Normalised must hold"),
+    ("MixtureOfExperts", {"epochs": 0}, r"`model.epochs` must be at least"),
+    ("MixtureOfExperts", {"first_check": -1}, r"`model.first_check` must be at least"),
+    ("MixtureOfExperts", {"mix": "logprob"}, r"`mix` must be one of"),
+    ("MOON", {"mu": -1}, r"`model.mu` must be at least 0, got -1"),
+    ("MOON", {"temperature": 0}, r"`model.temperature` must be above 0, got 0"),
+    ("MOON", {"projection": 0}, r"`model.projection` must be at least 1, got 0"),
+    ("PerFedAvg", {"alpha": -1.0}, r"`model.alpha` must be at least 0"),
+    ("PerFedAvg", {"variant": "exact"}, r"`model.variant` must be one of fo, hf"),
+    ("PerFedAvg", {"delta": 0.0}, r"`model.delta` must be above 0"),
+    ("PFedMe", {"eta": float("inf")}, r"`model.eta` must be a finite number, got inf"),
+    ("PFedMe", {"beta": None}, r"`model.beta` must be a number, got None"),
+    ("PFedMe", {"inner_steps": 0}, r"`model.inner_steps` must be at least 1, got 0"),
+    ("SCAFFOLD", {"option": "III"}, r"`model.option` must be one of I, II"),
+    ("SCAFFOLD", {"lr_g": 0.0}, r"`model.lr_g` must be above 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "told"), REFUSED)
+def test_options_that_cannot_be_are_refused_by_name(name, options, told):
+    with pytest.raises(ValueError, match=told):
+        METHODS[name](**options)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +131,6 @@ def test_choices_of_a_method_of_ones_own_are_checked_by_the_name_of_the_option()
         OwnNetworks(linear, SGD, client_networks={3: linear}).check(data)
     OwnNetworks(linear, SGD, client_networks={2: linear}).check(data)
     OwnAffair(linear, SGD).check(data)
-
-
-def test_no_choice_is_none_to_check():
-    check_choices("model.client_networks", None, 3)
-    check_choices("model.client_networks", {}, 3)
-
-
-@pytest.mark.parametrize("name", ["NetworkFactory", "ClientNetworks", "ClientOptimizers", "build", "frozen", "record"])
-def test_what_a_method_is_made_with_lies_where_it_did_in_0_1_as_well(name):
-    assert getattr(fedlit.methods.base, name) is getattr(fedlit.methods, name)
 
 
 def test_a_frozen_copy_does_not_follow_its_original():

@@ -1,9 +1,8 @@
 """FedBN: BatchNorm stays."""
 
 import pytest
-from by_hand import seeded, uneven
 from torch import nn
-from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, rows
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, rows, seeded, uneven
 
 from fedlit import FedAvg
 from fedlit.methods import FedBN
@@ -47,8 +46,3 @@ def test_batchnorm_is_known_by_its_kind_wherever_it_is():
     network = nn.Sequential(nn.ModuleDict({"a": nn.BatchNorm1d(2, affine=False), "bn": nn.LayerNorm(2)}))
     assert batch_norm_names(network) == {"0.a.running_mean", "0.a.running_var", "0.a.num_batches_tracked"}
     assert "running_mean" in batch_norm_names(nn.BatchNorm3d(2))
-
-
-def test_a_weighting_that_does_not_exist_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"`model\.weighting` must be one of examples, uniform, got 'size'"):
-        fitted(FedBN(SmallCNN, SGD, weighting="size"))

@@ -9,7 +9,6 @@ from torch import nn, tensor
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
-from fedlit.augment import Flip
 from fedlit.losses import distillation_loss
 from fedlit.methods import FedDF
 
@@ -85,13 +84,6 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
     assert [(line["stage"], line["client"], line["data"]) for line in told] == [("distil", "all", "public")]
 
 
-def test_with_inputs_that_vary_teachers_are_asked_for_every_batch():
-    method = seeded(Watched)
-    fitted(method, with_pool(augmentation=[Flip()]), num_rounds=1)
-    assert method.recorded is None
-    assert method.teachers is not None
-
-
 def test_with_patience_the_best_state_by_clients_validation_samples_is_kept():
     harmful = partial(torch.optim.SGD, lr=100.0)
     method = seeded(Watched, linear, distil_epochs=3, patience=1, distil_optimizer=harmful)
@@ -149,23 +141,6 @@ def test_a_client_is_sent_its_own_architecture_alone_and_evaluated_with_it(mixed
         1,
         2,
     }
-
-
-def test_clients_of_one_architecture_have_no_model_but_the_global_one():
-    federation = fitted(seeded(FedDF, linear), with_pool(), num_rounds=1)
-    assert "personal" not in {line["model"] for line in rows(federation)}
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"distil_epochs": -1}, "`model.distil_epochs` must be at least 0"),
-        ({"patience": 0}, "`model.patience` must be at least 1"),
-    ],
-)
-def test_what_it_cannot_use_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
-        seeded(FedDF, **options)
 
 
 def test_without_a_public_pool_it_is_refused():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn, tensor
-from toys import SGD, TrunkAndHead, equal, fitted, rows, toy_data
+from toys import SGD, TrunkAndHead, equal, fitted, rows, seeded, toy_data
 
 from fedlit import FedAvg
 from fedlit.aggregation import Upload, num_bytes
@@ -21,11 +21,6 @@ class Small(nn.Module):
 
     def forward(self, x):
         return self.head(self.extractor(x))
-
-
-def seeded(method, *args, **options):
-    torch.manual_seed(7)
-    return method(*args, **options)
 
 
 # --- operators by hand
@@ -54,11 +49,6 @@ def test_conv_is_a_product_with_the_concatenation():
     torch.testing.assert_close(fusion(local, frozen), expected)
 
 
-@pytest.mark.parametrize(("operator", "count"), [("single", 1), ("multi", 64), ("conv", 8256)])
-def test_parameters_of_the_operators_on_64_channels(operator, count):
-    assert sum(p.numel() for p in Fusion(operator, 64).parameters()) == count
-
-
 @pytest.mark.parametrize("operator", ["single", "multi"])
 @pytest.mark.parametrize("lam", [0.0, 0.7, -3.0])
 def test_where_both_extractors_agree_any_weight_is_the_identity_and_has_no_gradient(operator, lam):
@@ -69,12 +59,6 @@ def test_where_both_extractors_agree_any_weight_is_the_identity_and_has_no_gradi
     assert torch.equal(fused, x)
     fused.square().sum().backward()
     assert torch.equal(fusion.lam.grad, torch.zeros_like(fusion.lam))
-
-
-def test_where_they_disagree_it_has_one():
-    fusion = Fusion("single", channels=4)
-    fusion(torch.zeros(2, 4, 3, 3), torch.ones(2, 4, 3, 3)).sum().backward()
-    assert fusion.lam.grad.item() == 2 * 4 * 9
 
 
 # --- laws
@@ -98,25 +82,6 @@ def operators_after(**control):
 
 def test_a_convolution_that_does_not_train_stays_as_it_was_drawn():
     assert torch.equal(*operators_after(train_operator=False))
-
-
-@pytest.mark.parametrize("control", [{}, {"fuse_with": "own"}])
-def test_one_that_trains_does_not(control):
-    assert not torch.equal(*operators_after(**control))
-
-
-def test_fused_with_itself_the_convolution_sees_nothing_of_what_was_received():
-    method = seeded(FedFusion, Small, SGD, "conv", fuse_with="own").eval()
-    x = torch.randn(2, 1, 8, 8)
-    before = method(x)
-    for parameter in method.network.reference.parameters():
-        parameter.data.fill_(3.0)
-    assert torch.equal(method(x), before)
-
-
-def test_what_to_fuse_with_is_one_of_two():
-    with pytest.raises(ValueError, match=r"`model.fuse_with` must be one of received, own, got 'both'"):
-        FedFusion(Small, SGD, fuse_with="both")
 
 
 def test_with_lam_learned_it_is_not():
@@ -165,34 +130,6 @@ def test_an_evaluation_sees_through_the_previous_extractor_or_through_itself(ref
     assert all(torch.equal(later[ref], source[own]) for ref, own in pairs)
 
 
-def test_a_network_without_feature_maps_is_refused():
-    from fedlit.networks import MLP
-
-    with pytest.raises(ValueError, match=r"`model.network` must have an `extractor` with a `feature_shape`"):
-        FedFusion(MLP, SGD)
-
-
-@pytest.mark.parametrize("lam", [-3.0, 2.5])
-def test_lam_is_unconstrained(lam):
-    fusion = Fusion("single", channels=1)
-    fusion.lam.data.fill_(lam)
-    assert fusion(torch.zeros(1, 1, 1, 1), torch.ones(1, 1, 1, 1)).item() == lam
-
-
-def test_every_visit_begins_with_the_extractor_it_received_as_reference():
-    method, seen = FedFusion(Small, SGD, "single"), []
-    start = method.on_client_start
-
-    def watched(client):
-        received = {n: t.clone() for n, t in method.network.extractor.state_dict().items()}
-        start(client)
-        seen.append(equal(method.network.reference.state_dict(), received))
-
-    method.on_client_start = watched
-    fitted(method, num_rounds=3)
-    assert seen == [True] * 9
-
-
 def test_a_fusing_convolution_is_averaged_and_not_smoothed():
     method = FedFusion(Small, SGD, "conv")
     name, state = "network.fusion.conv.weight", {n: t for n, t in method.state_dict().items() if method.is_shared(n)}
@@ -226,12 +163,3 @@ def test_what_fusion_has_come_to_is_recorded_of_every_client_in_every_round(oper
     assert {(row["round"], row["client"], row["metric"]) for row in found} == {
         (number, k, name) for number in "12" for k in "012" for name in told
     }
-
-
-def test_the_lam_that_is_recorded_is_the_one_that_is_sent():
-    torch.manual_seed(7)
-    method = FedFusion(Small, SGD, "single", ema=0.0)
-    federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
-    [told] = [float(row["value"]) for row in rows(federation) if row["metric"] == "lam"]
-    assert told == pytest.approx(float(federation.global_state["network.fusion.lam"]), rel=1e-6)
-    assert told != 0

@@ -73,16 +73,6 @@ def test_without_digestion_a_client_is_alone():
     assert equal(alone, together)
 
 
-def test_a_digestion_skips_a_last_batch_of_one_sample():
-    """BatchNorm refuses such a batch in training; 33 samples in batches of eight."""
-    network = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))  # noqa: E731
-    method = seeded(Watched, network, subset=33)
-    fitted(method, with_pool(), num_rounds=2)
-    assert all(len(said) == 33 for said in method.said.values())  # they speak of every sample
-    with pytest.raises(RuntimeError, match=r"see `data.drop_last`"):
-        fitted(seeded(network=network, subset=33), with_pool(drop_last=False), num_rounds=2)
-
-
 def test_with_digestion_it_is_not():
     alone, together = networks_of_client_0(digest_epochs=1)
     assert not equal(alone, together)

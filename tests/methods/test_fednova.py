@@ -7,7 +7,7 @@ import torch
 from plain_loops import PLAIN
 from torch import tensor
 from torch.testing import assert_close
-from toys import SGD, SmallCNN, fitted, linear, toy_data
+from toys import SGD, SmallCNN, fitted, linear, seeded, toy_data
 
 from fedlit import FedAvg, FedProx
 from fedlit.aggregation import Upload
@@ -15,11 +15,6 @@ from fedlit.methods import FedNova
 from fedlit.methods.fednova import norm_of_steps
 
 WEIGHT = "network.weight"
-
-
-def seeded(method, *args, **options):
-    torch.manual_seed(7)
-    return method(*args, **options)
 
 
 def shared(federation):
@@ -103,26 +98,3 @@ def test_a_client_without_a_step_does_not_move_anything():
 def test_steps_of_which_the_paper_has_no_norm_are_refused(optimizer, mu, told):
     with pytest.raises(ValueError, match=told):
         fitted(FedNova(linear, optimizer, mu=mu), toy_data())
-
-
-def test_mu_has_bounds():
-    with pytest.raises(ValueError, match=r"`model.mu` must be at least 0, got -1"):
-        FedNova(linear, PLAIN, mu=-1)
-
-
-def check_norm(norm: float) -> None:
-    """Of six steps with momentum 0.9, which add up to less than 6 / (1 - 0.9)."""
-    data = toy_data()
-    data.setup()
-    FedNova(linear, SGD).check_upload(data.client(0), {"norm": tensor([norm])}, most_steps=6)
-
-
-@pytest.mark.parametrize("norm", [61.0, 1e18, 1e-38, -1.0])
-def test_a_norm_that_no_steps_have_is_refused(norm):
-    with pytest.raises(ValueError, match=r"of at most 6 steps must be 0 or lie between 0\.001 and 60, got"):
-        check_norm(norm)
-
-
-@pytest.mark.parametrize("norm", [0.0, norm_of_steps(1, rho=0.9), norm_of_steps(6, rho=0.9)])
-def test_a_norm_that_steps_have_is_not(norm):
-    check_norm(norm)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from by_hand import LOG3, PLAIN, chain, one_class_each, seeded, uneven
+from by_hand import LOG3, PLAIN, chain, one_class_each
 from torch import nn
-from toys import SGD, SmallCNN, equal, fitted, linear, rows
+from toys import SGD, SmallCNN, equal, fitted, linear, rows, seeded, uneven
 
 from fedlit import FedAvg
 from fedlit.methods import FedPer, FedRep

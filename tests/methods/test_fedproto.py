@@ -1,26 +1,18 @@
 """FedProto: a plain loop bit for bit, laws, prototypes by hand, networks that differ."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
-from plain_loops import PLAIN, RATE, batches, gradients, samples, taking_part, under, uneven
+from plain_loops import PLAIN, RATE, batches, first_networks, gradients, samples, taking_part
 from torch import nn, tensor
 from torch.testing import assert_close
-from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_data
+from toys import SGD, SmallCNN, equal, fitted, linear, part, rows, toy_data, uneven
 
 from fedlit import LocalOnly, Stage
 from fedlit.aggregation import Upload
 from fedlit.losses import prototype_distance
 from fedlit.methods import FedProto
 from fedlit.partition import Shards
-
-
-def events_of(federation) -> list[str]:
-    return Path(federation.log_dir, "events.jsonl").read_text().splitlines()
-
 
 COHORTS = [[0, 1], [1, 2], [0, 1, 2]]
 
@@ -96,16 +88,13 @@ def plain_fedproto(data, networks, lam, distance):
 @pytest.mark.parametrize(("given", "distance"), [({}, "mean"), ({"distance": "sum"}, "sum")])
 def test_three_rounds_are_algorithm_1_by_a_plain_loop_bit_for_bit(given, distance):
     method = taking_part(FedProto, COHORTS)(narrow, PLAIN, lam=0.5, **given)
+    networks = first_networks(method)
     federation = fitted(method, uneven())
-    networks = {}
-    for k in range(3):
-        federation.state.live._build(federation.state.data.client(k))  # as a client's first visit finds it
-        networks[k] = method.network
     cbar, known = plain_fedproto(uneven(), networks, lam=0.5, distance=distance)
     assert torch.equal(federation.global_state["prototypes"], cbar)
     assert torch.equal(federation.global_state["known"], known)
     for k, state in federation.personal_states.items():
-        assert equal(under("network.", state), networks[k].state_dict())
+        assert equal(part(state, "network."), networks[k].state_dict())
 
 
 # --- laws
@@ -175,21 +164,6 @@ def test_the_distance_and_its_gradient_by_hand(given, expected, gradient):
     assert_close(features.grad, tensor(gradient, dtype=torch.float32))
 
 
-@pytest.mark.parametrize(("given", "same"), [({}, True), ({"distance": "sum"}, False)])
-def test_lam_multiplies_the_same_for_any_number_of_features(given, same):
-    """Features twice as many, each of them there twice over: as far from the prototypes as before."""
-
-    def pull(copies):
-        method = FedProto(lambda: nn.Linear(2 * copies, 3), PLAIN, lam=1.0, **given)
-        method.prototypes.copy_(tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]]).repeat(1, copies))
-        method.known.fill_(True)
-        nn.init.zeros_(method.network.weight)
-        nn.init.zeros_(method.network.bias)  # cross-entropy: log 3
-        return method.training_step((torch.ones(4, 2 * copies), tensor([0, 1, 2, 2])), 0)
-
-    assert torch.isclose(pull(1), pull(2)).item() is same
-
-
 def test_the_nearest_prototype_is_predicted_and_an_unknown_class_never():
     method = FedProto(lambda: nn.Linear(2, 3), PLAIN, predict="prototype")
     method.prototypes.copy_(tensor([[0.0, 0.0], [2.0, 0.0], [9.0, 9.0]]))
@@ -239,29 +213,3 @@ def test_a_rule_or_a_server_optimizer_would_never_be_asked():
         fitted(FedProto(narrow, PLAIN), aggregator=Median())
     with pytest.raises(ValueError, match=r"`trainer.server_optimizer` would never be asked: FedProto averages nothing"):
         fitted(FedProto(narrow, PLAIN), server_optimizer=PLAIN)
-
-
-def test_a_run_goes_on_to_the_same_bits(tmp_path):
-    def run(**options):
-        federation = fitted(FedProto(TrunkAndHead, SGD), **options)
-        return federation.global_state, federation.personal_states[1]
-
-    whole = run()
-    run(num_rounds=2, default_root_dir=str(tmp_path))
-    resumed = run(ckpt_path="last", default_root_dir=str(tmp_path))
-    assert all(equal(a, b) for a, b in zip(resumed, whole, strict=True))
-
-
-@pytest.mark.parametrize("counts", [[-1, 1, 0], [2**62, 2**62, 2**62], [10, 9, 0]])
-def test_a_client_that_tells_more_samples_than_it_has_is_left_out(counts):
-    class Boasts(FedProto):
-        def on_client_end(self, client):
-            super().on_client_end(client)
-            if client.id == 1:
-                self.counts.copy_(tensor(counts))
-
-    data = toy_data()  # of 20 samples, 2 are for validation
-    federation = fitted(Boasts(SmallCNN, PLAIN, lam=0.1), data, num_rounds=1)
-    [event] = [event for event in map(json.loads, events_of(federation)) if event["event"] == "left_out"]
-    told = f"ValueError: counts of classes must be at least 0 each and at most 18 together, got {counts}."
-    assert (event["client"], event["reason"]) == (1, told)

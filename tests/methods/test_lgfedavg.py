@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from by_hand import LOG3, PLAIN, chain, one_class_each, part, seeded, uneven
+from by_hand import LOG3, PLAIN, chain, one_class_each
 from torch import nn
-from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows
+from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, part, rows, seeded, uneven
 
 from fedlit import FedAvg
 from fedlit.heads import Headed
@@ -86,12 +86,6 @@ def test_a_client_keeps_its_extractor_from_round_to_round():
 def test_a_network_whose_head_cannot_be_shared_is_refused_by_name(options, told):
     with pytest.raises(ValueError, match=told):
         fitted(LGFedAvg(SmallCNN, SGD, **options))
-
-
-@pytest.mark.parametrize(("layers", "told"), [(0, "at least 1, got 0"), (2, "`model.network`: Sequential must hold")])
-def test_a_head_that_cannot_be_is_refused_by_name(layers, told):
-    with pytest.raises(ValueError, match=told):
-        LGFedAvg(linear, SGD, head_layers=layers)
 
 
 def test_a_headed_network_computes_what_it_did_and_names_its_head_by_itself():

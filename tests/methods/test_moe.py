@@ -11,7 +11,7 @@ from PIL import Image
 from torch import nn, tensor
 from toys import Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
-from fedlit import FedAvg, FederatedData, Federation, FineTuned
+from fedlit import FedAvg, FederatedData
 from fedlit.heads import FixedGate, Gated, with_outputs
 from fedlit.losses import mixture
 from fedlit.methods import MixtureOfExperts
@@ -53,12 +53,6 @@ def test_a_gate_that_is_fixed_weighs_both_losses_so_and_does_not_learn(h, weight
     expected = weights[0] * F.cross_entropy(Z_LOCAL, y) + weights[1] * F.cross_entropy(Z_GLOBAL, y)
     torch.testing.assert_close(loss, expected)
     assert list(gate.parameters()) == []
-
-
-def test_a_federation_runs_under_a_gate_that_is_fixed_and_tells_its_weight():
-    federation = fitted(seeded(gate=partial(FixedGate, 0.5), baselines=False))
-    told = [float(row["value"]) for row in rows(federation, "metrics.csv") if row["metric"] in ("gate", "gate_sd")]
-    assert set(told) == {0.5, 0.0}
 
 
 def test_a_gate_is_fixed_in_0_to_1():
@@ -125,10 +119,6 @@ def test_one_run_has_all_models_of_a_row_of_the_table():
         assert picture.height < picture.width < 2 * picture.height
     told = {row["metric"] for row in rows(federation) if row["model"] == "personal"}
     assert told >= {"gate", "gate_sd", "local_expert_acc", "global_expert_acc"}
-
-
-def test_without_baselines_there_are_only_the_three_stages():
-    assert [stage.name for stage in seeded(baselines=False).configure_stages()] == ["federate", "local", "mixture"]
 
 
 def test_its_global_model_is_fedavgs():
@@ -227,87 +217,12 @@ def test_the_best_weights_are_copies_and_not_the_last(uphill):
     assert equal(mixture_state, method.first) == uphill
 
 
-@pytest.mark.parametrize("options", [{"epochs": 0}, {"first_check": -1}])
-def test_impossible_options_are_refused_by_name(options):
-    with pytest.raises(ValueError, match=rf"`model.{next(iter(options))}` must be at least"):
-        seeded(**options)
-
-
 def test_an_expert_without_a_linear_layer_needs_a_gate_of_its_own():
     with pytest.raises(ValueError, match="must hold a linear layer as its last"):
         MixtureOfExperts(lambda: nn.Sequential(nn.Conv2d(1, 3, 8), nn.Flatten()), ADAM)
 
 
 # --- opted-out samples never leave, byte for byte
-
-
-def uploads_of(method, data, seed):
-    """Every upload with its weight, the global state and the ledger."""
-    sent = []
-
-    class Watched(type(method)):
-        def aggregate(self, uploads, current):
-            def noted():
-                for upload in uploads:
-                    sent.append((upload.client, upload.weight, {n: t.clone() for n, t in upload.state.items()}))
-                    yield upload
-
-            return super().aggregate(noted(), current)
-
-    method.__class__ = Watched
-    federation = fitted(method, data, num_rounds=2, seed=seed)
-    return sent, federation.global_state, rows(federation, "ledger.csv"), federation
-
-
-def spoiled(how):
-    """Data whose opted-out samples are something else."""
-    data = toy_data(opt_out=[1], opt_out_samples=0.4, size=90)
-    data.setup()
-    for k, (train, shared) in enumerate(zip(data.assignment.train, data.assignment.opted_in, strict=True)):
-        hidden = train[~shared]
-        if how == "values":
-            data.images.train_x[hidden] = 1000.0
-        if how == "labels":
-            data.images.train_y[hidden] = (data.images.train_y[hidden] + 1) % 3
-        if how == "number":  # each client loses all but one of its opted-out samples
-            keep = shared.copy()
-            keep[(~shared).argmax()] = True
-            data.assignment.train[k], data.assignment.opted_in[k] = train[keep], shared[keep]
-    return data
-
-
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_no_upload_depends_on_what_is_opted_out(seed):
-    plain, state, ledger, ours = uploads_of(seeded(SmallCNN, epochs=2, baselines=False), spoiled(None), seed)
-    for how in ("values", "labels", "number"):
-        other, other_state, other_ledger, theirs = uploads_of(
-            seeded(SmallCNN, epochs=2, baselines=False), spoiled(how), seed
-        )
-        assert [(k, w) for k, w, _ in other] == [(k, w) for k, w, _ in plain]
-        assert all(equal(a, b) for (_, _, a), (_, _, b) in zip(plain, other, strict=True))
-        assert equal(other_state, state)
-        assert other_ledger == ledger
-        assert not equal(theirs.personal_states[1], ours.personal_states[1])  # it does reach the client's own models
-
-
-def test_an_upload_would_depend_on_them_if_a_client_counted_by_all_of_its_samples():
-    class Leaks(MixtureOfExperts):
-        def client_weight(self, client):
-            return client.num_samples
-
-    def run(how):
-        torch.manual_seed(7)
-        return uploads_of(Leaks(SmallCNN, ADAM, epochs=1, baselines=False), spoiled(how), 0)[0]
-
-    assert [w for _, w, _ in run(None)] != [w for _, w, _ in run("number")]
-
-
-def test_fine_tuning_does_not_leak_either():
-    def run(how):
-        torch.manual_seed(7)
-        return uploads_of(FineTuned(SmallCNN, ADAM, 1), spoiled(how), 0)
-
-    assert equal(run(None)[1], run("values")[1])
 
 
 def test_nor_do_opted_out_samples_shape_the_normalisation_of_a_users_images(tmp_path):
@@ -331,29 +246,6 @@ def test_nor_do_opted_out_samples_shape_the_normalisation_of_a_users_images(tmp_
 # --- each option reaches what it is for
 
 
-def test_the_longer_baseline_starts_from_the_local_expert():
-    still = partial(torch.optim.SGD, lr=0.0)
-    federation = fitted(seeded(optimizer=still), num_rounds=1)
-    for state in federation.personal_states.values():
-        longer = {n.removeprefix("longer."): t for n, t in state.items() if n.startswith("longer.")}
-        assert equal(longer, {n.removeprefix("local."): t for n, t in state.items() if n.startswith("local.")})
-
-
-@pytest.mark.parametrize("uphill", [True, False])
-def test_the_state_after_the_last_epoch_may_be_the_best(uphill):
-    """Three epochs are looked at after the first and after the last only."""
-    seen = []
-    down = partial(torch.optim.SGD, lr=0.01, maximize=uphill)
-    method = MixtureOfExperts(linear, ADAM, epochs=3, baselines=False, mixture_optimizer=down)
-    method.mixture.on_train_epoch_end = lambda: seen.append(
-        {n: t.clone() for n, t in method.mixture.state_dict().items()}
-    )
-    kept = fitted(method, toy_data(num_clients=1), num_rounds=1).personal_states[0]
-    kept = {n.removeprefix("mixture."): t for n, t in kept.items() if n.startswith("mixture.")}
-    assert equal(kept, seen[-1]) is not uphill
-    assert equal(kept, seen[0]) is uphill
-
-
 @pytest.mark.parametrize(("first_check", "epochs"), [(1, [1, 6, 11, 12]), (0, [0, 5, 10, 12]), (3, [3, 8, 12])])
 def test_the_validation_loss_is_looked_at_as_often_as_the_authors_do_and_after_the_last_epoch(first_check, epochs):
     looked = []
@@ -370,19 +262,6 @@ def test_the_validation_loss_is_looked_at_as_often_as_the_authors_do_and_after_t
     assert looked == epochs
 
 
-def test_a_fine_tuned_model_has_been_trained_unless_it_may_stay_as_it_came():
-    away = partial(torch.optim.SGD, lr=0.1, maximize=True)
-
-    def is_untouched(first_check):
-        federation = fitted(seeded(optimizer=away, first_check=first_check), toy_data(num_clients=1), num_rounds=1)
-        kept = federation.personal_states[0]
-        tuned = {n.removeprefix("finetuned."): t for n, t in kept.items() if n.startswith("finetuned.")}
-        return equal(tuned, {n.removeprefix("federated."): t for n, t in federation.global_state.items()})
-
-    assert is_untouched(0)
-    assert not is_untouched(1)
-
-
 def test_the_local_expert_may_have_another_architecture():
     federation = fitted(seeded(linear, local_network=SmallCNN), num_rounds=1)
     kept = federation.personal_states[0]
@@ -391,53 +270,9 @@ def test_the_local_expert_may_have_another_architecture():
     assert all(tensor.dim() < 4 for tensor in federation.global_state.values())
 
 
-def test_a_local_network_of_the_same_architecture_changes_nothing():
-    plain, named = (fitted(seeded(**options), num_rounds=1) for options in ({}, {"local_network": linear}))
-    assert equal(plain.personal_states[1], named.personal_states[1])
-
-
-def test_the_gate_is_judged_by_its_mean_and_each_expert_by_its_own_accuracy():
-    right, wrong = nn.Identity(), Opposite()
-    gated = Gated(right, wrong, Half(), "log_prob", freeze_global=False)
-    judged = gated.judged([(tensor([[2.0, 0.0], [0.0, 2.0]]), tensor([0, 1]))])
-    assert judged == {"gate": 0.5, "gate_sd": 0.0, "local_expert_acc": 1.0, "global_expert_acc": 0.0}
-
-
-class Opposite(nn.Module):
-    def forward(self, x):
-        return -x
-
-
-class Half(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.unused = nn.Parameter(torch.zeros(()))
-
-    def forward(self, x):
-        return x.new_zeros(len(x), 1)
-
-
 def test_a_gate_with_many_outputs_is_refused():
     with pytest.raises(ValueError, match="a gate must give one output, got"):
         fitted(seeded(gate=linear))
-
-
-def test_an_unknown_mixture_is_refused():
-    with pytest.raises(ValueError, match="`mix` must be one of"):
-        seeded(mix="logprob")
-
-
-def test_it_runs_in_double_precision_and_tells_of_its_gate():
-    federation = fitted(seeded(), num_rounds=1, precision="64-true")
-    assert "gate/personal_on_own" in federation.state.scores.last
-
-
-def test_other_options_do_not_change_what_is_tested(tmp_path):
-    method = seeded(epochs=1)
-    fitted(method, num_rounds=1, default_root_dir=str(tmp_path))
-    longer = Federation(num_rounds=9, default_root_dir=str(tmp_path), logger=False, accelerator="cpu")
-    found = longer.validate(seeded(epochs=1), toy_data(), ckpt_path="last")
-    assert {row.stage for row in found} == {"mixture"}
 
 
 def test_a_plain_trainer_trains_the_mixture(tmp_path):

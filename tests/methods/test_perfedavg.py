@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn, tensor
-from toys import SmallCNN, equal, fitted, linear, rows, toy_data
+from toys import equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
 from fedlit.methods import PerFedAvg
@@ -119,25 +119,3 @@ def test_a_client_with_one_batch_takes_it_for_all_three():
     federation = fitted(method, toy_data(batch_size=100), num_rounds=1)
     assert not equal(federation.global_state, before)
     assert {line["model"] for line in rows(federation) if line["data"] == "own"} == {"global", "personal", "trained"}
-
-
-def test_it_learns_and_being_adapted_helps_clients_that_differ():
-    from fedlit.partition import Shards
-
-    data = toy_data(120, partition=Shards(per_client=1), validation="test")
-    federation = fitted(seeded(PerFedAvg, alpha=0.5, network=SmallCNN), data, num_rounds=4, local_epochs=2)
-    last = federation.state.scores.last
-    assert last["acc/personal_on_own"]["mean"] > last["acc/global_on_own"]["mean"]
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"alpha": -1.0}, "`model.alpha` must be at least 0"),
-        ({"variant": "exact"}, "`model.variant` must be one of fo, hf"),
-        ({"delta": 0.0}, "`model.delta` must be above 0"),
-    ],
-)
-def test_what_it_cannot_use_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
-        PerFedAvg(linear, sgd, **options)

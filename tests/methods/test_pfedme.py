@@ -4,10 +4,9 @@ from functools import partial
 
 import pytest
 import torch
-from by_hand import LOG3, classifier, copied, one_class_each, part, seeded, slope, uneven
-from toys import SmallCNN, TrunkAndHead, equal, fitted, linear, rows
+from by_hand import LOG3, classifier, copied, one_class_each, slope
+from toys import SmallCNN, TrunkAndHead, equal, fitted, linear, part, seeded, uneven
 
-from fedlit import LocalOnly
 from fedlit.methods import PFedMe
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -63,32 +62,6 @@ def test_two_batches_of_three_inner_steps_by_hand():
     assert federation.global_state["network.0.weight"].flatten().tolist() == pytest.approx(mean)
 
 
-def test_the_first_inner_step_by_hand():
-    """theta = w at first, so there is no pull: p = (1/4, 3/4), and w goes eta lam = 1/2 of the way."""
-    federation = fitted(
-        PFedMe(classifier, partial(torch.optim.SGD, lr=1.0), lam=5.0, eta=0.1, inner_steps=1),
-        one_class_each(),
-        num_rounds=1,
-    )
-    assert federation.personal_states[0]["personal.0.weight"].flatten().tolist() == pytest.approx([0.75, LOG3 - 0.75])
-    mean = [(0.375 - 0.125) / 2, LOG3 - (0.375 - 0.125) / 2]
-    assert federation.global_state["network.0.weight"].flatten().tolist() == pytest.approx(mean)
-
-
-def test_theta_starts_from_what_the_client_receives():
-    method, begun = seeded(PFedMe, SmallCNN, SGD), []
-    start = method.on_client_start
-
-    def noted(client):
-        start(client)
-        begun.append(equal(method.personal.state_dict(), method.network.state_dict()))
-
-    method.on_client_start = noted
-    federation = fitted(method, num_rounds=2)
-    assert begun == [True] * 6
-    assert not equal(part(federation.personal_states[0], "personal."), part(federation.global_state, "network."))
-
-
 def test_the_shared_networks_statistics_are_the_personal_ones():
     federation = fitted(seeded(PFedMe, SmallCNN, SGD), num_rounds=1)
     means = [state["personal.1.running_mean"].double() for state in federation.personal_states.values()]
@@ -104,24 +77,3 @@ def test_gradients_are_clipped_in_every_inner_step():
         [(value - before[name]).flatten() for name, value in part(federation.personal_states[0], "personal.").items()]
     )
     assert 0.01 < moved.norm() <= 0.04 + 1e-6
-
-
-def test_both_models_are_told_and_one_travels():
-    federation = fitted(PFedMe(SmallCNN, SGD), num_rounds=1)
-    assert all(name.startswith("network.") for name in federation.global_state)
-    assert {("global", "pooled"), ("personal", "own")} <= {(row["model"], row["data"]) for row in rows(federation)}
-    assert not isinstance(federation.network(client=0), LocalOnly)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"lam": -1}, r"`model\.lam` must be at least 0, got -1"),
-        ({"eta": float("inf")}, r"`model\.eta` must be a finite number, got inf"),
-        ({"beta": None}, r"`model\.beta` must be a number, got None"),
-        ({"inner_steps": 0}, r"`model\.inner_steps` must be at least 1, got 0"),
-    ],
-)
-def test_bad_options_are_refused_by_name(options, told):
-    with pytest.raises(ValueError, match=told):
-        PFedMe(linear, SGD, **options)
