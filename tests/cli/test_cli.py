@@ -24,10 +24,8 @@ LAST = "lightning_logs/version_{}/checkpoints/last.ckpt"
 
 
 @pytest.fixture(autouse=True)
-def _recipe_here(_own_folder, monkeypatch):
-    """A recipe where the test stands, and the interpreter's own paths back afterwards."""
-    monkeypatch.setattr(sys, "argv", ["fedlit"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def _recipe_here(_own_folder):
+    """A recipe where the test stands."""
     write_recipe()
 
 
@@ -95,15 +93,6 @@ def test_the_environment_names_a_recipe_as_the_command_line_does(capsys, monkeyp
     assert config["model"]["class_path"] == "fedlit.methods.FedAvg"
 
 
-def test_a_typed_option_takes_the_place_of_one_of_the_environment_and_that_of_a_recipes(capsys, monkeypatch):
-    write_recipe("epochs.yaml", ("num_rounds: 2,", "num_rounds: 2, local_epochs: 2,"))
-    monkeypatch.setenv("FEDLIT_FIT__TRAINER__LOCAL_STEPS", "5")
-    trainer = printed_config(["fit", "--config=epochs.yaml"], capsys)["trainer"]
-    assert (trainer["local_steps"], trainer["local_epochs"]) == (5, None)
-    trainer = printed_config([*FIT, "--trainer.local_epochs=3"], capsys)["trainer"]
-    assert (trainer["local_steps"], trainer["local_epochs"]) == (None, 3)
-
-
 def test_a_second_recipe_and_an_option_of_a_class_override_the_first(capsys):
     Path("more.yaml").write_text("trainer: {num_rounds: 9}\n")
     config = printed_config([*FIT, "--config=more.yaml", "--model.optimizer.momentum=0.5"], capsys)
@@ -136,14 +125,6 @@ def test_help_fits_on_a_few_screens_and_names_no_class_that_nobody_would_give(ar
     assert len(told.splitlines()) < 160
     assert "torch.ao" not in told
     assert "datapipes" not in told
-
-
-def test_help_names_what_one_would_give_and_how_to_learn_more(capsys, monkeypatch):
-    told = help_text(["fit", "--model.help", "FML"], capsys, monkeypatch)
-    assert "of one: --model.optimizer.help " in told  # which one depends on what else is imported: see `such_as`
-    assert "LeNet5" in told
-    told = help_text(["fit", "--model", "FML", "--model.optimizer.help", "SGD"], capsys, monkeypatch)
-    assert "optimizer.momentum MOMENTUM" in told
 
 
 @pytest.mark.parametrize(
@@ -252,29 +233,6 @@ def test_last_means_the_own_run_of_a_saved_config_however_it_is_typed(typed):
     assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [3, 2]
 
 
-def test_last_means_the_newest_run_where_the_config_is_of_none():
-    main([*FIT, "--trainer.num_rounds=1"])
-    main([*FIT, "--trainer.num_rounds=1"])
-    main([*FIT, "--ckpt_path", "last"])
-    assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [1, 2]
-
-
-@pytest.mark.usefixtures("two_runs")
-def test_auto_means_the_own_run_of_a_saved_config():
-    main(["fit", "--config=lightning_logs/version_0/config.yaml", "--ckpt_path=auto", "--trainer.num_rounds=3"])
-    assert [checkpoint.load(Path(LAST.format(version)))["round"] for version in (0, 1)] == [3, 2]
-
-
-def test_auto_begins_anew_with_the_config_of_a_run_that_left_no_checkpoint():
-    main(FIT)
-    folder = Path("lightning_logs/version_1")
-    folder.mkdir()
-    Path("lightning_logs/version_0/config.yaml").rename(folder / "config.yaml")
-    main(["fit", "--config", str(folder / "config.yaml"), "--ckpt_path", "auto"])
-    assert equal(final_state(2), final_state(0))
-    assert not (folder / "checkpoints").exists()
-
-
 @pytest.mark.usefixtures("two_runs")
 def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
     for command, file in (("validate", "validate.csv"), ("test", "test.csv"), ("predict", "predictions_global.csv")):
@@ -312,70 +270,6 @@ def test_a_function_of_torchvision_builds_the_network():
     assert final_state(0)["network.classifier.1.weight"].shape == (10, 512, 1, 1)
 
 
-BLOCKS = """\
-from collections.abc import Callable
-
-from torch import nn
-
-
-class Block(nn.Linear):
-    def __init__(self, features: int, outputs: int) -> None:
-        super().__init__(features, outputs)
-
-
-class Wide(nn.Sequential):
-    def __init__(self, width: int = 5, block: Callable[..., nn.Module] = Block) -> None:
-        super().__init__(nn.Flatten(), block(64, width), nn.Linear(width, 3))
-
-
-def wide(**kwargs) -> Wide:
-    return Wide(**kwargs)
-"""
-
-
-@pytest.mark.parametrize(
-    ("network", "typed", "width"),
-    [
-        ("{class_path: blocks_of_mine.wide, init_args: {width: 4}}", [], 4),
-        ("{class_path: blocks_of_mine.wide}", [], 5),
-        ("{class_path: fedlit.networks.MLP}", ["--model.network", "blocks_of_mine.wide"], 5),
-    ],
-)
-def test_a_class_that_a_function_has_for_a_default_is_left_to_the_function(network, typed, width, monkeypatch):
-    Path("blocks_of_mine.py").write_text(BLOCKS)
-    monkeypatch.delitem(sys.modules, "blocks_of_mine", raising=False)
-    old = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
-    write_recipe("function.yaml", (old, network))
-    main(["fit", "--config", "function.yaml", "--trainer.num_rounds=1", *typed])
-    assert len(final_state(0)["network.1.bias"]) == width
-    main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
-    assert equal(final_state(0), final_state(1))
-
-
-@pytest.mark.parametrize(
-    ("name", "default"), [("shufflenet_v2_x0_5", "inverted_residual"), ("swin_t", "downsample_layer")]
-)
-def test_functions_of_torchvision_keep_the_classes_that_are_their_defaults(name, default, capsys):
-    network = f"--model.network={{class_path: torchvision.models.{name}, init_args: {{num_classes: 10}}}}"
-    printed = printed_config([*FIT, network], capsys)["model"]["init_args"]["network"]
-    assert printed["class_path"] == f"torchvision.models.{name}"
-    assert printed["init_args"]["num_classes"] == 10
-    assert default not in printed["init_args"]  # it would be built
-
-
-def test_functions_build_the_networks_of_single_clients_too():
-    Path("my_networks.py").write_text(
-        "from torch import nn\n\n\ndef flat(width: int) -> nn.Module:\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Linear(width, 3))\n"
-    )
-    widths = ", ".join(f"{k}: {{class_path: my_networks.flat, init_args: {{width: {4 + k}}}}}" for k in (0, 2))
-    networks = f"    client_networks: {{{widths}}}\n    optimizer"
-    write_recipe("local.yaml", ("FedAvg", "LocalOnly"), ("    optimizer", networks))
-    main(["fit", "--config", "local.yaml", "--trainer.num_rounds=1"])
-    personal = checkpoint.load(Path(LAST.format(0)))["personal_states"]
-    assert [len(personal[k]["network.1.bias"]) for k in (0, 2)] == [4, 6]
-
-
 def said_without_torch(*args: str) -> str:
     """What the `fedlit` command prints, in a process that has not imported torch by then."""
     script = f"""if True:
@@ -405,34 +299,6 @@ def test_the_version_comes_without_torch_and_names_what_results_depend_on():
 def test_python_m_fedlit_is_the_command():
     shown = subprocess.run([sys.executable, "-m", "fedlit"], capture_output=True, text=True, check=True).stdout
     assert shown == said_without_torch()
-
-
-def test_the_version_stands_in_one_place():
-    project = (Path(fedlit.__file__).parents[1] / "pyproject.toml").read_text()
-    assert 'dynamic = ["version"]' in project
-    assert 'version = { attr = "fedlit.__version__" }' in project
-    assert fedlit.__version__ not in project
-
-
-def test_torch_is_imported_when_a_name_of_the_package_is_asked_for_and_not_before():
-    script = """if True:
-        import sys
-        import fedlit
-        assert "FedAvg" in dir(fedlit)
-        assert "torch" not in sys.modules
-        sys.modules["torch"] = None  # which cannot be imported then
-        try:
-            fedlit.FedAvg
-        except ImportError as error:
-            print(error.name)
-    """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said == "torch\n"
-
-
-def test_a_name_that_the_package_has_not_is_refused():
-    with pytest.raises(AttributeError, match=r"no attribute 'FedAverage'$"):
-        fedlit.FedAverage  # noqa: B018
 
 
 @pytest.mark.slow

@@ -1,46 +1,68 @@
-"""How a run ends that is told to, or that loses a process: its exit code, and a line."""
+"""How a run ends that is told to, or that has too few clients: its exit code, and a line."""
 
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 from toy_recipe import write_recipe
 
 from fedlit.cli.app import main
-from fedlit.engine.cluster.liveness import ProcessLost
-from fedlit.engine.fit import Fit
+
+OWN = """
+import signal
+
+from fedlit import FedAvg
+from fedlit.callbacks import FederationCallback
+
+
+class Ends(FederationCallback):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_round_start(self, federation, module, round, clients):
+        signal.raise_signal(self.number)
+
+
+class Breaks(FedAvg):
+    def on_client_start(self, client):
+        if client.id == 2:
+            raise KeyError("x")
+"""
 
 
 @pytest.fixture(autouse=True)
-def _command_line(_own_folder, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fedlit"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def _recipe_here(_own_folder, monkeypatch):
     write_recipe()
+    write_recipe("breaks.yaml", ("fedlit.methods.FedAvg", "own_endings.Breaks"))
+    Path("own_endings.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "own_endings", raising=False)
 
 
-def ending(monkeypatch, what) -> int:
-    """The exit code of a fit to which something happens in its first round."""
-    one_round = Fit._one_round
-
-    def with_a_surprise(fit, number):
-        what()
-        one_round(fit, number)
-
-    monkeypatch.setattr(Fit, "_one_round", with_a_surprise)
+def ending(*args: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", "run.yaml"])
+        main([*args])
     return ended.value.code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_the_exit_code(number, monkeypatch):
-    assert ending(monkeypatch, lambda: signal.raise_signal(number)) == 128 + number
+def test_a_signal_is_the_exit_code(number):
+    callback = ["--trainer.callbacks=own_endings.Ends", f"--trainer.callbacks.number={int(number)}"]
+    assert ending("fit", "--config", "run.yaml", *callback) == 128 + number
 
 
-@pytest.mark.parametrize(("is_ours", "line"), [(True, "fedlit: error: rank 1 is gone\n"), (False, "")])
-def test_a_lost_process_is_told_by_one_in_a_line(is_ours, line, monkeypatch, capsys):
-    def lose():
-        raise ProcessLost("rank 1 is gone", is_ours)
+def test_too_few_clients_are_told_in_one_line_with_exit_code_3(capsys):
+    assert ending("fit", "--config", "breaks.yaml", "--trainer.min_clients=3") == 3
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(
+        "fedlit: Only 2 of the 3 clients of round 1 were usable, 3 are needed; client 2: KeyError: 'x'"
+    )
+    assert "events.jsonl tells more" in said
 
-    assert ending(monkeypatch, lose) == 3
-    assert capsys.readouterr().err == line
+
+def test_new_clients_who_cannot_join_are_told_likewise(capsys):
+    unseen = ["--config", "breaks.yaml", "--data.unseen_clients=1"]
+    main(["fit", *unseen])
+    capsys.readouterr()
+    assert ending("adapt", *unseen, "--ckpt_path=last") == 3
+    assert "No unseen client could join; client 2: KeyError: 'x'" in capsys.readouterr().err

@@ -44,9 +44,7 @@ class Touches:
         ),
     ],
 )
-def test_what_would_run_is_refused_before_it_does(old, new, option, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fedlit"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def test_what_would_run_is_refused_before_it_does(old, new, option, capsys):
     torch.save(Touches(), "own.pt")
     write_recipe("run.yaml", (old, new))
     with pytest.raises(SystemExit, match="2"):

@@ -1,6 +1,5 @@
 """The number of classes of the data is that of networks, unless they are given another."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,9 +35,7 @@ def built(num_classes: int = 7) -> nn.Module:
 
 
 @pytest.fixture(autouse=True)
-def _here(_own_folder, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fedlit"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def _here(_own_folder):
     draw = np.random.default_rng(0)
     arrays = {}
     for part in ("train", "test"):

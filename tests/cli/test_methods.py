@@ -11,7 +11,7 @@ import yaml
 
 from fedlit import methods
 from fedlit.cli.methods import card_of, main, methods_of
-from fedlit.methods import DLAD, FML, FedBN, MixtureOfExperts
+from fedlit.methods import FML, FedBN
 from fedlit.networks import LeNet5, McMahanCNN
 
 ROOT = Path(__file__).parents[2]
@@ -138,9 +138,3 @@ def test_what_is_no_method_is_refused_in_one_line(name, told, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([name])
     assert re.search(told, capsys.readouterr().err.rstrip())
-
-
-def test_options_change_what_a_method_does_not_what_it_declares():
-    fewer = MixtureOfExperts(McMahanCNN, SGD, baselines=False).configure_stages()
-    assert len(fewer) < len(card_of(MixtureOfExperts).stages)
-    assert len(DLAD(McMahanCNN, SGD, aggregator="average").configure_stages()) < len(card_of(DLAD).stages)

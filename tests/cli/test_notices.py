@@ -31,9 +31,7 @@ OLD = {
 
 
 @pytest.fixture(autouse=True)
-def _command_line(_own_folder, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fedlit"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def _fresh_names(_own_folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "fedlit.joint", raising=False)
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -10,17 +9,13 @@ import numpy as np
 import pytest
 from toy_recipe import write_recipe
 
-from fedlit import FederatedData, FederatedModule
+from fedlit import FederatedModule
 from fedlit.cli import app
-from fedlit.cli.holdings import told
 from fedlit.cli.partition import main
-from fedlit.partition import Dirichlet
 
 
 @pytest.fixture(autouse=True)
-def _recipe_here(_own_folder, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["fedlit"])
-    monkeypatch.setattr(sys, "path", [*sys.path])
+def _recipe_here(_own_folder):
     write_recipe()
 
 
@@ -72,21 +67,6 @@ def test_a_picture_is_drawn_where_it_is_asked_for(capsys):
     assert "Look at who.png." in capsys.readouterr().out
 
 
-def test_many_clients_and_many_classes_are_abridged():
-    labels = np.arange(4000) % 25
-    images = np.zeros((4000, 2, 2), np.uint8)
-    np.savez("many.npz", train_images=images, train_labels=labels, test_images=images[:30], test_labels=labels[:30])
-    data = FederatedData("many.npz", num_clients=50, partition=Dirichlet(alpha=0.2), unseen_clients=1)
-    data.setup()
-    lines = told(data).partition("\n\n")[0].splitlines()
-    assert lines[0].split() == ["client", "classes", "largest", "samples", "opted", "in", "validation"]
-    assert [line.split()[0] for line in lines[1:]] == [*map(str, range(10)), "...", *map(str, range(40, 50)), "all"]
-    assert lines[-2].startswith("49 unseen")
-    largest = [int(count) for count in re.findall(r"\d+: (\d+)", lines[1])]
-    counts = np.bincount(labels[data.assignment.train[0]], minlength=25)
-    assert largest == sorted(counts, reverse=True)[:3]
-
-
 def write_prices() -> None:
     """A table of values, of three users; nothing in it is a class."""
     lines = [f"{i},{i * 0.5},u{i % 3}\n" for i in range(60)]
@@ -101,19 +81,6 @@ PRICES = ["--data.dataset=prices.csv", "--data.target=price", "--data.test_size=
     [
         (["--data.client=user", "--data.num_clients=3"], "3 clients hold 12 to 17 training samples"),
         (["--data.features=[size]", "--data.partition=IID", "--data.num_clients=4"], "4 clients hold 11 to 11"),
-        (
-            ["--data.features=[size]", "--data.partition=Quantity", "--data.partition.power=1", "--data.num_clients=2"],
-            "2 clients",
-        ),
-        (
-            [
-                "--data.features=[size]",
-                "--data.partition=OverTime",
-                "--data.partition.slices=2",
-                "--data.num_clients=2",
-            ],
-            "a slice",
-        ),
     ],
 )
 def test_data_without_classes_are_told_and_drawn_by_their_numbers_alone(options, summary, capsys):
@@ -133,11 +100,6 @@ def test_clients_of_a_natural_partition_are_told_by_their_names(capsys):
         ["1", "u1"],
         ["2", "u2"],
     ]
-
-
-def test_clients_that_see_differently_are_told_of(capsys):
-    main(["-c", "run.yaml", "--data.partition=FeatureSkew", "--data.partition.rotations=[0, 90]"])
-    assert "clients see the same image differently" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [main, lambda args: app.main(["fit", *args])])

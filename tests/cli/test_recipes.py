@@ -46,8 +46,7 @@ def fewer(recipe: str) -> list[str]:
 
 
 @pytest.mark.parametrize("recipe", [marked(recipe) for recipe in RECIPES])
-def test_the_recipe_runs(recipe, data_root, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fedlit"])
+def test_the_recipe_runs(recipe, data_root, tmp_path, capsys):
     main(["fit", "--config", recipe, "--data.root", str(data_root), "--trainer.fast_dev_run", "true", *fewer(recipe)])
     assert "round 1/" in capsys.readouterr().out
     assert os.listdir(tmp_path) == []
@@ -93,16 +92,6 @@ def test_an_option_that_a_class_does_not_take_would_be_noticed():
     assert strange_options(spec) == {"nu"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if "/" not in recipe])
-def test_the_recipe_can_be_read(recipe, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["fedlit"])
-    with pytest.raises(SystemExit) as ended:
-        main(["fit", "--config", recipe, "--print_config"])
-    assert ended.value.code in (0, None)
-    assert "class_path: fedlit.methods." in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_recipe_says_how_to_run_it(recipe):
     assert (CONFIGS / recipe).read_text().startswith(f"# fedlit fit --config {recipe}")
@@ -118,11 +107,10 @@ def changed_rows(study: str) -> list[Cell]:
 
 
 @pytest.mark.parametrize("study", OURS)
-def test_a_study_says_how_to_run_it_and_its_last_row_with_options_is_built(study):
+def test_a_study_says_how_to_run_it_and_is_of_recipes_that_there_are(study):
     assert FILES[study].startswith(f"# fedlit compare {study}\n")
     cells = read_study(CONFIGS / study).cells
     assert {cell.recipe for cell in cells} <= set(RECIPES)  # which run a round, above
-    assert resolve(changed_rows(study)[-1], [])["model"]["class_path"]
 
 
 @pytest.mark.slow
@@ -143,20 +131,13 @@ def test_the_comparison_of_methods_has_every_method_but_those_for_other_data():
     assert methods_in("studies/leaderboard.yaml") == every
 
 
-@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.startswith("papers/")])
-def test_a_paper_recipe_tells_whose_it_is(recipe):
-    text = (CONFIGS / recipe).read_text()
-    assert re.search(r"^# (Federated Mutual Learning v[12]|(Yao|Zec|Ma) et al\.), ", text, re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("recipe", "without"),
     [("fml_catfish_fashion.yaml", "client_networks"), ("fml_weak_client_fashion.yaml", "untrained_clients")],
 )
-def test_a_recipe_with_an_odd_client_runs_without_it_as_its_head_says(recipe, without, monkeypatch, capsys):
+def test_a_recipe_with_an_odd_client_runs_without_it_as_its_head_says(recipe, without, capsys):
     option = f"--model.{without} null"
     assert option in (CONFIGS / recipe).read_text()
-    monkeypatch.setattr("sys.argv", ["fedlit"])
     main(["fit", "--config", recipe, "--trainer.fast_dev_run", "true", *option.split()])
     assert "round 1/" in capsys.readouterr().out
 
