@@ -56,13 +56,6 @@ def test_a_fraction_of_samples_is_withheld_at_every_other_client():
     assert all_equal(masks[5:], others[5:])  # one client's choice moves nobody else's
 
 
-def test_a_sample_held_twice_is_withheld_twice():
-    train = ClassSets("niid1", 500).assign(CIFAR_TEST[:1000], 5, 10, seed=0)
-    for part, mask in zip(train, opt_in_masks(train, 0.0, 0.5, seed=0), strict=True):
-        assert not set(part[mask]) & set(part[~mask])
-        assert 250 <= (~mask).sum() < 260
-
-
 def test_opt_out_refuses_unknown_clients_and_bad_fractions():
     train = [np.arange(4)] * 3
     with pytest.raises(ValueError, match=r"`opt_out` must hold client ids from 0 to 2, got \[3\]"):
@@ -84,15 +77,6 @@ def test_validation_and_training_share_nothing_and_lose_nothing(val_size, held):
     assert is_disjoint([*train, *val])
     assert all_equal([np.sort(part) for part in parts], [np.union1d(*pair) for pair in zip(train, val, strict=True)])
     assert not all_equal(val, split_validation(parts, CIFAR, val_size, seed=1)[1])
-
-
-@pytest.mark.parametrize(
-    ("f", "n"),
-    [(0.01, 5), (0.02, 10), (0.04, 20), (0.075, 38), (0.1, 50), (0.125, 62), (0.15, 75), (0.175, 88), (0.2, 100)],
-)
-def test_training_sizes_of_the_mixture_paper_are_what_validation_leaves_of_500(f, n):
-    train, _ = split_validation([np.arange(500)], np.zeros(500, dtype=int), 1 - f, seed=0)
-    assert len(train[0]) == n
 
 
 def test_no_copy_of_a_validation_sample_stays_in_training():
@@ -154,46 +138,6 @@ def test_what_is_written_is_read_back(tmp_path, val_split):
     assert [file.name for file in tmp_path.iterdir()] == ["clients.csv"]
 
 
-def test_a_saved_file_reads_as_a_person_would_write_it(tmp_path):
-    one = [np.array([2, 0]), np.array([1])]
-    shared = [np.array([True, False]), np.array([True])]
-    Assignment(one, [np.array([3]), np.array([], dtype=int)], "test", shared).write(
-        tmp_path / "a.csv", np.array([7, 8, 9]), np.array([0, 0, 0, 5])
-    )
-    rows = ["0,train,2,9,1", "0,train,0,7,0", "0,val_test,3,5,0", "1,train,1,8,1"]
-    assert (tmp_path / "a.csv").read_text() == HEADER + "\n".join(rows) + "\n"
-
-
-def test_an_own_test_set_is_written_and_read_back(tmp_path):
-    path = tmp_path / "partition.csv"
-    parts = [np.array([0, 2]), np.array([1])]
-    marks = [np.ones(len(part), dtype=bool) for part in parts]
-    assignment = Assignment(
-        parts, [np.array([3]), np.array([4])], "train", marks, own_test=[np.array([4, 0]), np.array([2])]
-    )
-    assignment.write(path, CIFAR, CIFAR_TEST)
-    again = Saved(str(path)).read(CIFAR, CIFAR_TEST)
-    assert all_equal(again.own_test, assignment.own_test)
-    assert all_equal(again.val, assignment.val)
-    with pytest.raises(ValueError, match="of the test set has label"):
-        Saved(str(path)).read(CIFAR, 9 - CIFAR_TEST)
-
-
-def test_class_counts_are_the_training_samples_of_each_class():
-    one = [np.array([2, 0, 2]), np.array([1])]
-    assignment = Assignment(one, [one[0][:0]] * 2, "train", [np.ones(3, dtype=bool), np.ones(1, dtype=bool)])
-    assert assignment.class_counts(np.array([3, 1, 0]), 4).tolist() == [[2, 0, 0, 1], [0, 1, 0, 0]]
-
-
-def test_sixty_thousand_rows_of_ten_thousand_clients_are_written_and_read(tmp_path):
-    labels = shuffled(MNIST)
-    train = IID().assign(labels, 10_000, 10, seed=0)
-    none = [part[:0] for part in train]
-    Assignment(train, none, "train", opt_in_masks(train, 0.0, 0.0, 0)).write(tmp_path / "big.csv", labels)
-    after = Saved(str(tmp_path / "big.csv")).read(labels, labels)
-    assert all_equal(train, after.train)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -235,13 +179,6 @@ def test_a_file_of_another_data_set_is_refused_by_name_and_line(tmp_path, row, m
         Saved(str(tmp_path / "other.csv")).read(train_labels, test_labels)
 
 
-def test_validation_labels_are_compared_with_the_set_that_the_split_names(tmp_path):
-    rows = {"train": "0,val_train,0,7,0", "test": "0,val_test,0,4,0"}
-    for val_split, row in rows.items():
-        (tmp_path / "own.csv").write_text(f"{HEADER}0,train,1,8,1\n{row}\n")
-        assert Saved(str(tmp_path / "own.csv")).read(np.array([7, 8]), np.array([4])).val_split == val_split
-
-
 def test_a_missing_file_and_assigning_a_saved_partition_are_refused(tmp_path):
     saved = Saved(str(tmp_path / "nowhere.csv"))
     with pytest.raises(ValueError, match=r"`path` must be a saved partition, there is no file .*nowhere.csv"):
@@ -264,3 +201,18 @@ def test_samples_without_classes_are_written_with_empty_labels_and_read_back(tmp
     path.write_text(HEADER + "0,train,0,3,1\n")
     with pytest.raises(ValueError, match="line 2: label 3, but sample 0 of the training set has label none"):
         Saved(str(path)).read(nothing, nothing)
+
+
+def test_an_own_test_set_is_written_and_read_back(tmp_path):
+    path = tmp_path / "partition.csv"
+    parts = [np.array([0, 2]), np.array([1])]
+    marks = [np.ones(len(part), dtype=bool) for part in parts]
+    assignment = Assignment(
+        parts, [np.array([3]), np.array([4])], "train", marks, own_test=[np.array([4, 0]), np.array([2])]
+    )
+    assignment.write(path, CIFAR, CIFAR_TEST)
+    again = Saved(str(path)).read(CIFAR, CIFAR_TEST)
+    assert all_equal(again.own_test, assignment.own_test)
+    assert all_equal(again.val, assignment.val)
+    with pytest.raises(ValueError, match="of the test set has label"):
+        Saved(str(path)).read(CIFAR, 9 - CIFAR_TEST)

@@ -10,7 +10,7 @@ from fedlit import FederatedData
 from fedlit.augment import Crop, Flip, PadEdge
 from fedlit.data.assignment import Saved
 from fedlit.data.batches import Batches
-from fedlit.partition import IID, ClassSets, Majority, PermutedPixels, Shards
+from fedlit.partition import IID, Majority, PermutedPixels, Shards
 
 
 def ready(**options) -> FederatedData:
@@ -32,14 +32,6 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 
 @pytest.mark.parametrize(
-    ("size", "drop_last", "expected"), [(10, False, 3), (10, True, 2), (8, False, 2), (3, True, 0)]
-)
-def test_the_length_is_the_number_of_batches(size, drop_last, expected):
-    batches = Batches(torch.zeros(size), torch.zeros(size), 4, drop_last=drop_last)
-    assert len(batches) == len(list(batches)) == expected
-
-
-@pytest.mark.parametrize(
     ("size", "batch_size", "default", "kept"),
     [(449, 32, 14, 15), (33, 32, 1, 2), (34, 32, 2, 2), (32, 32, 1, 1), (1, 32, 1, 1), (5, 1, 5, 5)],
 )
@@ -53,40 +45,12 @@ def test_a_last_batch_of_one_sample_is_skipped_unless_it_is_the_only_one(size, b
         assert len(batches) == len(list(batches)) == len(data.client(0).train_batches()) == expected
 
 
-def test_a_last_batch_of_one_sample_is_skipped_on_the_public_pool_and_beside_it():
-    counts = {}
-    for drop_last in ("single", False):
-        data = toy_data(size=66, num_clients=1, val_size=1, public=0.5, batch_size=8, drop_last=drop_last)
-        data.setup()
-        assert (len(data.public_pool), data.client(0).num_samples) == (33, 32)
-        alone = data.public_batches(None)
-        beside = data.client(0).train_batches(public="inputs")  # 65 samples
-        assert (len(alone), len(beside)) == (len(list(alone)), len(list(beside)))
-        counts[drop_last] = (len(alone), len(beside))
-    assert counts == {"single": (4, 8), False: (5, 9)}
-
-
 def test_every_sample_is_evaluated_also_one_that_is_alone_in_its_batch():
     data = toy_data(size=60, num_clients=3, val_size=3, eval_batch_size=8)
     data.setup()
     batches, sizes = data.val_batches([0, 1, 2])
     assert [len(y) for _, y in batches] == [8, 1]
     assert sum(sizes) == 9
-
-
-def test_shuffled_epochs_skip_another_sample_each():
-    data = toy_data(size=10, num_clients=1, val_size=1, batch_size=4)
-    data.setup()
-    batches = data.client(0).train_batches(torch.Generator().manual_seed(0))
-    batches.indexed = True
-    seen = [{int(i) for _, _, index in batches for i in index} for _ in range(8)]
-    assert {len(epoch) for epoch in seen} == {8}
-    assert set().union(*seen) == set(range(9))
-
-
-def test_drop_last_is_one_of_three():
-    with pytest.raises(ValueError, match=r"`data.drop_last` must be single, true or false, got 'one'"):
-        toy_data(drop_last="one")
 
 
 # --- validation
@@ -118,11 +82,6 @@ def test_a_validation_pool_has_the_same_majority_and_no_training_sample():
         assert int(((labels == 2 * k) | (labels == 2 * k + 1)).sum()) == 80
 
 
-def test_the_test_set_in_the_same_setting_is_as_much_smaller_as_the_test_set():
-    data = ready(partition=ClassSets("niid1", samples_per_client=600), validation="test")
-    assert [len(part) for part in data.assignment.val] == [100] * 5
-
-
 def test_an_own_test_set_is_the_test_set_in_the_clients_own_mix_beside_its_validation_samples():
     data = ready(partition=Majority(p=1.0, samples_per_client=300), own_test=True)
     assignment = data.assignment
@@ -134,13 +93,6 @@ def test_an_own_test_set_is_the_test_set_in_the_clients_own_mix_beside_its_valid
     batches, sizes = data.own_test_batches([1, 3])
     assert sizes.tolist() == [50, 50]
     assert torch.equal(batches.y[50:], data.images.test_y[assignment.own_test[3]])
-
-
-def test_an_own_test_set_changes_nothing_else_and_comes_only_if_it_is_asked_for():
-    without, with_it = (ready(own_test=own_test).assignment for own_test in (False, True))
-    assert without.own_test == []
-    for one, other in zip(without.train + without.val, with_it.train + with_it.val, strict=True):
-        assert np.array_equal(one, other)
 
 
 def test_an_own_test_set_is_refused_where_choices_look_at_the_test_set():
@@ -183,23 +135,6 @@ def test_permuted_pixels_are_one_permutation_per_client_in_training_and_evaluati
             seen, straight = next(iter(batches))[0], next(iter(expected))[0]
             assert torch.equal(seen.flatten(2), straight.flatten(2)[:, :, order])
             assert not torch.equal(seen, straight)
-
-
-def test_the_pooled_test_set_of_permuted_clients_is_dealt_out_and_permuted_likewise():
-    data = ready(partition=PermutedPixels(IID()))
-    batches = data.test_batches()
-    assert len(batches.y) == 1000
-    assert sorted(batches.y.tolist()) == sorted(data.images.test_y.tolist())
-
-
-def test_a_network_that_works_in_place_leaves_the_test_set_alone():
-    data = toy_data()
-    data.setup()
-    before = data.images.test_x.clone()
-    for x, _ in data.test_batches():
-        assert torch.equal(x, before[: len(x)])
-        x.zero_()
-    assert torch.equal(data.images.test_x, before)
 
 
 def test_shared_samples_are_those_that_did_not_opt_out():
@@ -269,21 +204,6 @@ def test_what_is_there_only_after_setup_says_so(what):
     assert getattr(data, what) is not None
 
 
-def test_a_setup_that_was_refused_is_refused_again():
-    data = toy_data(std=[1.0, 2.0])
-    for _ in range(2):
-        with pytest.raises(ValueError, match=r"`data.std` must be one number or 1, one per channel, got 2"):
-            data.setup()
-
-
-@pytest.mark.parametrize(("options", "shift", "scale"), [({"std": 4.0}, 0, 4), ({"mean": 2.0}, 2, 1), ({}, 0, 1)])
-def test_features_are_normalised_by_what_is_given_alone(options, shift, scale):
-    data = toy_data(**options)
-    data.setup()
-    raw = data.images.train_x[data.assignment.train[0]]
-    assert torch.equal(data.client(0).train_batches(samples="all").x, (raw - shift) / scale)
-
-
 FLAT = torch.arange(12.0).view(6, 2)
 
 
@@ -302,3 +222,8 @@ def test_features_without_places_are_normalised_one_by_one_or_all_alike():
     assert torch.equal(flat(), FLAT)
     with pytest.raises(ValueError, match=r"`data\.mean` must be one number or 2"):
         flat(mean=[1.0, 2.0, 3.0])
+
+
+def test_drop_last_is_one_of_three():
+    with pytest.raises(ValueError, match=r"`data.drop_last` must be single, true or false, got 'one'"):
+        toy_data(drop_last="one")

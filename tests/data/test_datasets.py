@@ -76,14 +76,6 @@ def test_own_images_are_channels_first_and_bring_their_own_mean_and_std(tmp_path
     assert images.num_classes == 4  # the largest label is in the test set
 
 
-def test_the_mean_and_std_of_black_and_white_are_a_half_and_a_constant_channel_has_std_1(tmp_path):
-    pixels = np.zeros((6, 5, 4, 2), dtype=np.uint8)
-    pixels[:3, ..., 0], pixels[..., 1] = 255, 51
-    images = read_images(write(tmp_path / "own.npz", train_images=pixels, test_images=pixels[:4]), ".")
-    assert images.mean == pytest.approx((0.5, 0.2))
-    assert images.std == pytest.approx((0.5, 1.0))
-
-
 def test_grey_images_gain_a_channel_and_float_features_stay_as_they_are(tmp_path):
     grey = arrays()["train_images"][..., 0]
     images = read_images(write(tmp_path / "grey.npz", train_images=grey, test_images=grey[:4]), ".")
@@ -235,19 +227,6 @@ def test_a_download_that_fails_says_where_the_file_belongs(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_an_interrupted_write_leaves_nothing_behind(tmp_path, monkeypatch):
-    import torchvision
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(torchvision.datasets, "CIFAR10", Downloaded)
-    monkeypatch.setattr(os, "fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        read_images("cifar10", str(tmp_path))
-    assert not list(tmp_path.iterdir())
-
-
 def write_cinic10(root: Path, size: int = 32) -> None:
     for shade, split in enumerate(("train", "valid", "test")):
         for label in range(10):
@@ -295,18 +274,6 @@ def test_every_kind_of_image_gives_the_same_tensor():
         assert torch.equal(images.test_y, torch.tensor(labels)), kind
         assert images.mean == pytest.approx((pixels / 255).mean(axis=(0, 1, 2))), kind
         assert images.num_classes == 3
-
-
-def test_grey_items_gain_a_channel_and_float_items_stay_as_they_are():
-    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
-    for x in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
-        assert from_datasets(Pairs((x, 0)), Pairs((x, 1))).train_x.tolist() == [[grey.tolist()]]
-    stacked = TensorDataset(torch.from_numpy(grey)[None], torch.tensor([0]))
-    assert from_datasets(stacked, stacked).train_x.shape == (1, 1, 2, 3)
-    for x in (torch.full((2, 3), 7.5), np.full((2, 3), 7.5, dtype=np.float32)):
-        images = from_datasets(Pairs((x, 0)), Pairs((x, 1)))
-        assert torch.equal(images.train_x, torch.full((1, 2, 3), 7.5))
-        assert images.mean == ()
 
 
 GOOD = Pairs((torch.zeros(3), 0))
@@ -359,3 +326,15 @@ def test_the_full_data_sets_have_their_published_size_and_mean(dataset, train, c
     means = images.train_x.float().mean(dim=(0, 2, 3)) / 255
     assert means.tolist() == pytest.approx(images.mean, abs=5e-4)
     assert len(images.std) == channels
+
+
+def test_grey_items_gain_a_channel_and_float_items_stay_as_they_are():
+    grey = np.arange(6, dtype=np.uint8).reshape(2, 3)
+    for x in (grey, Image.fromarray(grey), torch.from_numpy(grey)):
+        assert from_datasets(Pairs((x, 0)), Pairs((x, 1))).train_x.tolist() == [[grey.tolist()]]
+    stacked = TensorDataset(torch.from_numpy(grey)[None], torch.tensor([0]))
+    assert from_datasets(stacked, stacked).train_x.shape == (1, 1, 2, 3)
+    for x in (torch.full((2, 3), 7.5), np.full((2, 3), 7.5, dtype=np.float32)):
+        images = from_datasets(Pairs((x, 0)), Pairs((x, 1)))
+        assert torch.equal(images.train_x, torch.full((1, 2, 3), 7.5))
+        assert images.mean == ()

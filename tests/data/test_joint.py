@@ -36,18 +36,6 @@ def test_clients_are_numbered_on_and_hold_their_own_task(validation):
     assert len(np.concatenate(data.assignment.train)) == len(set(np.concatenate(data.assignment.train)))
 
 
-def held(**options) -> list[list[int]]:
-    """Who holds which samples of two data sets, whose own partitions have seed 3."""
-    data = JointData([part(3, num_clients=2, partition_seed=3), part(7, num_clients=2, partition_seed=3)], **options)
-    data.setup()
-    return [client.tolist() for client in data.assignment.train]
-
-
-def test_one_seed_deals_out_all_parts_and_without_it_each_has_its_own():
-    assert held(partition_seed=3) == held()
-    assert held(partition_seed=4) != held()
-
-
 def test_fml_trains_clients_of_different_tasks_on_one_trunk():
     method = FML(
         linear,
@@ -88,3 +76,15 @@ def test_samples_that_are_read_or_come_in_trees_cannot_be_joined():
     ):
         with pytest.raises(ValueError, match=rf"`data.parts` must .*{message}"):
             JointData([dataset]).setup()
+
+
+def held(**options) -> list[list[int]]:
+    """Who holds which samples of two data sets, whose own partitions have seed 3."""
+    data = JointData([part(3, num_clients=2, partition_seed=3), part(7, num_clients=2, partition_seed=3)], **options)
+    data.setup()
+    return [client.tolist() for client in data.assignment.train]
+
+
+def test_one_seed_deals_out_all_parts_and_without_it_each_has_its_own():
+    assert held(partition_seed=3) == held()
+    assert held(partition_seed=4) != held()

@@ -44,32 +44,11 @@ def test_who_gives_class_0_an_output_is_told_that_no_sample_has_it():
         fit(from_one(public=0.5), outputs=6)
 
 
-@pytest.mark.parametrize(
-    ("train", "test"),
-    [(torch.arange(40) % 5, torch.arange(10) % 5), (torch.arange(40) % 4 + 1, torch.arange(10) % 5)],
-)
-def test_labels_that_begin_at_0_anywhere_in_the_data_are_taken_in_silence(train, test):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Notice)
-        fit(labelled(train, test), outputs=5)
-
-
-def test_an_output_too_few_is_still_told_as_that_where_labels_begin_at_0():
-    with pytest.raises(ValueError, match=r"^`model`: the network of client 0 must give 5 outputs, .*got shape \[4\]"):
-        fit(labelled(torch.arange(40) % 5, torch.arange(10) % 5), outputs=4)
-
-
 def test_whole_numbers_that_are_values_may_begin_anywhere():
     data = labelled(torch.arange(40) + 20, torch.arange(10) + 20)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
         fitted(FedAvg(lambda: nn.Linear(4, 1), SGD, task=Regression()), data, num_rounds=1)
-
-
-def test_one_of_several_data_sets_that_counts_from_1_is_told():
-    data = JointData([labelled(torch.arange(40) % 6, torch.arange(12) % 6), from_one()])
-    with pytest.warns(Notice, match=r"^labels of one of `data.parts` are 1 to 5"):
-        fit(data, outputs=6)
 
 
 def test_a_client_on_a_host_of_its_own_need_not_have_class_0():
@@ -120,3 +99,9 @@ def test_the_table_of_who_holds_what_says_it_too(capsys):
         "labels of `data.dataset` own.npz are 3 to 4, so that no sample is of class 0; if they count from 3, subtract 3"
     )
     assert capsys.readouterr().err == f"fedlit: note: {told}.\n"
+
+
+def test_one_of_several_data_sets_that_counts_from_1_is_told():
+    data = JointData([labelled(torch.arange(40) % 6, torch.arange(12) % 6), from_one()])
+    with pytest.warns(Notice, match=r"^labels of one of `data.parts` are 1 to 5"):
+        fit(data, outputs=6)

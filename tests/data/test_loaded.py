@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
-from toys import toy_data, toy_datasets
+from toys import toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Flip
@@ -87,42 +87,6 @@ def test_a_random_transform_gives_another_sample_in_every_epoch(noisy):
     assert all(torch.equal(same[0][i], same[1][i]) for i in range(20))
 
 
-def test_even_one_sample_is_another_in_every_epoch_and_for_everybody_who_asks_anew(noisy):
-    reader = Reader(noisy, "d")
-    generator = torch.Generator().manual_seed(0)
-    one = LoadedBatches(reader, np.array([3]), 6, generator)
-    assert not equal(*epochs(one))
-    pair = [LoadedBatches(reader, np.array([3, 4]), 6, generator) for _ in range(2)]
-    assert not equal(*(sorted(float(x.sum()) for x in next(iter(batches))[0]) for batches in pair))
-
-
-def test_without_a_generator_every_reading_is_the_same_whoever_stands_beside(noisy):
-    reader = Reader(noisy, "d")
-    all_of_them = next(iter(LoadedBatches(reader, np.arange(20), 20)))[0]
-    assert equal(*epochs(LoadedBatches(reader, np.arange(20), 6)))
-    assert torch.equal(next(iter(LoadedBatches(reader, np.array([7, 3]), 2)))[0], all_of_them[[7, 3]])
-
-
-def test_reading_leaves_the_generators_of_everybody_as_they_were(noisy):
-    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    epochs(read(noisy))
-    assert torch.equal(before[0], torch.get_rng_state())
-    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
-
-
-def test_batches_that_are_read_come_in_the_order_of_those_in_memory():
-    images = toy_datasets()[0]
-    in_memory = toy_data(batch_size=5, drop_last=True)
-    reads = toy_data(batch_size=5, drop_last=True, in_memory=False)
-    for data in (in_memory, reads):
-        data.setup()
-    assert isinstance(in_memory.splits.train, Stacked)
-    assert isinstance(reads.splits.train, Read)
-    seen = [epochs(data.client(1).train_batches(torch.Generator().manual_seed(3))) for data in (in_memory, reads)]
-    assert equal(*seen)
-    assert len(images) == 60
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -165,20 +129,6 @@ def test_what_is_not_random_is_the_same_in_memory_and_read(options):
 
 
 # What auto finds out
-
-
-@pytest.mark.parametrize("by", ["torch", "numpy", "random"])
-def test_a_data_set_that_draws_is_known_by_whichever_generator(by):
-    assert is_random(Reader(Noisy(by=by), "d"))
-    assert not is_random(Reader(Plain(), "d"))
-
-
-def test_a_transform_that_seldom_does_anything_is_known_as_random_too():
-    class Seldom(Noisy):
-        def noise(self) -> float:
-            return float(torch.rand(()) < 1e-6)
-
-    assert is_random(Reader(Seldom(), "d"))
 
 
 def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest(noisy):
@@ -245,13 +195,6 @@ def test_classes_are_those_that_a_data_set_tells_if_they_are_true_else_they_are_
         assert (dataset.reads >= 60) == is_read
     some = part_of(Subset(honest, [4, 7, 2]), "d", Reading(in_memory=False))
     assert some.labels.tolist() == [1, 1, 2]
-
-
-def test_the_same_inputs_are_not_promised_where_a_transform_is_random(noisy):
-    for dataset, same in ((noisy, False), (Plain(), True)):
-        data = FederatedData(train_dataset=dataset, test_dataset=Plain(), num_clients=2)
-        data.setup()
-        assert data.client(0).sees_the_same_inputs == same
 
 
 # What goes wrong
@@ -334,11 +277,6 @@ def pad(items: list[dict]) -> dict:
     return {"ids": ids, "mask": ids >= 0, "label": torch.tensor([item["label"] for item in items])}
 
 
-def masking(items: list[dict]) -> dict:
-    batch = pad(items)
-    return {**batch, "ids": batch["ids"].masked_fill(torch.rand(batch["ids"].shape) < 0.5, 0)}
-
-
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_texts_of_different_lengths_come_as_the_collate_fn_has_them(in_memory):
     data = FederatedData(
@@ -352,25 +290,3 @@ def test_texts_of_different_lengths_come_as_the_collate_fn_has_them(in_memory):
     assert equal(x, {"ids": expected["ids"], "mask": expected["mask"]})
     assert torch.equal(y, expected["label"])
     assert x["ids"].shape[1] == max(1 + i % 5 for i in held)
-
-
-def test_a_collate_fn_that_draws_is_the_same_with_workers_and_another_in_every_epoch():
-    def all_of(num_workers: int, in_memory: bool, collate=masking) -> list:
-        data = FederatedData(
-            train_dataset=Texts(),
-            test_dataset=Texts(),
-            num_clients=1,
-            collate_fn=collate,
-            num_workers=num_workers,
-            in_memory=in_memory,
-        )
-        data.setup()
-        assert data.client(0).sees_the_same_inputs == (collate is pad)
-        return epochs(data.client(0).train_batches(torch.Generator().manual_seed(0)))
-
-    alone = all_of(0, in_memory=False)
-    assert equal(alone, all_of(2, in_memory=False))
-    assert equal(alone, all_of(0, in_memory=True))
-    zeros = [sum(int((x["ids"] == 0).sum()) for x, _ in epoch) for epoch in alone]
-    assert zeros[0] != zeros[1]
-    all_of(0, in_memory=True, collate=pad)

@@ -68,16 +68,6 @@ def test_a_folder_is_resized_as_the_data_were():
     assert own.x.equal(data.splits.test.x[:3])
 
 
-def test_colour_and_grey_are_made_what_the_data_are(data):
-    Path("photos").mkdir()
-    Image.fromarray(np.full((8, 8, 3), 200, np.uint8)).save("photos/colour.png")
-    assert read_own_images("photos", data).x.unique().tolist() == [200]
-    write_npz("rgb.npz", (8, 8, 3))
-    coloured = FederatedData("rgb.npz", num_clients=3)
-    coloured.setup()
-    assert read_own_images("photos", coloured).x.shape == (1, 3, 8, 8)
-
-
 def write_bad_ones() -> None:
     np.savez("size.npz", images=np.zeros((2, 9, 9), np.uint8))
     np.savez("colour.npz", images=np.zeros((2, 8, 8, 3), np.uint8))

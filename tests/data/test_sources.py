@@ -91,23 +91,6 @@ def test_items_of_any_kind_come_as_tensors_of_their_own_dtype_in_memory_and_read
     assert data.client(0).num_classes == data.splits.num_classes
 
 
-def test_tensors_without_items_are_not_copied_and_keep_any_dtype():
-    x, y = torch.randn(20, 3, dtype=torch.float64), torch.randn(20, 2)
-    data = FederatedData(train_dataset=TensorDataset(x, y), test_dataset=TensorDataset(x, y), num_clients=2)
-    data.setup()
-    assert data.splits.train.x.data_ptr() == x.data_ptr()
-    held = data.assignment.train[0]
-    assert torch.equal(data.client(0).train_batches().y, y[held])
-    several = ready(TensorDataset(x, y, torch.arange(20) % 2))
-    assert told(several.splits.train.x) == "(float64 [16, 3], float32 [16, 2])"
-    assert several.splits.num_classes == 2
-
-
-def test_flags_are_two_classes_and_so_are_small_integers():
-    for y in (torch.arange(20) % 2 == 0, (torch.arange(20) % 2).to(torch.uint8)):
-        assert ready(TensorDataset(torch.zeros(20, 2), y)).splits.num_classes == 2
-
-
 def test_keys_of_a_dict_are_chosen_by_name():
     def item(i):
         return {"a": torch.tensor(float(i)), "b": torch.tensor(-float(i)), "who": i % 2, "price": float(i)}
@@ -266,12 +249,6 @@ def test_floats_of_a_frame_are_values_and_whole_numbers_classes():
     assert classes.splits.train.x.shape == (16, 1)
 
 
-def test_two_frames_have_their_classes_in_common():
-    data = ready(frame(), frame(label=["c", "a"] * 10), client="user")
-    assert data.splits.num_classes == 3
-    assert data.splits.test.y.tolist() == [2, 0] * 10
-
-
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
@@ -425,24 +402,3 @@ def test_an_option_that_is_set_after_setup_is_refused(name):
         AttributeError, match=rf"`data.{name}` is fixed once the data are set up: make another FederatedData\({name}="
     ):
         setattr(data, name, getattr(data, name))
-
-
-def test_what_is_no_option_may_be_set_and_the_client_column_never():
-    data = FederatedData()
-    with pytest.raises(AttributeError, match=r"`data.client` is a method of the data, and an option: make another"):
-        data.client = "user"
-    data.setup()
-    data.note = "of a user"
-    assert data.note == "of a user"
-
-
-def test_a_collate_fn_may_call_the_target_otherwise_than_items_do():
-    def collate(items):
-        return {
-            "ids": torch.tensor([item["ids"] for item in items]),
-            "labels": torch.tensor([i["label"] for i in items]),
-        }
-
-    data = ready(Made(lambda i: {"ids": [i, i], "label": i % 2}), target="label", collate_fn=collate)
-    x, y = batch(data)
-    assert torch.equal(x[:, 0] % 2, y)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlit.data.batches import Batches
-from fedlit.data.trees import equal, joined, leaves, mapped, num_bytes, stacked, told
+from fedlit.data.trees import equal, leaves
 
 
 class Point(NamedTuple):
@@ -35,29 +35,11 @@ def test_a_shuffled_batch_of_a_tree_is_that_of_its_tensors(tree):
     assert not equal([x for x, _ in batches(tree, seed=1)], [x for x, _ in seen])
 
 
-@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_the_first_samples_are_a_batch_less(tree):
-    few = Batches(tree, tree, 4).first(5)
-    assert few.num_samples == 5
-    assert len(few) == 2
-    assert Batches(tree, tree, 4).first(None).num_samples == 10
-    assert equal(next(iter(few)), next(iter(Batches(tree, tree, 4))))
-
-
 def test_positions_come_with_a_tree_if_they_are_asked_for():
     batches = Batches(TREES["dict"], torch.arange(10), 4, torch.Generator().manual_seed(0), indexed=True)
     for x, y, index in batches:
         assert torch.equal(y, index)
         assert torch.equal(x["ids"][:, 0], 2 * index)
-
-
-def test_stacked_samples_are_taken_apart_by_cutting():
-    samples = [{"x": torch.full((2,), float(i)), "y": (torch.tensor(i),)} for i in range(3)]
-    tree = stacked(samples)
-    assert told(tree) == "{x: float32 [3, 2], y: (int64 [3])}"
-    assert equal(mapped(lambda leaf: leaf[1], tree), samples[1])
-    assert told(joined([tree, tree])) == "{x: float32 [6, 2], y: (int64 [6])}"
-    assert num_bytes(tree) == 3 * 2 * 4 + 3 * 8
 
 
 def test_equal_trees_hold_the_same_bits_in_the_same_places():

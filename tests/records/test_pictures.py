@@ -1,16 +1,14 @@
 """Pictures say what they show; they are looked at by people, and here asked for their words and sizes."""
 
-import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from PIL import Image
 from toys import SGD, fitted, linear, toy_data
 
 from fedlit.data import FederatedData, JointData
 from fedlit.data.in_words import in_words
 from fedlit.methods import FML
 from fedlit.partition import IID, Dirichlet, Shards
-from fedlit.records.pictures import draw_confusion, draw_curves, draw_partition
+from fedlit.records.pictures import draw_curves
 from fedlit.records.rows import Row, lines
 
 HEADER = "round,stage,client,model,data,metric,value\n"
@@ -50,30 +48,6 @@ def test_a_mean_is_told_to_be_of_the_clients_of_a_round(tmp_path, drawn):
     assert labels(drawn[1].axes[0])[-1] == "mean of 4 clients, last 0.500"
 
 
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("models", "size"), [(1, (1, 1)), slow(3, (3, 1)), (5, (3, 2)), slow(7, (3, 3))])
-def test_panels_stand_in_rows_of_three(models, size, tmp_path):
-    names = [f"model{i}" for i in range(models)]
-    draw_curves(write(tmp_path / "m.csv", lambda r: range(3), models=names), tmp_path / "x.png")
-    columns, rows = size
-    assert Image.open(tmp_path / "x.png").size == (int(4.2 * 110 * columns), int(3.6 * 110 * rows))
-
-
-def test_what_was_measured_once_is_compared_below_where_there_is_no_room_beside(tmp_path, drawn):
-    path = write(tmp_path / "m.csv", lambda r: range(3), models=["a", "b", "c", "d"])
-    once = [Row(2, "s", k, "local", "own", "acc", 0.4) for k in range(3)]
-    path.write_text(path.read_text() + "".join(lines(once)))
-    draw_curves(path, tmp_path / "x.png")
-    *curves, last = drawn[0].axes
-    assert len(curves) == 4
-    assert last.get_title() == "all models in the end"
-    assert [tick.get_text() for tick in last.get_xticklabels()][-1] == "local\non own"
-    assert last.get_position().y0 < curves[0].get_position().y0
-
-
 def test_pictures_name_method_data_and_run(tmp_path, drawn):
     data = toy_data(num_clients=4, unseen_clients=1, partition=Dirichlet(1.0))
     method = FML(linear, linear, SGD)
@@ -88,23 +62,6 @@ def test_pictures_name_method_data_and_run(tmp_path, drawn):
     assert {axes.get_xlabel() for axes in curves.axes} == {"round"}
     assert {axes.get_xlabel() for axes in adapted.axes} == {"epoch"}
     assert {axes.get_ylabel() for axes in (*curves.axes, *adapted.axes)} == {"accuracy"}
-
-
-def test_dots_have_a_legend_of_sizes(tmp_path, drawn):
-    draw_partition(np.array([[3, 0], [437, 12]]), tmp_path / "x.png", "mnist")
-    assert labels(drawn[0].axes[0]) == ["50", "200", "437"]
-    dots, *legend = drawn[0].axes[0].collections
-    assert dots.get_sizes().max() == legend[-1].get_sizes().max()  # of as many samples
-
-
-def test_a_confusion_matrix_keeps_its_square_below_a_title(tmp_path, drawn):
-    (tmp_path / "c.csv").write_text("label,predicted,samples\n0,0,3\n0,1,1\n1,0,0\n1,1,4\n")
-    for title in ("", "FML on a data set with a long name, and more to be said of it than fits: mine"):
-        draw_confusion(tmp_path / "c.csv", tmp_path / "x.png", title)
-    for figure in drawn:
-        box = figure.axes[0].get_position()
-        width, height = figure.get_size_inches()
-        assert box.width * width == pytest.approx(box.height * height)
 
 
 def test_data_in_words():
