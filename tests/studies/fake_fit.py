@@ -4,13 +4,10 @@ Of its options, `--config`, `--trainer.default_root_dir` and `--epochs` count. W
 becomes of the run.
 """
 
-import json
-import os
 import shutil
 import signal
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import yaml
@@ -51,25 +48,9 @@ def adapt(epochs: int) -> None:
     write_adaptation(newest_run(root), [epoch / 100 for epoch in range(epochs + 1)])
 
 
-def look() -> None:
-    """What a process sees of itself."""
-    seen = {
-        "arguments": sys.argv[1:],
-        "name": __name__,
-        "module": sys.modules["__main__"].__spec__.name,
-        "folder": os.getcwd(),
-        "leads_its_session": os.getsid(0) == os.getpid(),
-        "columns": os.environ["COLUMNS"],
-        "stdin": sys.stdin.read(),
-        "colorsys_here": Path(find_spec("colorsys").origin).parent == Path.cwd(),
-    }
-    print(json.dumps(seen))
-    sys.exit(3)
-
-
 if __name__ == "__main__":
     if sys.argv[-1] == "look":
-        look()
+        sys.exit(3)
     config = Path(sys.argv[sys.argv.index("--config") + 1])
     if sys.argv[1] == "adapt":
         adapt(int(sys.argv[sys.argv.index("--epochs") + 1]))

@@ -1,7 +1,6 @@
 """Runs of a study: claimed, made once, resumed, shared out; here with a fit that ends at once."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import yaml
 from runs_by_hand import write_run
 
 from fedlit.records.run_folder import lock_folder
@@ -20,9 +18,8 @@ from fedlit.studies import execution
 from fedlit.studies.births import NewProcesses, Nursery
 from fedlit.studies.execution import Execution
 from fedlit.studies.measure import Measure
-from fedlit.studies.outcome import Outcome
-from fedlit.studies.progress import StudyProgress, seconds_of
-from fedlit.studies.runs import CONFIG, LOG, Run, flat, in_order, is_finished, plan_runs, share
+from fedlit.studies.progress import StudyProgress
+from fedlit.studies.runs import Run, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
 
 FAKE = Path(__file__).parent / "fake_fit.py"
@@ -109,12 +106,6 @@ def test_seeds_are_those_of_the_study_and_not_of_the_recipe(tmp_path):
     assert run.whole_config["trainer"]["default_root_dir"] == str(tmp_path / "runs" / "a" / "seed_2")
 
 
-def test_names_that_are_one_on_a_disk_are_two_folders(tmp_path):
-    runs = planned(tmp_path, rows={"a b": {}, "A_b": {"model.alpha": 1}}, seeds=1)
-    roots = [run.root for of_cell in runs.values() for run in of_cell]
-    assert roots == [tmp_path / "runs" / "a_b" / "seed_1", tmp_path / "runs" / "A_b_2" / "seed_1"]
-
-
 def test_what_is_done_is_never_run_again(births, tmp_path):
     runs = in_order(planned(tmp_path))
     make(runs, births=births)
@@ -155,27 +146,9 @@ def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tm
     assert without.status == "done"
 
 
-def test_newcomers_of_a_study_that_was_moved_join_where_it_is_now(tmp_path):
-    make(in_order(planned(tmp_path / "here", rows=JOINING, seeds=1)))
-    (tmp_path / "here").rename(tmp_path / "there")
-    (run,) = in_order(planned(tmp_path / "there", rows=JOINING, seeds=1, adapt=2))
-    words = run.arguments("adapt", run.root / CONFIG)
-    assert words[words.index("--trainer.default_root_dir") + 1] == str(run.root)
-    make([run])
-    assert run.status == "done"
-    assert not (tmp_path / "here").exists()
-
-
 def test_adapt_needs_clients_that_are_kept_out(tmp_path):
     with pytest.raises(ValueError, match=r"^a: `adapt` lets clients join who were kept out; give `data\.unseen"):
         planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2)
-
-
-def test_newcomers_without_a_number_are_asked_to_join_again(tmp_path):
-    (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=2))
-    make([run])
-    (run.folder / "adapt.csv").write_text("round,stage,client,model,data,metric,value\n")
-    assert run.status == "begun"
 
 
 def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_again(births, tmp_path):
@@ -184,22 +157,6 @@ def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_agai
     assert made.failures[run].startswith("nobody could join (exit 1; ")
     make([run], births=births)
     assert commands(run) == ["fit", "adapt", "adapt"]
-
-
-def test_code_that_changes_between_fit_and_adapt_fails_the_run(tmp_path, monkeypatch):
-    (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=2))
-    check = Run.check_config
-
-    def changed_after_the_fit(self):
-        if self.next_command == "adapt":
-            raise ValueError("code has changed")
-        check(self)
-
-    monkeypatch.setattr(Run, "check_config", changed_after_the_fit)
-    made = make([run])
-    assert made.failures == {run: "code has changed"}
-    assert commands(run) == ["fit"]
-    lock_folder(run.root).close()  # nobody holds it
 
 
 @pytest.mark.parametrize(("stopped_by", "is_done"), [("null", True), ("15", False)])
@@ -256,17 +213,6 @@ def test_a_run_that_another_call_holds_is_left_to_it(tmp_path):
     assert [run.status for run in runs] == ["done", "done"]
 
 
-def test_a_claim_lasts_as_long_as_the_runs_process(births, tmp_path):
-    (run,) = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}, seeds=1))
-    job = execution.start(run, births)
-    job.lock.close()  # as if the caller had died
-    with pytest.raises(BlockingIOError):
-        execution.start(run, births)
-    kill(job.process)
-    again = execution.start(run, births)
-    kill(again.process)
-
-
 def test_a_signal_ends_the_runs_that_are_under_way(births, tmp_path):
     runs = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}))
     threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
@@ -303,44 +249,6 @@ def test_the_runs_end_with_a_caller_that_was_killed(birth, tmp_path):
         time.sleep(0.05)
 
 
-def test_a_fork_prints_into_its_own_log_and_begins_as_a_new_process_would(births, tmp_path):
-    """What it prints, its arguments, folder and session, how it ends, and that a file here hides no module."""
-    (tmp_path / "colorsys.py").write_text("")
-    log = (tmp_path / "log").open("w")
-    process = births.start(["--config", "look"], log.fileno(), log.fileno())
-    log.close()
-    while process.poll() is None:
-        time.sleep(0.01)
-    assert process.poll() == 3
-    told = json.loads((tmp_path / "log").read_text())
-    assert told == {
-        "arguments": ["--config", "look"],
-        "name": "__main__",
-        "module": FAKE.stem,
-        "folder": str(tmp_path),
-        "leads_its_session": True,
-        "columns": "200",
-        "stdin": "",
-        "colorsys_here": False,
-    }
-
-
-def test_when_the_process_that_is_forked_dies_its_runs_end_and_the_next_begins_with_another(tmp_path):
-    with closing(BIRTHS["forked"]()) as births:
-        (run,) = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}, seeds=1))
-        job = execution.start(run, births)
-        births.server.kill()
-        deadline = time.monotonic() + 10
-        while job.process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert job.process.poll() == -signal.SIGTERM
-        job.lock.close()
-        (other,) = in_order(planned(tmp_path / "other", rows={"a": {}}, seeds=1))
-        make([other], births=births)
-        assert other.status == "done"
-
-
 def one_beside_a_good_one(tmp_path, dataset):
     return in_order(planned(tmp_path, rows={"bad": {"data.dataset": dataset}, "good": {}}, seeds=1))
 
@@ -350,15 +258,6 @@ def test_a_run_whose_folder_was_deleted_has_failed_and_the_others_go_on(tmp_path
     made = make([bad, good])
     assert made.failures == {bad: f"{bad.root} is gone: it was deleted while the run was writing it (exit 4)"}
     assert not made.is_disk_full
-    assert good.status == "done"
-
-
-def test_a_lock_that_is_no_file_is_refused_and_not_waited_for(tmp_path):
-    bad, good = in_order(planned(tmp_path, seeds=1))
-    bad.root.mkdir(parents=True)
-    os.mkfifo(bad.root / ".lock")
-    made = make([bad, good])
-    assert made.failures == {bad: f"{bad.root / '.lock'} must be a file, which a run locks; delete it."}
     assert good.status == "done"
 
 
@@ -393,12 +292,6 @@ def test_where_the_process_that_is_forked_has_died_the_next_run_begins_with_anot
     assert [first.status, second.status] == ["done", "done"]
 
 
-def test_where_no_process_can_be_forked_every_run_has_failed_and_the_study_ends(tmp_path):
-    runs = in_order(planned(tmp_path, seeds=1))
-    made = make(runs, births=Nursery(FAKE.stem, "no_such_module"))
-    assert made.failures == dict.fromkeys(runs, "the process that runs are forked from has died")
-
-
 def test_a_run_that_hangs_is_ended_and_has_failed(births, tmp_path, monkeypatch):
     """Though it does not end when it is asked to."""
     monkeypatch.setattr(execution, "GRACE", 0.1)
@@ -407,23 +300,3 @@ def test_a_run_that_hangs_is_ended_and_has_failed(births, tmp_path, monkeypatch)
     made = make([bad], births=births, run_timeout=1)
     assert made.failures == {bad: "it took longer than `run_timeout`, 1 s, and was ended"}
     lock_folder(bad.root).close()  # its process is gone
-
-
-def test_options_of_classes_are_told_apart_by_dotted_names():
-    config = {"model": {"class_path": "FML", "init_args": {"alpha": 0.5, "networks": [1, 2]}}}
-    assert flat(config) == {"model.class_path": "FML", "model.alpha": 0.5, "model.networks": [1, 2]}
-    assert yaml.safe_load(yaml.safe_dump(flat(config))) == flat(config)
-
-
-def test_the_time_of_an_earlier_run_is_from_its_options_to_its_last_word(tmp_path):
-    outcome = Outcome(write_run(tmp_path / "run", [[0.5, 0.6]] * 3, seconds=2.0))
-    assert seconds_of(tmp_path, outcome) == 6.0
-    for name, moment in ((CONFIG, 100.0), (LOG, 118.0)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (moment, moment))
-    assert seconds_of(tmp_path, outcome) == 18.0
-    events = outcome.folder / "events.jsonl"
-    events.write_text(
-        events.read_text() + '{"event": "fit", "round": 3}\n'
-    )  # it was cut short, and went on the next day
-    assert seconds_of(tmp_path, Outcome(outcome.folder)) == 6.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlit.studies.made_of import digest, made_of
+from fedlit.studies.made_of import made_of
 from fedlit.studies.runs import plan_runs
 from fedlit.studies.study import build_study
 
@@ -57,16 +57,6 @@ def test_own_code_and_data_are_found_and_nobody_elses():
     assert set(made_of({"model": {"class_path": "torch.nn.Linear"}, "data": {}})) == set()
 
 
-def test_modules_of_a_package_are_found_where_they_are_imported_relatively_and_within():
-    Path("package_of_mine").mkdir()
-    Path("package_of_mine/__init__.py").write_text("from .nets import Net\n")
-    Path("package_of_mine/nets.py").write_text("from . import layers\n\nclass Net:\n    import others_of_mine\n")
-    Path("package_of_mine/layers.py").write_text("import package_of_mine.nets\n")  # round and round
-    names = set(made_of({"model": {"class_path": "package_of_mine.Net"}, "data": {}}))
-    package = {"package_of_mine", "package_of_mine.nets", "package_of_mine.layers"}
-    assert names == {*package, "others_of_mine"}
-
-
 def test_a_run_of_other_code_is_refused_and_a_comment_is_no_other_code(tmp_path):
     run_of(tmp_path).write_config()
     change_code("nets_of_mine", "class Net:", "# why not\nclass Net:")
@@ -91,19 +81,3 @@ def test_what_changes_while_a_study_runs_is_not_begun_with(tmp_path):
     change_code("nets_of_mine", "width = WIDTH", "width = 5")
     with pytest.raises(ValueError, match="nets_of_mine has changed since the study was read"):
         run.write_config()
-
-
-def test_a_run_of_before_there_were_digests_is_taken_as_it_is(tmp_path):
-    run = run_of(tmp_path)
-    run.write_config()
-    (run.root / "made_of.json").unlink()
-    change_code("nets_of_mine", "width = WIDTH", "width = 5")
-    run_of(tmp_path).check_config()
-
-
-def test_a_folder_is_known_by_its_files(tmp_path):
-    (tmp_path / "pictures").mkdir()
-    (tmp_path / "pictures" / "cat.png").write_bytes(b"1")
-    before = digest(tmp_path / "pictures")
-    (tmp_path / "pictures" / "cat.png").write_bytes(b"12")
-    assert digest(tmp_path / "pictures") != before

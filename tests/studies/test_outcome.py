@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
-import pandas as pd
 import pytest
-import yaml
 from runs_by_hand import write_adaptation, write_run
 from scipy import stats
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.outcome import Outcome, number_of, worst_tenth
-from fedlit.studies.results import Results, client_values
+from fedlit.studies.outcome import Outcome, number_of
+from fedlit.studies.results import Results
 from fedlit.studies.seeds import SeedPair
 from fedlit.studies.statistics import estimate, paired
 from fedlit.studies.study import build_study
@@ -66,16 +64,6 @@ def test_newcomers_are_measured_by_epoch(outcome):
         number_of(outcome, replace(measure, over="rounds", stage="x"))
 
 
-def test_newcomers_without_a_number_are_told_among_those_left_out(outcome):
-    write_adaptation(outcome.folder, [0.1, 0.4])
-    assert outcome.left_out == []
-    config = yaml.safe_load((outcome.folder / "config.yaml").read_text())
-    config["data"]["init_args"]["unseen_clients"] = 3
-    (outcome.folder / "config.yaml").write_text(yaml.safe_dump(config))
-    told = Outcome(outcome.folder).left_out
-    assert [event["client"] for event in told] == ["a newcomer", "a newcomer"]
-
-
 def test_only_numbers_of_one_kind_are_compared(tmp_path):
     rows = {"a": {}, "b": {}, "loss": {"measure": {"metric": "loss/client_on_own"}}}
     study = build_study({"recipe": "r", "rows": rows, "seeds": 2})
@@ -104,33 +92,6 @@ def test_what_was_never_measured_is_said_with_what_was(outcome):
         ValueError, match="acc/local_on_own was never measured; there are acc/global_on_pooled, acc/pers"
     ):
         number_of(outcome, Measure(metric="acc/local_on_own"))
-
-
-def test_clients_values_are_those_of_the_round_that_is_measured(outcome):
-    assert client_values(outcome, Measure()).tolist() == [0.5, 0.7]
-    assert client_values(outcome, Measure(at="best")).tolist() == [0.6, 0.8]
-    assert client_values(outcome, Measure(metric="acc/global_on_pooled")) is None
-
-
-def test_epochs_of_a_stage_at_home_are_measured_as_rounds_are(outcome):
-    lines = ["round,stage,epoch,client,model,data,metric,value"]
-    for epoch in range(1, 13):
-        for client in (0, 1):
-            lines.append(f"1,home,{epoch},{client},personal,pooled,acc,{epoch / 100 + client / 10}")
-    (outcome.folder / "epochs.csv").write_text("\n".join(lines) + "\n")
-    measure = Measure(metric="acc/personal_on_pooled", at="median_of_last_ten", over="epochs")
-    assert number_of(outcome, measure) == pytest.approx(0.075 + 0.05)  # epochs 3 to 12, and the mean of two clients
-
-
-def test_epochs_that_were_not_recorded_are_asked_for(outcome):
-    with pytest.raises(ValueError, match=r"has no epochs.csv; set `trainer.eval_every_n_epochs`"):
-        number_of(outcome, Measure(over="epochs"))
-
-
-def test_of_a_loss_the_worst_are_the_highest():
-    losses = pd.Series([0.1, 0.2, 3.0])
-    assert worst_tenth(losses, rises=False) == 3.0
-    assert worst_tenth(losses) == 0.1
 
 
 def test_an_interval_is_the_one_of_the_t_distribution():

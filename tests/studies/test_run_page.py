@@ -1,23 +1,18 @@
 import csv
-import json
 import re
-from math import nan
 from pathlib import Path
 from statistics import mean
-from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 from read_page import PageReader
 from toy_runs import ENVIRONMENT, steady, write_run
 from toys import SGD, SmallCNN, fitted
 
-from fedlit import FedAvg, LocalOnly
+from fedlit import FedAvg
 from fedlit.cli import report
 from fedlit.studies import after_fit
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.run_charts import class_counts
-from fedlit.studies.run_page import run_page, write_run_page
+from fedlit.studies.run_page import run_page
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +26,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def page(folder):
     return PageReader((folder / "report.html").read_text())
-
-
-def test_who_holds_what_is_counted_where_samples_have_no_class():
-    rows = [(0, "train"), (0, "train"), (1, "train"), (1, "val_train")]
-    partition = pd.DataFrame([{"client": k, "split": split, "index": 0, "label": None} for k, split in rows])
-    counts = class_counts(SimpleNamespace(partition=partition))
-    assert counts.to_numpy().tolist() == [[2], [1]]
-    partition["label"] = [0, 1, 1, 1]
-    assert class_counts(SimpleNamespace(partition=partition)).to_numpy().tolist() == [[1, 1], [0, 1]]
 
 
 def lines(folder, name):
@@ -112,20 +98,6 @@ def test_bytes_of_the_ledger_are_the_sizes_of_the_tensors_sent(batch_norm, tmp_p
     assert noted == {(direction, str(k)): size for k in range(3) for direction in ("up", "down")}
 
 
-def test_bytes_of_the_page_are_those_of_the_ledger(page, folder):
-    size = sum(tensor.nbytes for tensor in SmallCNN().state_dict().values())
-    assert [int(line["bytes"]) for line in lines(folder, "ledger.csv")] == [size] * 12
-    by_direction = {one["name"]: one["y"] for one in charts(page)["Bytes by round"]["series"]}
-    assert by_direction == {"down": [3 * size] * 2, "up": [3 * size] * 2}
-    assert page.table("", "bytes", "times")["up, model"] == [f"{6 * size / 1000:.2f} kB", "6"]
-
-
-def test_who_stays_at_home_sends_nothing(tmp_path):
-    federation = fitted(LocalOnly(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=True)
-    text = Path(federation.log_dir, "report.html").read_text()
-    assert "Nothing crossed a client's border." in PageReader(text).text
-
-
 def test_seconds_events_configuration_and_environment_are_told(tmp_path):
     folder = write_run(tmp_path / "run", steady(0.4, 0.6), left_out=((2, 1, "its loss is <nan>"),))
     page = PageReader(run_page(Outcome(folder)))
@@ -147,44 +119,11 @@ def test_a_run_that_was_stopped_says_so(tmp_path):
     assert "Stopped by signal 15." in PageReader(run_page(Outcome(folder))).text
 
 
-def test_a_run_without_a_round_has_a_page(tmp_path):
-    folder = write_run(tmp_path / "run", steady(0.4))
-    for name in ("metrics.csv", "ledger.csv"):
-        (folder / name).write_text((folder / name).read_text().splitlines()[0] + "\n")
-    (folder / "events.jsonl").write_text(json.dumps({"event": "fit", "round": 0, "rounds": 2}) + "\n")
-    assert "0 of 2 rounds are done" in PageReader(run_page(Outcome(folder))).text
-
-
-def test_a_metric_that_was_never_finite_has_no_best_round(tmp_path):
-    outcome = Outcome(write_run(tmp_path / "run", {1: {0: nan}, 2: {0: nan}}))
-    scores = PageReader(run_page(outcome)).table("", "last mean")
-    assert scores["acc/global_on_own"] == ["nan", "nan", "nan", "", ""]
-
-
-def test_many_clients_and_rounds_make_a_page_of_bounded_size(tmp_path):
-    values = {round: dict.fromkeys(range(300), 0.123456789) for round in range(1, 301)}
-    page = write_run_page(write_run(tmp_path / "run", values))
-    reader = PageReader(page.read_text())
-    assert page.stat().st_size < 2_000_000
-    assert len(charts(reader)["acc/global_on_own"]["series"]) == 67  # 20,000 points of 300 rounds, and the mean
-    assert "The first 60 clients are shown." in reader.text
-
-
-def test_fit_writes_no_page_if_it_is_not_wanted(tmp_path):
-    federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=False)
-    assert not Path(federation.log_dir, "report.html").exists()
-
-
 def test_fit_writes_no_page_where_pandas_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.setattr(after_fit, "find_spec", lambda name: None)
     federation = fitted(FedAvg(SmallCNN, SGD), num_rounds=1, default_root_dir=str(tmp_path), report=True)
     assert Path(federation.log_dir, "metrics.csv").exists()
     assert not Path(federation.log_dir, "report.html").exists()
-
-
-def test_a_development_run_writes_nothing(tmp_path):
-    fitted(FedAvg(SmallCNN, SGD), fast_dev_run=True, default_root_dir=str(tmp_path), report=True)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_writes_a_page_for_each_run_where_it_is_told(tmp_path, capsys):
@@ -193,13 +132,6 @@ def test_the_command_writes_a_page_for_each_run_where_it_is_told(tmp_path, capsy
     assert capsys.readouterr().out.split() == [str(folder / "report.html") for folder in folders]
     report.main([str(folders[0]), "--output", "page.html"])
     assert Path("page.html").read_text() == (folders[0] / "report.html").read_text()
-
-
-def test_the_newest_run_of_a_folder_is_meant_where_there_is_none_in_it(tmp_path, capsys):
-    write_run(tmp_path / "lightning_logs" / "version_0", steady(0.5))
-    newest = write_run(tmp_path / "lightning_logs" / "version_1", steady(0.5))
-    report.main([str(tmp_path)])
-    assert capsys.readouterr().out.strip() == str(newest / "report.html")
 
 
 @pytest.mark.parametrize(

@@ -56,15 +56,6 @@ def test_what_is_ahead_by_an_interval_with_0_is_not_bold(torn):
     assert r"\textbf" not in latex_table(torn)
 
 
-def test_one_seed_makes_no_interval_and_nothing_bold(tmp_path):
-    results = both(tmp_path, AHEAD, seeds=1)
-    text = terminal_table(results)
-    assert "50.00" in line_of(text, "FedAvg")
-    assert "±" not in text
-    assert "one pair: no interval" in text
-    assert r"\textbf" not in latex_table(results)
-
-
 def test_the_papers_number_stands_beside_ours(tmp_path):
     results = both(tmp_path, AHEAD, paper={"FedAvg": 61.5}, columns={"IID": {}}, source="their table 1")
     latex = latex_table(results)
@@ -74,12 +65,6 @@ def test_the_papers_number_stands_beside_ours(tmp_path):
     assert "their table 1" in latex
     assert "61.5" in line_of(terminal_table(results), "FedAvg")
     assert "| FedAvg | 60.00 ± 10.00 | 61.5 |" in markdown_tables(results)
-
-
-def test_a_column_named_paper_is_a_column_like_others(tmp_path):
-    latex = latex_table(both(tmp_path, AHEAD, columns={"paper": {}}))
-    assert r"& paper \\" in latex
-    assert r"\multicolumn" not in latex
 
 
 def test_missing_and_failed_runs_are_told(tmp_path):
@@ -116,12 +101,6 @@ def test_a_target_says_how_many_reached_it(tmp_path):
     assert re.split(r"  +", line_of(block, "torn")) == ["torn", "1 of 2", "2.0", "8.00 kB", "3.0 s"]
 
 
-def test_a_loss_is_no_percentage_and_the_lower_one_is_best(tmp_path):
-    latex = latex_table(both(tmp_path, AHEAD, measure={"metric": "loss/global_on_own"}))
-    assert r"\textbf{0.2900 $\pm$ 0.1100}" in latex
-    assert r"0.4000 $\pm$ 0.1000 \\" in latex
-
-
 def test_latex_and_markdown_print_names_as_they_are(tmp_path):
     name = r"50% of A_1 & B^2 <#{~}$ |\x"
 
@@ -132,13 +111,6 @@ def test_latex_and_markdown_print_names_as_they_are(tmp_path):
     assert escaped(name) in latex_table(results)
     assert not re.search(r"(?<!\\)[%&#_](?!\\)", escaped(name).replace(r"\&", ""))
     assert r"50% of A\_1 &amp; B^2 &lt;\#{~}$ \|\\x" in markdown_tables(results)
-
-
-def test_the_caption_says_n_what_plus_minus_is_and_what_bold_means(ahead):
-    caption = line_of(latex_table(ahead), r"\caption")
-    assert "over n = 3 pairs of seeds" in caption
-    assert r"Mean $\pm$ standard deviation" in caption
-    assert r"Bold: ahead of every other row of the column by a paired 95 \% interval that excludes 0" in caption
 
 
 def test_columns_that_do_not_fit_stand_in_blocks(tmp_path):

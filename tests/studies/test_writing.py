@@ -1,13 +1,9 @@
-import threading
-from subprocess import run
-from sys import executable
-
 import matplotlib.image
 import pytest
 from toy_runs import steady, study_of
 
 from fedlit.records.whole_files import replacing, write_whole
-from fedlit.studies.figures import COLOURS, DASHES, MARKERS, draw_all
+from fedlit.studies.figures import draw_all
 from fedlit.studies.writing import study_lock, write_all
 
 FIGURES = ("curves_over_rounds", "curves_over_bytes", "clients")
@@ -85,32 +81,6 @@ def test_a_row_whose_runs_are_not_all_done_says_so_in_the_legend(tmp_path):
     assert legend_of(results) == {"whole", r"\$half\$ (1/2)"}
 
 
-def test_the_axis_of_clients_does_not_end_on_a_dot(tmp_path):
-    results = study_of(tmp_path, {"rows": {"a": {}}, "seeds": 1}, lambda *_: {"values": steady(0.4, 0.6)})
-    low, high = dict(draw_all(results))["clients"].axes[0].get_xlim()
-    assert low < 40 < 60 < high
-
-
-def test_the_legend_lies_on_no_panel(results):
-    figure = dict(draw_all(results))["curves_over_rounds"]
-    figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
-    for axes in figure.axes:
-        assert not legend.overlaps(axes.get_tightbbox())
-
-
-def test_a_row_that_sends_nothing_is_a_level_over_bytes(results):
-    axes = dict(draw_all(results))["curves_over_bytes"].axes[0]
-    labels = [line.get_label() for line in axes.lines]
-    assert labels == ["row 0", "row 1 (sends nothing: last value)"]
-    assert len(set(axes.lines[1].get_ydata())) == 1
-
-
-def test_35_rows_differ_in_colour_or_dashes_or_marker():
-    kinds = {(COLOURS[i % len(COLOURS)], DASHES[i % len(DASHES)], MARKERS[i % len(MARKERS)]) for i in range(35)}
-    assert len(kinds) == 35
-
-
 def half_written(path):
     with replacing(path) as temporary:
         temporary.write_text("ne")
@@ -124,25 +94,3 @@ def test_a_file_that_could_not_be_made_leaves_the_old_one_whole(tmp_path):
         half_written(path)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_two_calls_write_one_after_the_other(tmp_path):
-    entered = threading.Event()
-
-    def second():
-        with study_lock(tmp_path):
-            entered.set()
-
-    with study_lock(tmp_path):
-        other = threading.Thread(target=second)
-        other.start()
-        assert not entered.wait(0.2)
-    assert entered.wait(5)
-    other.join()
-
-
-def test_the_lock_is_held_between_processes(tmp_path):
-    code = f"import fcntl; fcntl.flock(open({str(tmp_path / '.lock')!r}), fcntl.LOCK_EX | fcntl.LOCK_NB)"
-    with study_lock(tmp_path):
-        assert run([executable, "-c", code], capture_output=True).returncode == 1
-    assert run([executable, "-c", code], capture_output=True).returncode == 0
