@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 from fedlit.aggregation import num_bytes
-from fedlit.encoders import Float16, Int8, TopK, largest_places
+from fedlit.encoders import Float16, Int8, TopK
 
 SIZE = 1000
 
@@ -63,13 +63,6 @@ def test_rounding_at_random_is_right_in_the_mean_and_to_the_nearest_is_not():
     assert float(received(Int8(), state, before)[1:].mean()) == 0.0
 
 
-def test_rounding_at_random_goes_by_its_generator():
-    state, before = drawn()
-    encoder = Int8(stochastic=True)
-    assert torch.equal(received(encoder, state, before, seed=3), received(encoder, state, before, seed=3))
-    assert not torch.equal(received(encoder, state, before, seed=3), received(encoder, state, before, seed=4))
-
-
 def test_numbers_by_hand():
     """0.1 in half precision is 1638 / 2^14; of steps of 2, 5 is two and a half, which is rounded to even."""
     one = {"w": torch.ones(1)}
@@ -102,22 +95,6 @@ def test_images_of_channels_last_kernels_are_sent_by_the_same_places():
     turned = {"w": state["w"].to(memory_format=torch.channels_last)}
     for encoder in (TopK(0.1), Int8()):
         assert torch.equal(received(encoder, turned, before), received(encoder, state, before))
-
-
-# --- which of equals
-
-
-def test_of_equals_the_first_are_taken_and_nan_is_the_largest():
-    assert largest_places(torch.ones(100), 7).tolist() == list(range(7))
-    assert largest_places(torch.tensor([5.0, 1.0, 1.0, 5.0, 1.0]), 3).tolist() == [0, 1, 3]
-    assert largest_places(torch.tensor([1.0, torch.nan, torch.inf, 2.0]), 2).tolist() == [1, 2]
-
-
-def test_places_are_those_of_a_stable_sort():
-    values = torch.randint(20, (5000,), generator=torch.Generator().manual_seed(0)).float()
-    for number in (1, 37, 2500, 5000):
-        expected = values.sort(descending=True, stable=True).indices[:number].sort().values
-        assert torch.equal(largest_places(values, number), expected)
 
 
 # --- bytes

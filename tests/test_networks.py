@@ -6,7 +6,6 @@ from jsonargparse import ArgumentParser
 from torch import nn
 from torch.testing import assert_close
 
-from fedlit.fast.max_pool import MaxPool
 from fedlit.networks import (
     CIFARCNN,
     CNN1,
@@ -113,11 +112,6 @@ def test_feature_shape_is_true_at_odd_sizes_and_paddings(options):
     assert tuple(net.extractor(images(options)).shape[1:]) == net.feature_shape
 
 
-def test_fusion_code_has_the_same_feature_shape_as_the_paper():
-    net = McMahanCNN(fusion_code=True)
-    assert tuple(net.extractor(default_images(McMahanCNN)).shape[1:]) == net.feature_shape == (64, 7, 7)
-
-
 def test_mlp_takes_inputs_of_any_shape():
     net = MLP(in_features=12, hidden=(5,), num_classes=3)
     x = torch.randn(4, 12)
@@ -145,24 +139,6 @@ def test_moe_expert_with_dropout_is_not_lenet5():
     assert not torch.equal(*expert_like_lenet(dropout=0.5))
 
 
-@pytest.mark.parametrize(("network", "layers"), [(McMahanCNN, 1), (CIFARCNN, 2), (TwoStreamAlexNet, 2), (MoEExpert, 1)])
-def test_dropout_follows_the_hidden_layers_and_leaves_the_names_alone(network, layers):
-    with_dropout, without = network(dropout=0.3), network(dropout=0.0)
-    assert [m.p for m in with_dropout.modules() if isinstance(m, nn.Dropout)] == [0.3] * layers
-    assert with_dropout.state_dict().keys() == without.state_dict().keys()
-    x = default_images(network)
-    before = torch.get_rng_state()
-    without.train()(x)
-    assert torch.equal(torch.get_rng_state(), before)  # a rate of 0 draws nothing
-    with_dropout.train()(x)
-    assert not torch.equal(torch.get_rng_state(), before)
-
-
-def test_moe_dropout_follows_the_first_hidden_layer_only():
-    names = [type(layer).__name__ for layer in MoEExpert().head]
-    assert names == ["Flatten", "Linear", "ReLU", "Dropout", "Linear", "ReLU", "Linear"]
-
-
 def weighted_layers(net: nn.Module) -> list[nn.Module]:
     return [layer for layer in net.modules() if isinstance(layer, nn.Conv2d | nn.Linear)]
 
@@ -182,13 +158,6 @@ def test_truncated_normal_is_cut_at_two_sd_with_biases_of_a_tenth():
         assert layer.weight.abs().max() <= 0.2
         assert_close(layer.weight.std().item(), 0.08796, rtol=0.06, atol=0)  # 0.1 * sqrt(1 - 4 phi(2) / (2 Phi(2) - 1))
         assert torch.equal(layer.bias, torch.full_like(layer.bias, 0.1))
-
-
-def test_default_initialisation_is_pytorchs_and_only_the_alexnet_has_another_default():
-    first = McMahanCNN().extractor[0]
-    assert first.bias.any()
-    assert first.weight.abs().max() <= 1 / 25**0.5
-    assert not TwoStreamAlexNet().extractor[0].bias.any()
 
 
 def image_and_company(norm: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -225,13 +194,6 @@ def test_the_smallest_image_size_works_and_the_next_smaller_is_refused(network, 
         network(image_size=smallest - 1)
 
 
-@pytest.mark.parametrize("network", ALL)
-@pytest.mark.parametrize("option", ["in_channels", "image_size", "num_classes"])
-def test_every_network_refuses_common_options_below_one(network, option):
-    with pytest.raises(ValueError, match=f"`{option}` must be at least .*, got 0"):
-        network(**{option: 0})
-
-
 @pytest.mark.parametrize(
     ("network", "options", "message"),
     [
@@ -257,30 +219,6 @@ def test_tuples_come_from_yaml_lists():
     parser.add_argument("--network", type=nn.Module)
     config = parser.parse_args(["--network=fedlit.networks.MLP", "--network.hidden=[7, 6, 5]"])
     assert MLP(**vars(config.network.init_args)).feature_shape == (5,)
-
-
-@pytest.mark.parametrize("network", ALL)
-def test_the_help_describes_every_option(network, capsys):
-    parser = ArgumentParser()
-    parser.add_argument("--network", type=nn.Module)
-    with pytest.raises(SystemExit):
-        parser.parse_args([f"--network.help=fedlit.networks.{network.__name__}"])
-    described = " ".join(capsys.readouterr().out.split())
-    options = [line.strip().split(":", 1) for line in network.__doc__.split("Args:")[1].strip().splitlines()]
-    assert {name for name, _ in options} == set(network.__init__.__annotations__) - {"return"}
-    for _, text in options:
-        assert text.strip() in described
-
-
-@pytest.mark.parametrize(("kernel", "padding"), [(2, 0), (2, 1), (3, 0), (3, 1)])
-@pytest.mark.parametrize("size", [(8, 8), (7, 9), (3, 3)])
-def test_pooling_without_a_gradient_is_pytorchs_to_the_bit(kernel, padding, size):
-    x = torch.randn(2, 3, *size)
-    x[0, 0, 0, 0], x[0, 1, 1, 1] = torch.nan, -torch.inf
-    ours, theirs = (pool(kernel, stride=2, padding=padding) for pool in (MaxPool, nn.MaxPool2d))
-    assert_close(ours(x), theirs(x), rtol=0, atol=0, equal_nan=True)
-    assert_close(ours(x.requires_grad_()), theirs(x), rtol=0, atol=0, equal_nan=True)
-    assert "MaxPool2D" in type(ours(x).grad_fn).__name__ or kernel == 2  # and with one, PyTorch's own or Halved
 
 
 @pytest.mark.parametrize("cls", [LeNet5, CNN2, McMahanCNN, TwoStreamAlexNet])

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import method_pages
 import pytest
-from docstrings import as_markdown, description
 from printed import ROOT
 from reference_pages import ROOMS
 from reference_pages import page as reference_page
-from repository import LINK, complete, relinked
+from repository import LINK, complete
 
-from fedlit import losses, methods
+from fedlit import methods
 from fedlit.cli.methods import card_of, methods_of
 
 DOCS = ROOT / "docs"
@@ -79,32 +78,10 @@ def test_the_page_of_a_method_says_what_the_class_says(method):
         assert f"`--model.{option}`" in page
 
 
-def test_what_was_measured_is_told_where_it_is_known(tmp_path, monkeypatch):
-    table = tmp_path / "verdicts.csv"
-    table.write_text('method,verdict\nFML,"agrees, with little data"\n')
-    monkeypatch.setattr(method_pages, "VERDICTS", table)
-    found = method_pages.verdicts()
-    assert found == {"FML": "agrees, with little data"}
-    assert "## What we measured\n\nagrees, with little data" in method_pages.page(methods.FML, found["FML"])
-    assert "*Measured:* agrees" in method_pages.overview(OWN, found)
-
-
 def test_every_option_of_a_federation_is_in_the_reference_with_its_text():
     page = reference_page(ROOMS["federation"])
     assert "`--trainer.num_rounds`: `int = 10`\n: Rounds of a stage" in page
     assert "(see its type)" not in page
-
-
-def test_equations_of_docstrings_become_equations():
-    assert "\n```{math}\nL = w \\, \\mathrm{CE}(p, y)" in description(losses.mutual_loss)
-    assert "{math}`p = \\mathrm{softmax}(z)`" in description(losses.mutual_loss)
-    assert as_markdown("see https://arxiv.org/abs/2006.16765.") == "see <https://arxiv.org/abs/2006.16765>."
-
-
-def test_links_out_of_the_docs_become_pages_and_code_stays():
-    assert relinked("[a](../fedlit/losses.py#L3)", DOCS) == "[a](/source/fedlit/losses.py.md#L3)"
-    assert relinked("[a](docs/data.md)", ROOT) == "[a](/data.md)"
-    assert relinked("names[0](x)", DOCS) == "names[0](x)"
 
 
 def test_the_quick_start_is_the_readmes():
@@ -113,22 +90,6 @@ def test_the_quick_start_is_the_readmes():
     assert "make fit" in text[0]
     assert "fedlit fit --config fedavg_fashion.yaml" in text[0]
     assert "## Methods" not in text[0]
-
-
-@pytest.mark.parametrize("name", ["quickstart", "changelog", "contributing"])
-def test_a_page_that_is_taken_from_elsewhere_says_where_to_who_reads_the_file_and_to_nobody_else(name):
-    lying = (DOCS / f"{name}.md").read_text()
-    assert re.search(r"^This page is .*\[\w+\.md\]\(\.\./\w+\.md\)\.$", lying, flags=re.MULTILINE)
-    text = [lying]
-    complete(None, name, text)
-    assert "This page is" not in text[0]
-    assert "<!-- take" not in text[0]
-
-
-def test_what_is_not_there_is_not_in_the_table_of_contents():
-    text = ["?nowhere\n?data\n"]
-    complete(None, "index", text)
-    assert text == ["data\n"]
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fedlit.dealing import distinct_owners
 from fedlit.partition import (
     IID,
     BinarySeparated,
@@ -95,12 +94,6 @@ def test_no_sample_is_left_over(partition):
 
 
 @every
-def test_labels_of_one_byte_are_as_good_as_labels_of_eight(partition):
-    wide = partition.assign(CIFAR_TEST, 5, 10, seed=0)
-    assert all_equal(wide, partition.assign(CIFAR_TEST.astype(np.uint8), 5, 10, seed=0))
-
-
-@every
 def test_labels_beyond_the_classes_and_empty_federations_are_refused(partition):
     with pytest.raises(ValueError, match=r"`labels` must lie in \[0, 9\), got 0 to 9"):
         partition.assign(CIFAR_TEST, 5, 9, seed=0)
@@ -117,19 +110,6 @@ def test_scaled_scales_samples_per_client_and_nothing_else():
     assert PermutedPixels(IID(50)).scaled(0.5).base.samples_per_client == 25
 
 
-@pytest.mark.parametrize("partition", [IID(), Shards(), BinarySeparated(), Dirichlet()])
-def test_scaled_is_the_same_object_without_samples_per_client(partition):
-    assert partition.scaled(0.2) is partition
-
-
-@pytest.mark.parametrize("partition", [IID(), Shards(), Dirichlet(0.5), Dirichlet(1e-3), Quantity(1e-3)])
-def test_ten_thousand_clients_all_get_something(partition):
-    labels = shuffled(MNIST)
-    parts = partition.assign(labels, 10_000, 10, seed=0)
-    assert len(parts) == 10_000
-    assert min(map(len, parts)) >= 1
-
-
 KNOWING = [partition for partition in EVERY if not isinstance(partition, Shards)]
 
 
@@ -142,24 +122,12 @@ def test_what_a_client_holds_is_near_the_class_probabilities_that_its_partition_
     assert np.abs(held / held.sum(axis=1, keepdims=True) - p).max() < 0.1
 
 
-@pytest.mark.parametrize("partition", [BinarySeparated("random"), Dirichlet(0.1)])
-def test_class_probabilities_are_those_of_the_seed(partition):
-    labels = shuffled(MNIST_TEST)
-    p = partition.class_probabilities(np.bincount(labels), 5, seed=5)
-    held = table(partition.assign(labels, 5, 10, seed=4), labels)
-    assert np.abs(held / held.sum(axis=1, keepdims=True) - p).max() > 0.1
-
-
 def test_class_probabilities_by_hand():
     sizes = np.array([30, 10])
     assert IID().class_probabilities(sizes, 2, seed=0).tolist() == [[0.75, 0.25]] * 2
     assert ClassSets([[0], [0, 1]]).class_probabilities(sizes, 3, seed=0).tolist() == [[1, 0], [0.5, 0.5], [1, 0]]
     majority = Majority(0.8, 10, 1).class_probabilities(np.array([10] * 5), 1, seed=0)
     np.testing.assert_allclose(sorted(majority[0]), [0.05] * 4 + [0.8])
-
-
-def test_shards_tell_no_class_probabilities():
-    assert Shards(2).class_probabilities(np.array([5, 5]), 2, seed=0) is None
 
 
 # The law: what a client gets is the same on training and test labels
@@ -175,41 +143,6 @@ def test_shards_of_balanced_test_labels_have_the_classes_and_shares_of_training(
     assert np.abs(train / 5 - other).max() > 1
 
 
-def test_only_per_class_shards_keep_the_class_sets_where_classes_are_unequal():
-    train, test = shuffled(MNIST), shuffled(MNIST_TEST)
-    sets = {}
-    for mode in ("per_class", "equal_size"):
-        partition = Shards(1, mode)
-        sets[mode] = [class_sets(partition.assign(labels, 10, 10, seed=0), labels) for labels in (train, test)]
-    assert sets["per_class"][0] == sets["per_class"][1]
-    assert sets["equal_size"][0] != sets["equal_size"][1]  # the last shard: {8, 9} in training, {9} in test
-
-
-def test_random_halves_are_those_of_the_seed_on_any_labels():
-    def halves(labels, seed):
-        return class_sets(BinarySeparated("random").assign(labels, 2, 10, seed), labels)
-
-    assert halves(CIFAR, 0) == halves(shuffled(MNIST_TEST), 0)
-    assert halves(CIFAR, 0) != halves(CIFAR, 1)
-
-
-@pytest.mark.parametrize("sets", ["iid", "niid1", "niid2", "niid3", [[7], [1, 2, 3]]])
-def test_class_sets_are_the_same_on_any_labels(sets):
-    partition = ClassSets(sets, 500)
-    held = class_sets(partition.assign(CIFAR, 5, 10, seed=0), CIFAR)
-    test = shuffled(MNIST_TEST)
-    assert held == class_sets(partition.assign(test, 5, 10, seed=0), test)
-    assert held != class_sets(ClassSets([[0], [5]], 500).assign(test, 5, 10, seed=0), test)
-
-
-def test_majority_counts_are_equal_on_any_labels_and_fixed_ones_differ_by_seed_only_in_the_odd_samples():
-    test, partition = shuffled(MNIST_TEST), Majority(0.9, 500, pairs="fixed")
-    counts = table(partition.assign(CIFAR, 5, 10, seed=0), CIFAR)
-    assert np.array_equal(counts, table(partition.assign(test, 5, 10, seed=0), test))
-    other = table(partition.assign(test, 5, 10, seed=1), test)
-    assert np.abs(counts - other).max() == 1
-
-
 @pytest.mark.parametrize(("alpha", "tolerance"), [(0.05, 0.2), (0.5, 0.002), (100.0, 0.002)])  # top-ups; rounding
 def test_dirichlet_proportions_are_the_same_on_any_labels_even_when_some_client_is_short(alpha, tolerance):
     partition, test = Dirichlet(alpha, min_samples=20), shuffled(MNIST_TEST)
@@ -223,28 +156,12 @@ def test_dirichlet_proportions_are_the_same_on_any_labels_even_when_some_client_
     assert np.abs(other - q).max() > tolerance
 
 
-def test_a_client_short_of_data_gets_the_class_it_drew_most_of_in_training_and_test():
-    partition, test = Dirichlet(1e-6), shuffled(MNIST_TEST)
-    favourite = partition.log_proportions(100, 10, seed=0).argmax(axis=0)
-    for labels in (CIFAR, test):
-        parts = partition.assign(labels, 100, 10, seed=0)
-        short = [k for k, part in enumerate(parts) if len(part) == 1]
-        assert len(short) >= 90  # ten classes, each with one owner
-        assert [labels[parts[k]][0] for k in short] == favourite[short].tolist()
-
-
 # IID
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(50_000, [10_000] * 5), (60_000, [12_000] * 5), (13, [3, 3, 3, 2, 2])])
 def test_iid_parts_differ_by_at_most_one(n, sizes):
     assert [len(part) for part in IID().assign(np.zeros(n, dtype=int), 5, 1, seed=0)] == sizes
-
-
-def test_iid_gives_each_client_the_number_asked_for_of_all_classes():
-    parts = IID(600).assign(CIFAR, 5, 10, seed=0)
-    assert [len(part) for part in parts] == [600] * 5
-    assert table(parts, CIFAR).min() > 30
 
 
 def test_iid_refuses_more_than_there_is():
@@ -272,20 +189,6 @@ def test_cifar10_shards_stop_exactly_at_the_class_borders(p, sizes):
     assert ((shards > 0).sum(axis=0) == p // 2).all()  # 3, 2, 1 shards per class
 
 
-@pytest.mark.parametrize(("p", "sizes"), [(60, {166, 167}), (40, {250}), (20, {500})])
-def test_cifar100_shards_stop_exactly_at_the_class_borders(p, sizes):
-    shards = shards_of(CIFAR100, 5 * p, 100)
-    assert set(shards.sum(axis=1).tolist()) == sizes
-    assert ((shards > 0).sum(axis=1) == 1).all()
-
-
-@pytest.mark.parametrize("p", [6, 4, 2])
-def test_cifar10_clients_hold_a_fifth_of_the_data_and_at_most_p_classes(p):
-    counts = table(Shards(p).assign(CIFAR, 5, 10, seed=0), CIFAR)
-    assert np.abs(counts.sum(axis=1) - 10_000).max() <= p
-    assert (counts > 0).sum(axis=1).max() <= p
-
-
 def test_mnist_shards_of_equal_size_straddle_the_unequal_classes():
     shards = shards_of(shuffled(MNIST), 10, 10)
     assert (shards.sum(axis=1) == 6000).all()
@@ -306,38 +209,6 @@ def test_distinct_shards_of_mnist_give_every_client_exactly_p_digits_and_every_d
     held = table(Shards(p, "distinct").assign(labels, 5, 10, seed), labels) > 0
     assert (held.sum(axis=1) == p).all()
     assert (held.sum(axis=0) == p // 2).all()  # 5 p shards of 10 digits; one client each where p = 2: no overlap
-
-
-def test_per_class_shards_need_not_give_a_client_p_digits():
-    labels = shuffled(MNIST)
-    counts = [(table(Shards(4, "per_class").assign(labels, 5, 10, s), labels) > 0).sum(axis=1).min() for s in range(5)]
-    assert min(counts) < 4
-
-
-def test_two_distinct_digits_are_other_digits_for_another_seed():
-    labels = shuffled(MNIST)
-    held = [class_sets(Shards(2, "distinct").assign(labels, 5, 10, seed), labels) for seed in (0, 1)]
-    assert held[0] != held[1]
-
-
-@pytest.mark.parametrize(("num_clients", "num_classes", "pieces"), [(1, 7, 1), (7, 7, 7), (100, 10, 20), (6, 4, 3)])
-def test_distinct_shards_come_out_even_however_many(num_clients, num_classes, pieces):
-    for seed in range(20):
-        owners = distinct_owners(np.random.default_rng(seed), num_clients, num_classes, pieces)
-        assert (np.bincount(owners) == num_classes * pieces // num_clients).all()
-        assert all(len(set(row)) == pieces for row in owners.reshape(num_classes, pieces).tolist())
-
-
-def test_nine_of_two_hundred_mnist_shards_straddle_two_digits():
-    shards = shards_of(shuffled(MNIST), 200, 10)
-    assert (shards.sum(axis=1) == 300).all()
-    assert ((shards > 0).sum(axis=1) == 2).sum() == 9
-    assert [len(part) for part in Shards(2).assign(shuffled(MNIST), 100, 10, seed=0)] == [600] * 100
-
-
-def test_a_shard_keeps_the_order_of_the_file():
-    parts = Shards(1).assign(np.array([1, 0, 1, 0, 0, 1]), 2, 2, seed=0)
-    assert sorted(part.tolist() for part in parts) == [[0, 2, 5], [1, 3, 4]]
 
 
 def test_shards_refuse_what_they_cannot_cut():
@@ -367,18 +238,6 @@ def test_binary_separated_gives_each_of_two_clients_25000_images_of_five_classes
     parts = BinarySeparated(split).assign(CIFAR, 2, 10, seed=0)
     assert [len(part) for part in parts] == [25_000, 25_000]
     assert class_sets(parts, CIFAR) == [first, set(range(10)) - first]
-
-
-def test_random_halves_are_five_classes_each_and_new_for_another_seed():
-    halves = [class_sets(BinarySeparated("random").assign(CIFAR_TEST, 2, 10, s), CIFAR_TEST) for s in range(8)]
-    assert all(len(a) == len(b) == 5 and not a & b for a, b in halves)
-    assert len({frozenset(a) for a, _ in halves}) > 4
-
-
-def test_more_than_two_clients_share_the_halves_by_parity():
-    parts = BinarySeparated().assign(CIFAR, 5, 10, seed=0)
-    assert [len(part) for part in parts] == [8334, 12_500, 8333, 12_500, 8333]
-    assert [min(held) for held in class_sets(parts, CIFAR)] == [0, 5, 0, 5, 0]
 
 
 def test_binary_separated_refuses_what_makes_no_sense():
@@ -420,23 +279,6 @@ def test_niid2_and_niid3_are_the_sets_of_the_paper():
     assert [sum(c in held for held in niid3) for c in range(10)] == [2] * 10
 
 
-def test_iid_class_sets_hold_all_classes_alike_even_where_the_pool_does_not():
-    pool = shuffled([100] * 9 + [5000])
-    counts = table(ClassSets("iid", 6000).assign(pool, 3, 10, seed=0), pool)
-    assert np.abs(counts - 600).max() < 130
-
-
-def test_own_class_lists_repeat_with_their_own_length():
-    held = class_sets(ClassSets([[7], [1, 2]], 100).assign(CIFAR, 3, 10, seed=0), CIFAR)
-    assert held == [{7}, {1, 2}, {7}]
-
-
-def test_a_client_of_class_sets_is_the_same_however_many_follow():
-    five, ten = (ClassSets("niid3", 200).assign(CIFAR, k, 10, seed=0) for k in (5, 10))
-    assert all_equal(five, ten[:5])
-    assert not all_equal(five, ten[5:])
-
-
 def test_class_sets_refuse_unknown_names_empty_lists_and_absent_classes():
     with pytest.raises(ValueError, match="`sets` must be one of iid, niid1, niid2, niid3, got 'niid4'"):
         ClassSets("niid4")
@@ -457,46 +299,12 @@ def test_majority_and_rest_are_exactly_n(p, n):
     assert [row[2 * k : 2 * k + 2].sum() for k, row in enumerate(counts)] == [round(p * n)] * 5
 
 
-def test_nine_tenths_of_500_are_225_of_two_classes_and_50_of_the_others():
-    counts = table(Majority(0.9, 500, pairs="fixed").assign(CIFAR, 5, 10, seed=0), CIFAR)
-    for k, row in enumerate(counts):
-        assert row[2 * k : 2 * k + 2].tolist() == [225, 225]
-        assert sorted(np.delete(row, [2 * k, 2 * k + 1]).tolist()) == [6] * 6 + [7] * 2
-
-
-def test_majority_of_a_fifth_is_iid_for_ten_classes_and_can_use_all_data():
-    counts = table(Majority(0.2, 10_000).assign(CIFAR, 5, 10, seed=0), CIFAR)
-    assert (counts == 1000).all()
-    assert not (table(Majority(0.3, 1000).assign(CIFAR, 5, 10, seed=0), CIFAR) == 100).all()
-
-
-def test_majority_classes_start_again_when_they_run_out():
-    held = class_sets(Majority(1.0, 10, pairs="fixed").assign(CIFAR, 7, 10, seed=0), CIFAR)
-    assert held == [{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {0, 1}, {2, 3}]
-    assert class_sets(Majority(1.0, 9, 3, "fixed").assign(CIFAR, 4, 10, 0), CIFAR)[3] == {9, 0, 1}
-    assert len(set().union(*class_sets(Majority(1.0, 10).assign(CIFAR100, 50, 100, seed=0), CIFAR100))) == 100
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_majorities_are_the_fixed_ones_of_classes_in_another_order(seed):
     drawn = class_sets(Majority(1.0, 10).assign(CIFAR, 6, 10, seed), CIFAR)
     assert [len(pair) for pair in drawn] == [2] * 6
     assert set().union(*drawn[:5]) == set(range(10))  # disjoint while they last
     assert drawn[5] == drawn[0]
-
-
-def test_another_seed_draws_other_majorities_and_fixed_ones_stay():
-    def held(seed, **options):
-        return class_sets(Majority(1.0, 10, **options).assign(CIFAR, 5, 10, seed), CIFAR)
-
-    assert held(0) != held(1)
-    assert held(0, pairs="fixed") == held(1, pairs="fixed") == [{2 * k, 2 * k + 1} for k in range(5)]
-
-
-def test_a_client_has_its_drawn_majority_on_the_test_labels_too():
-    test, partition = shuffled(MNIST_TEST), Majority(1.0, 50)
-    held = class_sets(partition.assign(CIFAR, 5, 10, seed=3), CIFAR)
-    assert held == class_sets(partition.assign(test, 5, 10, seed=3), test)
 
 
 def test_majority_refuses_what_the_data_cannot_give():
@@ -511,12 +319,6 @@ def test_majority_refuses_what_the_data_cannot_give():
 
 
 # Dirichlet
-
-
-def test_large_alpha_is_nearly_even_and_small_alpha_is_not():
-    even, uneven = (table(Dirichlet(a).assign(CIFAR, 10, 10, seed=0), CIFAR) for a in (1e6, 0.1))
-    assert np.abs(even - 500).max() < 10
-    assert uneven.max() > 2000
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
@@ -535,14 +337,6 @@ def test_every_client_has_min_samples_for_the_smallest_alpha(alpha, min_samples)
     assert min(map(len, parts)) == min_samples
     assert is_disjoint(parts)
     assert sum(map(len, parts)) == 10_000
-
-
-def test_min_samples_that_take_everything_leave_everyone_alike():
-    assert {len(part) for part in Dirichlet(0.1, min_samples=100).assign(CIFAR_TEST, 100, 10, seed=0)} == {100}
-
-
-def test_min_samples_0_allows_clients_without_data():
-    assert min(len(part) for part in Dirichlet(1e-3, min_samples=0).assign(CIFAR_TEST, 100, 10, seed=0)) == 0
 
 
 def test_dirichlet_refuses_bad_numbers_and_too_little_data():
@@ -567,13 +361,6 @@ def test_each_client_has_one_fixed_order_of_pixels():
     assert orders[3] != partition.pixel_permutation(3, 784, seed=1).tolist()
 
 
-def test_permuted_pixels_leave_the_samples_to_their_base():
-    base = Shards(2)
-    assert all_equal(PermutedPixels(base).assign(CIFAR, 5, 10, 0), base.assign(CIFAR, 5, 10, 0))
-    assert all_equal(PermutedPixels().assign(CIFAR, 5, 10, 0), IID().assign(CIFAR, 5, 10, 0))
-    assert base.pixel_permutation(0, 784, seed=0) is None
-
-
 def test_a_client_keeps_so_many_of_its_shards_samples_and_of_every_class():
     whole = Shards(2, "per_class").assign(CIFAR, 5, 10, seed=4)
     some = Shards(2, "per_class", samples_per_client=20).assign(CIFAR, 5, 10, seed=4)
@@ -583,3 +370,7 @@ def test_a_client_keeps_so_many_of_its_shards_samples_and_of_every_class():
         assert set(CIFAR[kept]) == set(CIFAR[held])
     with pytest.raises(ValueError, match="`samples_per_client`=9000000, but the shards of client 0 hold"):
         Shards(2, samples_per_client=9_000_000).assign(CIFAR, 5, 10, seed=4)
+
+
+def test_min_samples_that_take_everything_leave_everyone_alike():
+    assert {len(part) for part in Dirichlet(0.1, min_samples=100).assign(CIFAR_TEST, 100, 10, seed=0)} == {100}

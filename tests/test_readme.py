@@ -100,24 +100,6 @@ def test_the_comparisons_in_the_readme_can_be_run(columns, command_line, monkeyp
     assert len(lines) == 2
 
 
-def test_the_table_of_methods_names_files_and_recipes_that_exist():
-    table = README[README.index("## Methods") : README.index("## Your own method")]
-    names = re.findall(r"\]\((fedlit/methods/\w+\.py)\)", table) + [
-        f"configs/{n}" for n in re.findall(r"`(\w+\.yaml)`", table)
-    ]
-    assert len(names) >= 13
-    assert [name for name in names if not (ROOT / name).exists()] == []
-
-
-def test_every_method_is_in_the_table():
-    from fedlit import methods
-
-    exported = {kind.__name__ for kind in methods.FederatedModule.__subclasses__()} & set(methods.__all__)
-    assert {"FedAvg", "FML", "DLAD"} <= exported
-    for name in exported:
-        assert f"| {name} |" in README
-
-
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_yaml_in_the_readme_is_yaml(text):
     assert {"model", "data", "trainer"} <= yaml.safe_load(text).keys()

@@ -1,6 +1,5 @@
 """Rules that bear clients who lie: laws, numbers worked by hand, and the mean beside them, which does not."""
 
-from itertools import pairwise
 from math import inf, nan
 
 import pytest
@@ -100,11 +99,6 @@ def test_clipping_at_infinity_is_the_weighted_mean():
     assert not torch.allclose(NormClipping(1.0)(uploads, CURRENT)["w"], weighted_mean(uploads)["w"])
 
 
-def test_clipping_what_has_not_moved_leaves_it_there():
-    still = [Upload(k, {"w": torch.ones(3)}) for k in range(3)]
-    assert torch.equal(NormClipping()(still, {"w": torch.ones(3)})["w"], torch.ones(3))
-
-
 def test_multi_krum_that_keeps_one_is_krum_and_one_that_keeps_all_the_uniform_mean():
     uploads = honest()
     assert torch.equal(MultiKrum(2, num_kept=1)(uploads, CURRENT)["w"], Krum(2)(uploads, CURRENT)["w"])
@@ -129,14 +123,6 @@ def test_the_geometric_median_is_where_the_pulls_cancel_out():
     assert sum(upload.weight * (upload.state["w"] - v) for upload in uploads).norm() > 0.1  # those of a mean do not
 
 
-def test_more_steps_come_nearer_to_the_geometric_median():
-    uploads = with_liars(honest(), 3, -100.0)
-    best = GeometricMedian(steps=400)(uploads, CURRENT)["w"]
-    distances = [float((GeometricMedian(steps)(uploads, CURRENT)["w"] - best).norm()) for steps in (1, 5, 20)]
-    assert all(later < earlier for earlier, later in pairwise(distances))
-    assert distances[-1] < 0.01
-
-
 @pytest.mark.parametrize("lie", [nan, inf, -inf])
 @pytest.mark.parametrize("rule", RULES[1:], ids=IDS[1:])
 def test_an_upload_that_is_not_finite_does_not_reach_the_model(rule, lie):
@@ -147,16 +133,6 @@ def test_an_upload_that_is_not_finite_does_not_reach_the_model(rule, lie):
     clipped = 0.25 if isinstance(rule, NormClipping) and rule.threshold == 0.5 else 1.0  # [1, 1, 1, 1] has norm 2
     torch.testing.assert_close(agreed, torch.full((4,), clipped))
     assert not Mean()(sent, {})["w"].isfinite().all()
-
-
-def test_clipping_without_the_one_that_is_not_finite_by_hand():
-    sent = [Upload(0, {"w": tensor([nan])}, weight=5), Upload(1, {"w": tensor([2.0])}, weight=1)]
-    sent.append(Upload(2, {"w": tensor([8.0])}, weight=3))
-    # Norms 2 and 8, their median 5: (1 * 2 + 3 * 5) / 4.
-    torch.testing.assert_close(NormClipping()(sent, {"w": torch.zeros(1)})["w"], tensor([4.25]))
-    for rule in (NormClipping(), GeometricMedian()):
-        with pytest.raises(ValueError, match="no client sent a usable upload"):
-            rule(sent[:1], {"w": torch.zeros(1)})
 
 
 WEIGHTED = {Mean, NormClipping, GeometricMedian}
@@ -212,3 +188,13 @@ def test_what_cannot_be_a_rule_is_refused(make, told):
 def test_no_upload_at_all_is_refused(rule):
     with pytest.raises(ValueError, match="no client"):
         rule([], CURRENT)
+
+
+def test_clipping_without_the_one_that_is_not_finite_by_hand():
+    sent = [Upload(0, {"w": tensor([nan])}, weight=5), Upload(1, {"w": tensor([2.0])}, weight=1)]
+    sent.append(Upload(2, {"w": tensor([8.0])}, weight=3))
+    # Norms 2 and 8, their median 5: (1 * 2 + 3 * 5) / 4.
+    torch.testing.assert_close(NormClipping()(sent, {"w": torch.zeros(1)})["w"], tensor([4.25]))
+    for rule in (NormClipping(), GeometricMedian()):
+        with pytest.raises(ValueError, match="no client sent a usable upload"):
+            rule(sent[:1], {"w": torch.zeros(1)})

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from toys import toy_data, toy_datasets
 
 from fedlit import FederatedData
-from fedlit.augment import Tint, Turn
+from fedlit.augment import Tint
 from fedlit.partition import IID, ByColumn, Dirichlet, FeatureSkew, OverTime, Partition, PermutedPixels, Quantity
 
 NOTHING = np.zeros(1000, dtype=np.int64)  # labels of data without classes
@@ -45,19 +45,9 @@ def test_zipf_gives_the_second_half_of_what_the_first_has():
     assert sorted(sizes(Quantity(power=1), 4), reverse=True) == [480, 240, 160, 120]  # 1000 / (1 + 1/2 + 1/3 + 1/4)
 
 
-def test_shares_have_the_variance_of_a_dirichlet():
-    shares = np.array([sizes(Quantity(2.0, min_samples=0), 4, seed) for seed in range(400)]) / 1000
-    assert shares.var() == pytest.approx((1 / 4) * (3 / 4) / (4 * 2 + 1), rel=0.1)
-
-
 def test_everybody_has_min_samples_however_uneven():
     assert min(sizes(Quantity(1e-6, min_samples=20))) == 20
     assert min(sizes(Quantity(1e-6, min_samples=0))) == 0
-
-
-def test_sizes_of_a_client_are_those_of_its_seed_on_other_samples():
-    few = [len(part) for part in Quantity(0.5).assign(NOTHING[:100], 5, 1, seed=3)]
-    assert np.abs(np.array(sizes(Quantity(0.5), 5, seed=3)) / 10 - few).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -102,11 +92,6 @@ def test_every_sample_goes_to_the_client_that_it_names_and_no_other():
         assert len(held) == 20
     swapped = ready(owned(["bob", "ann", "cid"] * 20, num_clients=3, val_size=0.2))
     assert set(swapped.assignment.train[0]) != set(data.assignment.train[0])
-
-
-def test_clients_are_sorted_by_number_if_they_are_numbers_and_else_as_text():
-    assert ready(owned([10, 9, 10, 9] * 5, num_clients=2)).client_names == ["9", "10"]
-    assert ready(owned(["10", "9", "x", "9"] * 5, num_clients=3)).client_names == ["10", "9", "x"]
 
 
 def test_a_file_has_a_client_in_each_line_or_in_a_column(tmp_path):
@@ -191,51 +176,6 @@ def test_turned_by_0_is_iid_and_turned_by_90_is_not(evaluated):
     assert torch.equal(first_batch(turned, 2, evaluated), first_batch(plain, 2, evaluated))  # rotations repeat
 
 
-def test_the_pooled_test_set_is_dealt_out_where_clients_see_differently():
-    data = ready(toy_data(partition=FeatureSkew([0, 180])))
-    x, _ = next(iter(data.test_batches()))
-    parts = data._dealer.deal_test_set()
-    expected = torch.cat([data.splits.test.x[parts[0]], data.splits.test.x[parts[1]].flip(2, 3)])
-    assert torch.equal(x[: len(expected)], expected)
-    assert sorted(np.concatenate(parts).tolist()) == list(range(30))
-    same = ready(toy_data(partition=FeatureSkew([0])))
-    assert torch.equal(next(iter(same.test_batches()))[0], same.splits.test.x)
-
-
-def grey(**options) -> FederatedData:
-    pixels = TensorDataset(torch.full((20, 3, 4, 4), 128, dtype=torch.uint8), torch.arange(20) % 2)
-    return FederatedData(train_dataset=pixels, test_dataset=pixels, num_clients=2, mean=0.0, std=1.0, **options)
-
-
-def test_colours_are_shifted_by_a_number_of_the_clients_own_for_each_channel():
-    data = grey(partition=FeatureSkew(colour=0.2))
-    shifts = [(first_batch(data, k)[0, :, 0, 0] - 128 / 255) for k in range(2)]
-    assert (shifts[0].abs() <= 0.2).all()
-    assert len({round(float(shift), 6) for shift in torch.cat(shifts)}) == 6
-    assert torch.equal(first_batch(data, 0)[0], first_batch(data, 0, evaluated=True)[0])
-    assert (
-        first_batch(grey(partition=FeatureSkew(colour=0.2), partition_seed=1), 0)[0, 0, 0, 0]
-        != first_batch(data, 0)[0, 0, 0, 0]
-    )
-
-
-def test_a_turn_by_any_angle_agrees_with_quarters_and_leaves_the_corners_black():
-    x = torch.rand(2, 1, 5, 5)
-    assert torch.equal(Turn(90)(x), x.rot90(1, (2, 3)))
-    assert torch.equal(Turn(-90)(x), Turn(270)(x))
-    torch.testing.assert_close(Turn(89.9999)(x), Turn(90)(x), rtol=0, atol=1e-4)
-    assert Turn(45)(torch.ones(1, 1, 5, 5))[0, 0, 0, 0] < 0.5
-    assert torch.equal(Turn(180)(x[:, :, :3]), x[:, :, :3].flip(2, 3))  # exact for oblong images, too
-    assert Turn(90)(x[:, :, :3]).shape == (2, 1, 3, 5)
-
-
-def test_a_tint_is_clipped_to_what_an_image_can_hold():
-    x = torch.tensor([0.1, 0.5, 0.95]).view(1, 3, 1, 1)
-    torch.testing.assert_close(Tint([-0.2, 0.25, 0.2, 1.0])(x).flatten(), torch.tensor([0.0, 0.75, 1.0]))
-    with pytest.raises(ValueError, match="`shifts` must have one number for each of 3 channels, got 1"):
-        Tint([0.1])(x)
-
-
 def test_a_view_of_what_is_no_image_is_refused_and_so_is_one_that_changes_nothing():
     flat = TensorDataset(torch.zeros(20, 5), torch.arange(20) % 2)
     for partition in (FeatureSkew([90]), PermutedPixels()):
@@ -285,21 +225,6 @@ def test_slices_are_disjoint_in_the_order_of_the_data_set_and_together_everythin
         for k in range(3):  # who has opted out stays so
             shared = dict(zip(data.assignment.train[k].tolist(), data.assignment.opted_in[k].tolist(), strict=True))
             assert [shared[i] for i in now.train[k].tolist()] == now.opted_in[k].tolist()
-
-
-def test_a_view_and_slices_go_together_in_either_order():
-    for partition in (OverTime(2, FeatureSkew([180])), FeatureSkew([180], base=OverTime(2))):
-        data = ready(toy_data(partition=partition))
-        plain = ready(toy_data(partition=OverTime(2)))
-        x, _ = next(iter(data.client(0, 1).train_batches()))
-        assert torch.equal(x, next(iter(plain.client(0, 1).train_batches()))[0].flip(2, 3))
-
-
-def test_more_slices_than_samples_are_refused():
-    with pytest.raises(ValueError, match=r"`slices`=30 needs as many training samples of every client .* one has 18"):
-        toy_data(partition=OverTime(30)).setup()
-    with pytest.raises(ValueError, match="`slices` must be at least 1, got 0"):
-        OverTime(0)
 
 
 # Data without classes, and partitions of one's own
@@ -359,3 +284,10 @@ def test_what_a_partition_of_ones_own_may_not_give_is_told_in_one_line(dealt, me
         toy_data(partition=Odd(), validation="test").setup()
     assert "`data.partition`: `assign` of Odd" in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_tint_is_clipped_to_what_an_image_can_hold():
+    x = torch.tensor([0.1, 0.5, 0.95]).view(1, 3, 1, 1)
+    torch.testing.assert_close(Tint([-0.2, 0.25, 0.2, 1.0])(x).flatten(), torch.tensor([0.0, 0.75, 1.0]))
+    with pytest.raises(ValueError, match="`shifts` must have one number for each of 3 channels, got 1"):
+        Tint([0.1])(x)

@@ -9,13 +9,12 @@ import torch.nn.functional as F
 from torch import nn, tensor
 from torch.testing import assert_close
 
-from fedlit.inputs import applied, batch_size, like, tensors
+from fedlit.inputs import applied
 from fedlit.tasks import (
     Accuracy,
     Classification,
     LanguageModel,
     MultiLabel,
-    Perplexity,
     Regression,
     Segmentation,
     Task,
@@ -60,13 +59,6 @@ def test_f1_by_hand():
     assert float(MultiLabel().loss(z, y.float())) == pytest.approx(sum(losses) / 6)
 
 
-def test_a_threshold_says_which_labels_count():
-    z = tensor([[0.5, -0.5]])  # probabilities of 0.62 and 0.38
-    assert score(MultiLabel(), (z, tensor([[1, 0]]))) == 1.0
-    assert score(MultiLabel(threshold=0.3), (z, tensor([[1, 1]]))) == 1.0
-    assert score(MultiLabel(threshold=0.7), (z, tensor([[1, 1]]))) == 0.0
-
-
 def test_perplexity_is_exp_of_the_mean_cross_entropy_of_a_token():
     p = tensor([[[0.5, 0.25, 0.25], [0.1, 0.8, 0.1]]])
     y = tensor([[0, 1]])
@@ -104,12 +96,6 @@ def test_iou_by_hand():
         math.log(2)
     )
     assert torch.equal(Segmentation(2).prediction(z), taken_for)
-
-
-def test_what_best_is():
-    tasks = (Classification(), Regression(), MultiLabel(), LanguageModel(), Segmentation(2))
-    rises = {name: metric.higher_is_better for task in tasks for name, metric in task.metrics().items()}
-    assert rises == {"acc": True, "r2": True, "f1": True, "perplexity": False, "iou": True}
 
 
 OUTPUTS = {
@@ -193,19 +179,3 @@ def test_a_tuple_is_spread_where_more_than_one_argument_is_needed():
     assert applied(Pair(), [1, 2]) == ("pair", 1, 2)
     assert applied(One(), (1, 2)) == ("one", (1, 2))
     assert applied(Named(), (1, 2)) == ("named", (1, 2), None)
-
-
-def test_trees_of_inputs():
-    tree = {"ids": tensor([[3, 4]]), "more": [torch.ones(1, 2).double(), "text"]}
-    assert [t.dtype for t in tensors(like(tree, torch.ones(1)))] == [torch.int64, torch.float32]
-    assert like(tree, torch.ones(1))["more"][1] == "text"
-    assert batch_size(tree, tensor([1, 2, 3])) == 3
-    assert batch_size(tree, "nothing") == 1
-
-
-def test_an_own_perplexity_agrees_with_cross_entropy_over_batches():
-    z, y = torch.randn(6, 5, 7), torch.randint(7, (6, 5))
-    metric = Perplexity()
-    for part in (slice(0, 2), slice(2, 6)):
-        metric.update(z[part], y[part])
-    assert float(metric.compute()) == pytest.approx(float(F.cross_entropy(z.flatten(0, 1), y.flatten()).exp()))
