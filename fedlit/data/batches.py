@@ -35,6 +35,11 @@ class Batches:
     indexed: bool = False
 
     @property
+    def columns(self) -> tuple[Tree, Tree]:
+        """Inputs and targets, as they are held."""
+        return self.x, self.y
+
+    @property
     def num_samples(self) -> int:
         return length(self.y)
 
@@ -70,6 +75,71 @@ class Batches:
     def first(self, number: int | None) -> "Batches":
         """The same of the first samples only; of all for None."""
         return replace(self, x=head(self.x, number), y=head(self.y, number))
+
+
+class RowBatches:
+    """`Batches` of some rows of larger tensors, gathered once an epoch in the epoch's order.
+
+    Args:
+        columns: Inputs and targets ``[M, ...]``, ready for the network.
+        rows: Places of the samples ``[N]``.
+        batch_size: As in `Batches`, and so are the others.
+    """
+
+    transform = None
+
+    def __init__(
+        self,
+        columns: tuple[Tree, Tree],
+        rows: torch.Tensor,
+        batch_size: int,
+        generator: torch.Generator | None,
+        drop_last: DropLast,
+    ) -> None:
+        self.columns = columns
+        self._rows = rows
+        self.batch_size = batch_size
+        self.generator = generator
+        self.drop_last = drop_last
+        self.indexed = False
+
+    @property
+    def x(self) -> Tree:
+        return chosen(self.columns[0], self._rows)
+
+    @property
+    def y(self) -> Tree:
+        return chosen(self.columns[1], self._rows)
+
+    @property
+    def num_samples(self) -> int:
+        return len(self._rows)
+
+    def __len__(self) -> int:
+        return num_batches(self.num_samples, self.batch_size, self.drop_last)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        order = next_order(self.num_samples, self.generator)
+        rows = self._rows.index_select(0, order)
+        columns = [chosen(column, rows) for column in self.columns]
+        if self.indexed:
+            columns.append(order)
+        parts = [cut(column, self.batch_size) for column in columns]
+        for _, *batch in zip(range(len(self)), *parts, strict=False):
+            yield tuple(batch)
+
+    def to(self, device: torch.device) -> "Batches | RowBatches":
+        """On a device: of samples elsewhere, those that are in the batches."""
+        if next(leaves(self.columns)).device == device:
+            return self
+        return self._gathered().to(device)
+
+    def first(self, number: int | None) -> Batches:
+        """The same of the first samples only; of all for None."""
+        return self._gathered().first(number)
+
+    def _gathered(self) -> Batches:
+        return Batches(self.x, self.y, self.batch_size, self.generator, drop_last=self.drop_last, indexed=self.indexed)
 
 
 def num_batches(num_samples: int, batch_size: int, drop_last: DropLast) -> int:

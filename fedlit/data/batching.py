@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from fedlit.data.batches import Batches, DropLast
+from fedlit.data.batches import Batches, DropLast, RowBatches
 from fedlit.data.inputs import Inputs
+from fedlit.data.loaded import AnyBatches
 from fedlit.data.parts import Part, Read, Splits
 from fedlit.data.public_pool import PublicPool
 from fedlit.data.trees import Tree, chosen, joined, mapped
@@ -39,7 +40,7 @@ class Batching:
         generator: torch.Generator | None,
         client: int | None,
         public: bool = False,
-    ) -> Batches:
+    ) -> AnyBatches:
         """Training samples at these places; `public` mixes the pool in, without its targets."""
         part = self.splits.train
         if isinstance(part, Read):
@@ -48,6 +49,8 @@ class Batching:
             ready = self.inputs.transform_read(client)
             return part.batches(index, batch_size, ready, generator, self.drop_last, hidden)
         rows = torch.from_numpy(np.asarray(held, np.int64))
+        if client is not None and not public and not self.inputs.change(part.x):
+            return RowBatches((part.x, part.y), rows, batch_size, generator, self.drop_last)
         x = chosen(part.x, rows)
         y = chosen(part.y, rows)
         if client is not None and not public and not self.inputs.is_random:

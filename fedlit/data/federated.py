@@ -26,6 +26,7 @@ from fedlit.data.client import Client, Samples
 from fedlit.data.dealer import Dealer
 from fedlit.data.inputs import Inputs
 from fedlit.data.items import Roles
+from fedlit.data.loaded import AnyBatches
 from fedlit.data.normalisation import measured_on_opted_in, normalisation
 from fedlit.data.parts import Splits
 from fedlit.data.public_pool import PublicPool, set_apart
@@ -294,7 +295,7 @@ class FederatedData(LightningDataModule):
 
     def train_batches(
         self, client: int, generator: torch.Generator | None, samples: Samples, round: int = 0, public: bool = False
-    ) -> Batches:
+    ) -> AnyBatches:
         """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
         held = self.held(client, samples, round)
         return self.batching.train(held, self.batch_size_of(client), generator, client, public)
@@ -331,7 +332,7 @@ class FederatedData(LightningDataModule):
         """Whether a training sample may look different in every epoch."""
         return self.inputs.is_random or self.splits.train.is_random
 
-    def train_dataloader(self) -> Batches:
+    def train_dataloader(self) -> AnyBatches:
         """All clients' training samples as one: what a single client that owns everything would see."""
         index = np.concatenate(self.assignment.train)
         generator = torch.Generator().manual_seed(torch.initial_seed())

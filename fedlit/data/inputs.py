@@ -77,6 +77,12 @@ class Inputs:
         """The order in which a client sees its pixels, if it is one of its own."""
         return self.partition.pixel_permutation(client, num_pixels, self.seed)
 
+    def change(self, x: Tree) -> bool:
+        """Whether a network is given anything but the samples as they are."""
+        if not isinstance(x, Tensor):
+            return False
+        return is_images(x) or bool(self.augmentation) or self.normalisation is not None or self.differ
+
     def ready(self, x: Tree, client: int | None, generator: torch.Generator | None = None) -> Tree:
         """Raw samples to network inputs; random augmentation only with a generator."""
         if not isinstance(x, Tensor):

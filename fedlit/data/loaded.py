@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fedlit.data.batches import Batches, DropLast, next_order, num_batches
+from fedlit.data.batches import Batches, DropLast, RowBatches, next_order, num_batches
 from fedlit.data.items import Roles, as_input, as_target
 from fedlit.data.trees import Tree, mapped, moved, stacked, told
-from fedlit.rng import derive, isolated, seed_cpu
+from fedlit.rng import derive, preserved, seed_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
 Ready = Callable[[Tree, torch.Generator | None, Tensor], Tree]
@@ -84,7 +84,7 @@ class Reader(Dataset):
         """Input and target of some samples; what they draw changes nobody's numbers."""
         indices, seeds = key
         is_own_process = get_worker_info() is not None
-        with nullcontext() if is_own_process else isolated(seeds[0]):
+        with nullcontext() if is_own_process else preserved():
             if self.collate_fn is None:
                 samples = [self.sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
                 return self._stacked(samples, indices)
@@ -93,9 +93,10 @@ class Reader(Dataset):
             return self.roles.of_batch(self.collate_fn(items))
 
     def _stacked(self, samples: list[tuple[Tree, Tree]], indices: list[int]) -> tuple[Tree, Tree]:
-        kind = told(samples[0])
-        for index, sample in zip(indices, samples, strict=True):
-            self.check_kind(sample, index, kind, indices[0])
+        if not _are_alike(samples):
+            kind = told(samples[0])
+            for index, sample in zip(indices, samples, strict=True):
+                self.check_kind(sample, index, kind, indices[0])
         x, y = stacked(samples)
         return x, y
 
@@ -116,37 +117,46 @@ class Reader(Dataset):
 
     def batches(self, keys: list[Key]) -> Generator[tuple[Tree, Tree], None, None]:
         """Batches in the order of the keys."""
-        loader: DataLoader = DataLoader(
-            self,
-            batch_size=None,  # a key is a batch
-            sampler=keys,
-            num_workers=min(self.num_workers, len(keys)) if len(keys) > 1 else 0,  # one batch is read as fast here
-            collate_fn=_as_it_is,
-            worker_init_fn=_begin_worker,
-            generator=torch.Generator(),  # it draws a seed for its workers, which must not be from everybody's
-        )
-        for batch in loader if loader.num_workers == 0 else _by_workers(loader):
+        num_workers = min(self.num_workers, len(keys)) if len(keys) > 1 else 0  # one batch is read as fast here
+        for batch in self._by_workers(keys, num_workers) if num_workers else map(self.__getitem__, keys):
             if isinstance(batch, Unreadable):
                 raise ValueError(batch.reason) from RuntimeError(batch.trace)
             yield batch
 
+    def _by_workers(self, keys: list[Key], num_workers: int) -> Iterator[Any]:
+        """Batches by processes of their own, which are gone when nobody asks for more, also those that hang."""
+        loader: DataLoader = DataLoader(
+            self,
+            batch_size=None,  # a key is a batch
+            sampler=keys,
+            num_workers=num_workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=_begin_worker,
+            generator=torch.Generator(),  # it draws a seed for its workers, which must not be from everybody's
+        )
+        others = set(active_children())
+        batches = iter(loader)
+        workers = set(active_children()) - others
+        try:
+            yield from batches
+        finally:
+            del batches  # tells them to end, and waits a few seconds
+            for worker in workers:
+                worker.kill()
+                worker.join()
+
+
+def _are_alike(samples: list[tuple[Tree, Tree]]) -> bool:
+    """Whether samples of one tensor each have the same shapes and dtypes; other trees are compared in full."""
+    kinds = {
+        (x.shape, x.dtype, y.shape, y.dtype) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
+        for x, y in samples
+    }
+    return len(kinds) == 1 and None not in kinds
+
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _by_workers(loader: DataLoader) -> Iterator[Any]:
-    """The loader's batches; its workers are gone when nobody asks for more, also those that hang."""
-    others = set(active_children())
-    batches = iter(loader)
-    workers = set(active_children()) - others
-    try:
-        yield from batches
-    finally:
-        del batches  # tells them to end, and waits a few seconds
-        for worker in workers:
-            worker.kill()
-            worker.join()
 
 
 def _begin_worker(_: int) -> None:
@@ -256,4 +266,4 @@ def without_targets(y: Tree, hidden: Tensor) -> Tree:
     return mapped(hide, y)
 
 
-AnyBatches = Batches | LoadedBatches
+AnyBatches = Batches | RowBatches | LoadedBatches

@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from fedlit.data.batches import Batches
+from fedlit.data.batches import Batches, RowBatches
 from fedlit.data.loaded import AnyBatches
 
 # bf16 on some CPUs that claim the instructions dies of SIGILL: only another process can find out.
@@ -113,7 +113,7 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
 def converted(fabric: Fabric, batches: AnyBatches) -> "AnyBatches | Converted":
     """Batches whose floats have the dtype of the precision; the very same where they have it already."""
     is_single = type(fabric.strategy.precision) is Precision
-    if is_single and type(batches) is Batches and _has_it(batches.x) and _has_it(batches.y):
+    if is_single and isinstance(batches, Batches | RowBatches) and all(map(_has_it, batches.columns)):
         return batches
     return Converted(fabric, batches)
 

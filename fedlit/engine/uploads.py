@@ -1,6 +1,7 @@
 """The uploads of a round: validated, then held until they are aggregated."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from itertools import groupby
 from math import sqrt
 from statistics import median_low
@@ -157,7 +158,9 @@ class StreamedUploads(RoundUploads):
     def add(self, upload: Upload) -> None:
         """Count one more."""
         self.weights[upload.client] = upload.weight
-        self._mean.add(Upload(upload.client, {name: upload.state[name] for name in self.names}, upload.weight))
+        if len(upload.state) != len(self.names):
+            upload = replace(upload, state={name: upload.state[name] for name in self.names})
+        self._mean.add(upload)
 
     def mean(self) -> State:
         return self._mean.mean()
