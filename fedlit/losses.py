@@ -51,37 +51,40 @@ class _Proximal(torch.autograd.Function):
         return None, None, *_scaled(ctx.moved, ctx.mu, grad)
 
 
-def linear_penalty(parameters: Iterable[Tensor], directions: Iterable[Tensor]) -> Tensor | float:
-    r"""Add a constant to the gradient.
-
-    .. math:: \sum_i \langle w_i, d_i \rangle
+def add_to_gradient(
+    loss: Tensor, parameters: Iterable[Tensor], directions: Iterable[Tensor], factor: float = 1.0
+) -> Tensor:
+    r"""The same loss, with a constant in its gradient: that of :math:`L + f \sum_i \langle w_i, d_i \rangle`.
 
     Args:
+        loss: ``L``, whose value stays as it is.
         parameters: ``w``, trained.
-        directions: ``d``, of the same shapes, the gradient of this term; receive no gradient themselves.
+        directions: ``d``, of the same shapes; receive no gradient themselves.
+        factor: ``f``.
 
     Example:
-        >>> from torch import tensor
-        >>> linear_penalty([tensor([3.0, 1.0])], [tensor([2.0, -1.0])])
-        tensor(5.)
+        >>> w = torch.tensor([3.0], requires_grad=True)
+        >>> loss = add_to_gradient(w.square().sum(), [w], [torch.tensor([-2.0])])
+        >>> loss.item(), torch.autograd.grad(loss, w)
+        (9.0, (tensor([4.]),))
     """
     w = list(parameters)
-    return _Linear.apply(_matching(directions, w), *w) if w else 0.0
+    return _WithGradient.apply(loss, factor, _matching(directions, w), *w)
 
 
-class _Linear(torch.autograd.Function):
-    """`linear_penalty` as one node."""
+class _WithGradient(torch.autograd.Function):
+    """`add_to_gradient` as one node."""
 
     @staticmethod
-    def forward(ctx: Any, directions: list[Tensor], *w: Tensor) -> Tensor:
+    def forward(ctx: Any, loss: Tensor, factor: float, directions: list[Tensor], *w: Tensor) -> Tensor:
+        ctx.factor = factor
         ctx.directions = directions
-        products = [torch.dot(y.reshape(-1), d.reshape(-1)) for y, d in zip(w, directions, strict=True)]
-        return torch.stack(products).sum()
+        return loss.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, *_scaled(ctx.directions, 1.0, grad)
+        return grad, None, None, *_scaled(ctx.directions, ctx.factor, grad)
 
 
 def _scaled(tensors: list[Tensor] | tuple[Tensor, ...], factor: float, grad: Tensor) -> Sequence[Tensor]:
@@ -94,10 +97,11 @@ def _scaled(tensors: list[Tensor] | tuple[Tensor, ...], factor: float, grad: Ten
 
 def _matching(constants: Iterable[Tensor], parameters: list[Tensor]) -> list[Tensor]:
     """Constants of the shapes of the parameters: others would be broadcast."""
-    found = [constant.detach() for constant in constants]
-    shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (parameters, found)]
-    if shapes[0] != shapes[1]:
-        raise ValueError(f"anchors or directions must be of the shapes {shapes[0]} of the parameters, got {shapes[1]}.")
+    found = list(constants)
+    for parameter, constant in zip(parameters, found, strict=True):
+        if parameter.shape != constant.shape:
+            shapes = f"{tuple(parameter.shape)} of a parameter, got {tuple(constant.shape)}"
+            raise ValueError(f"anchors and directions must have the shapes of the parameters: {shapes}.")
     return found
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload, watched
 from fedlit.bounds import check_positive
 from fedlit.data.client import Client
-from fedlit.losses import linear_penalty, proximal_penalty
+from fedlit.losses import add_to_gradient, proximal_penalty
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
@@ -76,7 +76,7 @@ class FedDyn(FederatedModule):
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
         loss = loss + proximal_penalty(trained(self.network), self.x, self.alpha)
-        return loss - linear_penalty(trained(self.network), self.h_i)
+        return add_to_gradient(loss, trained(self.network), self.h_i, factor=-1.0)
 
     def on_client_end(self, client: Client) -> None:
         moved = zip(self.h_i, trained(self.network), self.x, strict=True)

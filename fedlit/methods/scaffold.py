@@ -25,7 +25,7 @@ from fedlit.aggregation.uploads import wide
 from fedlit.bounds import check_choice, check_positive
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.losses import linear_penalty
+from fedlit.losses import add_to_gradient
 from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
@@ -97,7 +97,7 @@ class SCAFFOLD(FederatedModule):
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         self.steps += 1
         loss = super().training_step(batch, batch_idx)
-        return loss + linear_penalty(trained(self.network), self.drift)  # the gradient of which is c - c_i
+        return add_to_gradient(loss, trained(self.network), self.drift)  # c - c_i
 
     def on_client_end(self, client: Client) -> None:
         if self.steps == 0:
