@@ -12,10 +12,10 @@ from fedlit.aggregation import State, Upload, num_bytes
 from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding, check_sendable
 from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
-from fedlit.engine.live_module import check_unchanged, without_frozen
+from fedlit.engine.live_module import check_unchanged, failed, without_frozen
 from fedlit.engine.local_training import ModuleParts, train_client
 from fedlit.engine.metrics import Scores
-from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
+from fedlit.engine.plan import ClientState, Interrupted, LocalResult, Plan, UsageError
 from fedlit.engine.state import Download, FederationState
 from fedlit.engine.uploads import UploadValidator, hint
 from fedlit.methods.stage import Stage
@@ -276,8 +276,13 @@ class ClientRunner:
         return ClientResult(result, {}) if isinstance(result, Failure) else result
 
     def _attempt(self, k: int, sent: Download | None) -> ClientResult:
-        result = self.state.live.attempt(partial(self._train, k, sent), self.before)
-        return ClientResult(result, {}) if isinstance(result, Failure) else result
+        try:
+            with self.state.live.restored(self.before):
+                return self._train(k, sent)
+        except Interrupted:  # the run is asked to stop
+            raise
+        except (Exception, SystemExit) as error:
+            return ClientResult(failed(error), {})
 
     def _train(self, k: int, sent: Download | None) -> ClientResult:
         """Load a client's state, train it, score the trained copy, encode and validate its upload."""

@@ -17,7 +17,7 @@ from fedlit.data.loaded import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import bring
 from fedlit.engine.cluster.processes import by_owner, in_order
-from fedlit.engine.live_module import ModuleSnapshot, modes_of, restore, restored_requires_grad
+from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore, restored_requires_grad
 from fedlit.engine.local_training import structure_of
 from fedlit.engine.logged_values import check_probe_names, logging_to, logging_to_means
 from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, predictions, scores_by_group, sees_samples_apart
@@ -170,8 +170,11 @@ def evaluated_client(
     """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
 
     def evaluated() -> EvaluationResult:
-        found = state.live.attempt(run_evaluation, before)
-        return EvaluationResult(failed={k: vars(found)}) if isinstance(found, Failure) else found
+        try:
+            with state.live.restored(before):
+                return run_evaluation()
+        except (Exception, SystemExit) as error:
+            return EvaluationResult(failed={k: vars(failed(error))})
 
     timeout = state.options.client_timeout
     if timeout is None:

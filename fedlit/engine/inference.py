@@ -4,7 +4,6 @@ import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, loaded, personalised
+from fedlit.engine.live_module import failed
 from fedlit.engine.local_training import train_client
 from fedlit.engine.metrics import MetricSet, Scores, evaluate, measures_classes
 from fedlit.engine.plan import ClientState, Plan, UsageError
@@ -185,11 +185,11 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
     failures: dict[int, Failure] = {}
     before = state.live.snapshot()
     for k in range(state.data.num_clients - unseen, state.data.num_clients):
-        found = state.live.attempt(partial(_rows, state, k, epochs), before)
-        if isinstance(found, Failure):
-            failures[k] = found
-        else:
-            rows += found
+        try:
+            with state.live.restored(before):
+                rows += _rows(state, k, epochs)
+        except (Exception, SystemExit) as error:
+            failures[k] = failed(error)
     if not rows and failures:
         k, failure = next(iter(failures.items()))
         if failure.is_usage:

@@ -4,7 +4,7 @@ Restored after every client: gradient mode, default dtype, attributes and parts 
 lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: docs/clients.md."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlit.aggregation import State
 from fedlit.data.client import Client
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.plan import Interrupted, UsageError
+from fedlit.engine.plan import UsageError
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, copy_into
 from fedlit.records.round_record import Failure, failure
@@ -275,21 +275,17 @@ class LiveModule:
         self.leave()
         return ModuleSnapshot(self.module)
 
-    def attempt(self, work: Callable[[], Result], before: ModuleSnapshot) -> Result | Failure:
-        """What a client's code returns, or why it did not; afterwards process and module are as they were.
+    @contextmanager
+    def restored(self, before: ModuleSnapshot) -> Iterator[None]:
+        """Within, a client's code runs; afterwards process and module are as they were.
 
         Args:
-            work: Runs the client's code.
             before: Of the module.
         """
         has_gradients = torch.is_grad_enabled()
         dtype = torch.get_default_dtype()
         try:
-            return work()
-        except Interrupted:  # the run is asked to stop
-            raise
-        except (Exception, SystemExit) as error:
-            return failed(error)
+            yield
         finally:
             torch.set_grad_enabled(has_gradients)
             torch.set_default_dtype(dtype)

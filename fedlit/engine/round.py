@@ -193,14 +193,8 @@ class ClientRound:
         self.state = state
         self.number = number
         self.clients = clients
-        plan = plan_for(clients[0] if clients else SERVER)
-        if not state.options.client_epochs:  # all train alike
-
-            def plan_for(k: int) -> Plan:
-                return plan
-
         self.plan_for = plan_for = cache(plan_for)
-        self.stage = plan.stage
+        self.stage = plan_for(clients[0] if clients else SERVER).stage
         self.report = report
         self.follow = follow
         self.record = RoundRecord(is_whole=False)
