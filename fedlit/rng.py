@@ -1,6 +1,6 @@
 """Random streams, each derived from what it is for, so that no order of events can change them.
 
-No generator state is ever saved: a visit of client 7 in round 12 draws from ``derive(seed, "visit",
+No generator state is ever saved: the training of client 7 in round 12 draws from ``derive(seed, "visit",
 stage, 12, 7)`` whether it runs first or last, in this process or another, or after a crash.
 """
 

@@ -25,11 +25,11 @@ Rule = Callable[[Iterable[Upload], Mapping[str, Tensor]], State]
 
 
 class TooFewUploads(RuntimeError):
-    """A round has brought fewer uploads than its rule needs."""
+    """A round has fewer uploads than its rule needs."""
 
 
 class Aggregator(ABC):
-    """Base of the rules that fedlit brings; a function of uploads and of what the server holds will do as well."""
+    """Base of fedlit's rules; a function of uploads and of what the server holds will do as well."""
 
     fewest: int = 1
     """Uploads without which the rule could not keep its word; a round that cannot have them is refused."""

@@ -111,7 +111,7 @@ def _other_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def _are_usable(tensors: list[Tensor]) -> bool:
-    """Whether all values can be computed with, by one look at the largest norm; where it is too large, some may be."""
+    """Whether all values can be computed with, by one check of the largest norm; where it is too large, some may be."""
     largest = torch.stack(torch._foreach_norm(tensors)).max()
     return bool(largest <= _usable(tensors[0].dtype))
 

@@ -26,7 +26,7 @@ ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 
 
 def is_sent(state: FederationState, stage: Stage) -> bool:
-    """Whether clients of a stage are sent anything in the next round; at home they have the last one."""
+    """Whether clients of a stage are sent anything in the next round; else they go on with what they have."""
     return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
 
 
@@ -52,7 +52,7 @@ def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterato
 
 
 class ClientResult(NamedTuple):
-    """What came of a visit, how the trained copy scores, and what is wrong with what was brought.
+    """What came of a client's training, how the trained copy scores, and what is wrong with its upload.
 
     `sent` is how many bytes the client was sent, where clients are not all sent the same; `encoded` is what has left
     it, where uploads are encoded, and the outcome then holds what the server makes of it; `norm` is how far it has
@@ -76,11 +76,11 @@ def with_own_tensors(result: ClientResult) -> ClientResult:
     return result
 
 
-def without_values(visited: ClientResult) -> ClientResult:
-    """What others may know of a visit: of tensors, names, shapes and dtypes."""
-    outcome = visited.outcome
+def without_values(result: ClientResult) -> ClientResult:
+    """What other ranks may know of a result: of tensors, names, shapes and dtypes."""
+    outcome = result.outcome
     if isinstance(outcome, Failure):
-        return visited
+        return result
     upload = outcome.upload
     if upload is not None:
         upload = replace(upload, state=_outlines(upload.state))
@@ -88,10 +88,10 @@ def without_values(visited: ClientResult) -> ClientResult:
     outlined = ClientState(
         _outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual)
     )
-    encoded = visited.encoded
+    encoded = result.encoded
     if encoded is not None:
         encoded = Encoded(_outlines(encoded.content), _outlines(encoded.plain))
-    return visited._replace(outcome=replace(outcome, upload=upload, memory=outlined), encoded=encoded)
+    return result._replace(outcome=replace(outcome, upload=upload, memory=outlined), encoded=encoded)
 
 
 def _outlines(sent: Any) -> Any:
@@ -103,25 +103,25 @@ def _outlines(sent: Any) -> Any:
     return [_outlines(part) for part in sent]
 
 
-def pack(visited: ClientResult) -> dict[str, Any]:
-    """What came of a visit as containers of tensors, numbers and strings, for other processes.
+def pack(result: ClientResult) -> dict[str, Any]:
+    """A result as containers of tensors, numbers and strings, for other processes.
 
     An encoded upload is passed on as it was sent.
     """
-    outcome = visited.outcome
+    outcome = result.outcome
     if isinstance(outcome, Failure):
-        return {"failed": True, "scores": visited.scores, "sent": visited.sent, **vars(outcome)}
+        return {"failed": True, "scores": result.scores, "sent": result.sent, **vars(outcome)}
     upload = None if outcome.upload is None else dict(vars(outcome.upload))
-    if upload is not None and visited.encoded is not None:
+    if upload is not None and result.encoded is not None:
         upload["state"] = {}
     return {
         "failed": False,
-        "scores": visited.scores,
-        "sent": visited.sent,
-        "norm": visited.norm,
-        "problem": None if visited.problem is None else vars(visited.problem),
+        "scores": result.scores,
+        "sent": result.sent,
+        "norm": result.norm,
+        "problem": None if result.problem is None else vars(result.problem),
         "upload": upload,
-        "encoded": None if visited.encoded is None else visited.encoded._asdict(),
+        "encoded": None if result.encoded is None else result.encoded._asdict(),
         "memory": vars(outcome.memory),
         "logs": outcome.logs,
         "epochs": outcome.epochs,

@@ -294,7 +294,7 @@ class LocalTrainer:
         """What was logged: of the visit so far, or of the epoch if a schedule waits for it; of the last validation."""
         if isinstance(self.logs, EpochMeans):
             epoch = self.logs.epoch
-            known = self.logs.visit.result() | epoch.result() | epoch.by_step_and_epoch()
+            known = self.logs.whole.result() | epoch.result() | epoch.by_step_and_epoch()
         else:
             known = self.logs.result() | self.logs.by_step_and_epoch()
         known |= self.validation_logs | self.validation_forks

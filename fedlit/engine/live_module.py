@@ -50,7 +50,7 @@ def check_still_frozen(module: nn.Module, constant: Collection[str]) -> None:
 
 
 def check_unchanged(state: Mapping[str, Tensor], constant: Mapping[str, Tensor], where: str) -> None:
-    """Refuse what has changed although nobody is told of it any more."""
+    """Refuse a change of what clients are sent only once."""
     for name, value in constant.items():
         if state[name] is not value and not torch.equal(state[name], value):
             raise UsageError(_told(name, f"was changed {where}"))
@@ -119,7 +119,7 @@ def settle(network: nn.Module) -> None:
 def left_in_evaluation(network: nn.Module) -> list[str]:
     """Names of the parts in evaluation mode, the outermost of each; not of those that a `train` of its own keeps so."""
     found: list[str] = []
-    known: list[str] = []  # what is below these need not be told
+    known: list[str] = []  # what is below these need not be named
     for name, part in network.named_modules():
         if any(name.startswith(f"{above}.") for above in known):
             continue
@@ -330,7 +330,7 @@ class LiveModule:
             tensor.grad = None
 
     def reset_modes(self) -> None:
-        """Training and evaluation mode as the method was made with: a visit may have changed them."""
+        """Training and evaluation mode as the method was made with; local training may have changed them."""
         restore(self._modes)
 
     def _build(self, client: Client) -> None:

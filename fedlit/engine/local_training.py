@@ -45,13 +45,13 @@ def validates(learner: FederatedModule, client: Client, trainer: LocalTrainer) -
 
 
 class Validation:
-    """Validations of a visit.
+    """Validation within local training.
 
     Args:
         fabric: Device and precision.
         learner: What is trained.
         client: Whose samples.
-        trainer: Of the visit.
+        trainer: Of the local training.
     """
 
     def __init__(self, fabric: Fabric, learner: FederatedModule, client: Client, trainer: LocalTrainer) -> None:
@@ -322,14 +322,14 @@ def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Upl
 
 
 class LocalEpochs:
-    """The epochs of a visit.
+    """The epochs of a local training.
 
     Args:
         fabric: Device and precision.
         learner: What is trained.
         client: Whose samples.
         plan: How long.
-        trainer: The visit, as Lightning's methods see it; it has the optimisers.
+        trainer: The local training, as Lightning's methods see it; it has the optimisers.
     """
 
     def __init__(
@@ -437,8 +437,8 @@ class LocalEpochs:
         """A schedule that waits for a value has that of the epoch."""
         if any(config.reduce_on_plateau for config in self.trainer.lr_scheduler_configs):
             logs = self.trainer.logs
-            visit = logs.visit if isinstance(logs, EpochMeans) else logs
-            self.trainer.logs = self.learner._log_sink = EpochMeans(visit)
+            whole = logs.whole if isinstance(logs, EpochMeans) else logs
+            self.trainer.logs = self.learner._log_sink = EpochMeans(whole)
 
 
 def train_client(

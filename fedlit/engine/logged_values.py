@@ -24,7 +24,7 @@ REDUCTIONS: dict[Any, str] = {
 
 
 class Means:
-    """Means of what a visit logs, without a synchronisation or a sum per step; or sums, maxima, minima."""
+    """Means (or sums, maxima, minima) of what a local training logs, without a synchronisation or a sum per step."""
 
     def __init__(self) -> None:
         self.values: dict[str, list[Any]] = {}
@@ -69,7 +69,7 @@ class Means:
         rank_zero_only: bool = False,
         **unknown: Any,
     ) -> None:
-        """Lightning's arguments; a visit has neither a bar, several processes nor several loaders of its own."""
+        """Lightning's arguments; local training has neither a bar, several processes nor several loaders."""
         for option in unknown:
             raise UsageError(f"`self.log({name!r}, {option}=...)`: there is no such argument; see docs/lightning.md.")
         _refuse(name, "enable_graph=True", enable_graph, "what is recorded has no gradient")
@@ -136,18 +136,18 @@ class Means:
 
 
 class EpochMeans:
-    """The same of a visit, and of its last epoch beside it, for a schedule that waits for a value.
+    """The same, and beside it of the last epoch, for a schedule that waits for a value.
 
     Args:
-        visit: What the whole visit logs.
+        whole: What the whole local training logs.
     """
 
-    def __init__(self, visit: Means) -> None:
-        self.visit = visit
+    def __init__(self, whole: Means) -> None:
+        self.whole = whole
         self.epoch = Means()
 
     def __call__(self, name: str, value: Any, *args: Any, **options: Any) -> None:
-        self.visit(name, value, *args, **options)
+        self.whole(name, value, *args, **options)
         self.epoch(name, value, *args, **options)
 
 
@@ -198,8 +198,8 @@ def refusing_logs(module: FederatedModule, where: str) -> Iterator[None]:
 
     def refuse(name: str, *args: Any, **options: Any) -> None:
         raise UsageError(
-            f"`self.log({name!r}, ...)` in `{where}` would be recorded nowhere; log in a visit, in `aggregate` or in "
-            "`probe`, or write to `federation.logger` yourself."
+            f"`self.log({name!r}, ...)` in `{where}` would be recorded nowhere; log in local training, in `aggregate` "
+            "or in `probe`, or write to `federation.logger` yourself."
         )
 
     with logging_to(refuse, [module]):
@@ -207,7 +207,7 @@ def refusing_logs(module: FederatedModule, where: str) -> Iterator[None]:
 
 
 def check_probe_names(probed: dict[str, float], measured: Collection[str], module: FederatedModule) -> dict[str, float]:
-    """What a method measures by itself, if it is told apart from what the federation does on the same samples."""
+    """Refuse names of a method's `probe` that the federation uses for its own metrics."""
     for name in set(measured) & probed.keys():
         raise UsageError(
             f"`probe` of {type(module).__name__} gives {name!r}, which the federation measures on the same samples; "

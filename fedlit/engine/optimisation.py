@@ -113,7 +113,7 @@ def _numbers(name: str, value: Any) -> list[float]:
 
 
 def _scale(scheduler: Any, factor: float) -> None:
-    """A scheduler of the visit starts from this round's rate."""
+    """A scheduler of local training starts from this round's rate."""
     if factor == 1.0:
         return
     for inner in getattr(scheduler, "_schedulers", ()):
@@ -166,7 +166,7 @@ def as_lists(configured: Any) -> Configured:
     if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
         raise ValueError(
             "`configure_optimizers` must return an optimiser, a list of them, or one of Lightning's forms with a "
-            f"scheduler of the visit (a schedule over rounds is `trainer.lr_schedule`), got {configured!r}."
+            f"scheduler of local training (a schedule over rounds is `trainer.lr_schedule`), got {configured!r}."
         )
     configs = [_config(given, monitor) for given, monitor in schedulers]
     for config in configs:
@@ -239,7 +239,7 @@ def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collec
 
 
 class PlainStep:
-    """The steps of a visit whose method has no hooks of its own around them.
+    """Steps of a method that overrides no hooks around them.
 
     Args:
         fabric: Precision.
@@ -308,11 +308,11 @@ def wants_hooks(learner: FederatedModule, trainer: LocalTrainer) -> bool:
 
 
 class HookedStep:
-    """The steps of a visit, with every hook.
+    """Steps with every hook of Lightning's.
 
     Args:
         learner: What is trained.
-        trainer: Of the visit; it has the optimisers and their schedulers.
+        trainer: Of the local training; it has the optimisers and their schedulers.
         num_batches: Of an epoch.
     """
 

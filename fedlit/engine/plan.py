@@ -13,7 +13,7 @@ from fedlit.methods.stage import Stage
 
 
 class UsageError(ValueError):
-    """A method asks for what no visit has; unlike any other error it does not just leave the client out."""
+    """A method asks for what no local training has; unlike any other error it ends the run."""
 
 
 class NoSuchAttribute(UsageError, AttributeError):
@@ -31,20 +31,20 @@ def unwatched(done: int, total: int) -> None:
 
 
 class Interrupted(Exception):
-    """The run was asked to stop in the middle of a visit."""
+    """The run was asked to stop in the middle of local training."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a visit trains.
+    """How a client trains.
 
     Attributes:
         stage: The stage that it belongs to.
-        seed: Of the run; the visit derives its own streams.
+        seed: Of the run; random streams of a client are derived from it.
         epochs: Passes over the client's samples, unless `steps` is given.
         steps: Batches, however many passes they take.
         lr_factor: What the learning-rate schedule multiplies by in this round.
-        optimizer_state: Kept between visits for `personal` parameters, for all (`keep`) or for none (`reset`).
+        optimizer_state: Kept between rounds for `personal` parameters, for all (`keep`) or for none (`reset`).
         gradient_clip_val: Largest norm of the gradient; None does not clip.
         should_stop: Asked before every batch.
         before_step: Called before every batch with the steps that are done and how many there are in all.
@@ -80,7 +80,7 @@ class Plan:
         return min(wanted, available)
 
     def num_steps(self, available: int) -> int:
-        """Batches of a visit, of so many that there are in an epoch; early stopping may leave some out."""
+        """Steps of a local training, with so many batches in an epoch; early stopping may leave some out."""
         if self.steps is not None:
             return self.steps
         return self.epochs * self.num_batches(available)
@@ -88,7 +88,7 @@ class Plan:
 
 @dataclass
 class ClientState:
-    """What stays with a client between visits: its personal state, of each stage's optimiser what goes with it, and
+    """What stays with a client between rounds: its personal state, of each stage's optimiser what goes with it, and
     what the encoder of its uploads has lost so far.
     """
 
@@ -115,7 +115,7 @@ def is_plain(value: Any) -> bool:
 
 @dataclass
 class LocalResult:
-    """What a visit brings: an upload if the stage has one, what stays with the client, means of what it logged.
+    """What local training returns: an upload if the stage has one, what stays with the client, and means of its logs.
 
     `epochs` holds what its model came to on the way: epoch, data, metric and value. What its own validation logged
     stands apart: it was measured on other samples. `skipped` is the number of steps if none of them had a loss;

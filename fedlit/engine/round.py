@@ -237,7 +237,7 @@ class ClientRound:
         return self.record
 
     def train_alone(self, k: int) -> ClientResult:
-        """What one client brings, on its own host."""
+        """Train one client, on its own host."""
         check_still_frozen(self.state.module, self.state.constant)
         with preserved():
             return with_own_tensors(self.runner.train(k))
@@ -276,7 +276,7 @@ class ClientRound:
         self.accepted[k] = (outcome, result.scores)
 
     def _keep(self, k: int, outcome: LocalResult, norm: float | None) -> None:
-        """Hold what a client brings until the round is over; on several processes its own rank has done so."""
+        """Keep what a client returns until the round is over; on several processes its own rank has done so."""
         upload = outcome.upload
         if not self.owners:
             self._store(k, outcome)
@@ -312,7 +312,7 @@ class ClientRound:
             self.collected.know({k: tuple(outcome.upload.state)})
 
     def kept_here(self, k: int, result: ClientResult) -> ClientResult:
-        """On several processes, keep what a client of this rank brings; the result with what others ask of it."""
+        """On several processes, keep what a client of this rank returns; the result, with what other ranks need."""
         outcome = result.outcome
         if isinstance(outcome, Failure) or result.problem is not None:
             return result
@@ -367,7 +367,7 @@ class ClientRound:
                 self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
 
     def _is_enough(self) -> bool:
-        """Whether as many clients as `trainer.min_clients` says have brought something usable."""
+        """Whether at least `trainer.min_clients` clients returned a valid update."""
         needed = fewest_usable(self.state.options, self.stage, len(self.clients))
         return len(self.clients) - len(self.record.failures) >= needed
 

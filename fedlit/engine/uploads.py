@@ -34,7 +34,7 @@ def counters_of(state: Mapping[str, Tensor]) -> list[str]:
 
 
 def most_batches(client: Client, plan: Plan) -> int:
-    """How many batches a BatchNorm can have seen in a visit."""
+    """How many batches a BatchNorm can have seen in one local training."""
     samples = client.num_samples
     if plan.stage.public != "no":
         samples += len(client.data.public_pool)
@@ -42,7 +42,7 @@ def most_batches(client: Client, plan: Plan) -> int:
 
 
 def overcounted(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: list[str], most: int) -> str | None:
-    """Which counter has grown by more than a visit can have counted, and by how much.
+    """Which counter has grown by more than one local training can have counted, and by how much.
 
     Args:
         state: Of an upload.
@@ -52,7 +52,7 @@ def overcounted(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names
 
     Example:
         >>> overcounted({"n": torch.tensor(2**62)}, {"n": torch.tensor(5)}, ["n"], most=100)
-        "'n' has grown by 4.612e+18 in one visit, by more than 1.1e+12"
+        "'n' has grown by 4.612e+18 in one round, by more than 1.1e+12"
     """
     for name in names:
         if name not in state:  # a client that was not sent all of it does not upload all of it
@@ -60,7 +60,7 @@ def overcounted(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names
         limit = most if name.rpartition(".")[2] == BATCHES else MOST
         grown = float((state[name].double() - before[name].double()).max()) if state[name].numel() else 0.0
         if grown > limit:
-            return f"{name!r} has grown by {grown:.4g} in one visit, by more than {limit:.4g}"
+            return f"{name!r} has grown by {grown:.4g} in one round, by more than {limit:.4g}"
     return None
 
 
@@ -84,13 +84,13 @@ class UploadValidator:
         self.asks_method = is_overridden("check_upload", state.module, FederatedModule)
 
     def problem(self, outcome: LocalResult, sent: Download | None) -> Failure | None:
-        """What is wrong with what a client brings."""
+        """Why a client's result cannot be used, or None."""
         try:
             if outcome.validation_logs:
                 self._check_names(outcome.validation_logs)
             if problem := self._unusable(outcome, sent):
                 return Failure(f"unusable state: {problem}{hint(problem)}")
-        except Exception as error:  # tensors of strange kinds can hardly be looked at
+        except Exception as error:  # tensors of unknown kinds may refuse any operation
             return failed(error)
         return None
 
@@ -124,7 +124,7 @@ class UploadValidator:
         self.state.module.check_upload(client, upload.state, num_steps)
 
     def _check_names(self, validation_logs: dict[str, float]) -> None:
-        """What a method measures on a client's own samples is told apart from what the federation does."""
+        """Refuse names of validation logs that the federation uses for its own metrics."""
         for name in set(self.state.measures.names) & validation_logs.keys():
             raise UsageError(
                 f"`self.log({name!r}, ...)` in validation: the federation measures {name!r} on the same samples; "
@@ -133,7 +133,7 @@ class UploadValidator:
 
 
 def hint(problem: str) -> str:
-    """What a person may look at."""
+    """What a user may check."""
     return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
 
 

@@ -324,7 +324,7 @@ def test_a_counter_beyond_what_a_visit_can_count_leaves_its_client_out(far, name
     assert equal(federation.global_state, others.global_state)
     reasons = {event["reason"] for event in events(federation) if event["event"] == "left_out"}
     assert len(reasons) == 1
-    assert reasons.pop().startswith(f"unusable state: {name!r} has grown by {far:.4g} in one visit")
+    assert reasons.pop().startswith(f"unusable state: {name!r} has grown by {far:.4g} in one round")
 
 
 @pytest.mark.parametrize(("far", "name"), [(100, BATCHES), (2**39, "samples")])
