@@ -5,14 +5,11 @@ from functools import partial
 import pytest
 import torch
 import yaml
-from lightning.fabric import Fabric
 from torch import nn
 from torch.utils.data import TensorDataset
-from toys import SGD, fitted, linear, rows, toy_data, toy_datasets
+from toys import SGD, fitted, linear, rows, toy_datasets
 
 from fedlit import FedAvg, FederatedData
-from fedlit.engine.metrics import MetricSet
-from fedlit.engine.network_checks import check_clients
 from fedlit.methods import LocalOnly
 
 
@@ -101,16 +98,6 @@ def test_optimisers_that_cannot_be_used_are_told(told, configure):
         fitted(Mine(linear, SGD))
 
 
-def test_configure_optimizers_finds_the_same_trainer_at_the_door_and_in_visits(capsys):
-    class Mine(FedAvg):
-        def configure_optimizers(self):
-            self.print("rank", self.global_rank, "of", self.trainer.world_size)
-            return super().configure_optimizers()
-
-    fitted(Mine(linear, SGD), toy_data(num_clients=1), num_rounds=1)
-    assert capsys.readouterr().out.count("rank 0 of 1") == 3  # tried, told to the checkpoint, and used
-
-
 @pytest.mark.parametrize("option", ["optimizer", "client_optimizers"])
 def test_an_optimiser_that_is_built_already_is_refused(option):
     ready = SGD(linear().parameters())
@@ -146,28 +133,3 @@ def test_hparams_hold_what_a_method_has_saved_and_no_data_set_that_was_not_used(
     assert found["data.num_clients"] == 3
     assert "data.dataset" not in found
     assert rows(federation)
-
-
-class OnMeta(Fabric):
-    """A fabric of a device that computes nothing but shapes, and takes no tensor of the CPU beside its own."""
-
-    @property
-    def device(self):
-        return torch.device("meta")
-
-
-def test_networks_are_tried_on_the_device_that_trains_and_the_model_stays_where_it_is():
-    """`autocast` of a GPU does nothing for a trial on the CPU, whose inputs it has made half as wide."""
-    seen = []
-
-    def noted(z):
-        seen.append(z.device.type)
-        return z
-
-    data = toy_data()
-    data.setup()
-    model = FedAvg(partial(Forward, noted), SGD)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    check_clients(model, data, OnMeta(accelerator="cpu"), MetricSet(model, {}))
-    assert set(seen) == {"meta"}
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

@@ -9,8 +9,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
-from fedlit.engine.client_runner import ClientResult, pack, unpack
-from fedlit.engine.plan import ClientState, LocalResult
 from fedlit.methods import DLAD
 
 ADAM = partial(torch.optim.Adam, lr=0.01)
@@ -74,23 +72,12 @@ def test_they_are_drawn_and_shown_in_tensorboard(followed):
     assert [event.step for event in shown] == [1, 2, 3, 4]
 
 
-def test_every_other_epoch_is_half_of_them():
-    curve = values(rows(dlad(eval_every_n_epochs=2), "epochs.csv"), data="own")
-    assert {epoch for epoch, _ in curve} == {2, 4}
-
-
 def test_local_training_counts_the_epochs_of_each_round_and_a_federated_stage_has_none():
     federation = fitted(LocalOnly(linear, SGD), local_epochs=2, num_rounds=2, eval_every_n_epochs=1)
     lines = rows(federation, "epochs.csv")
     assert {(line["round"], line["epoch"]) for line in lines} == {(r, e) for r in "12" for e in "12"}
     federation = fitted(FedAvg(linear, SGD), num_rounds=1, eval_every_n_epochs=1)
     assert not Path(federation.log_dir, "epochs.csv").exists()
-
-
-def test_a_share_of_the_test_set_is_looked_at_too():
-    data = toy_data(own_test=True)
-    lines = rows(fitted(FineTuned(linear, SGD, 2), data, num_rounds=1, eval_every_n_epochs=2), "epochs.csv")
-    assert {line["data"] for line in lines} == {"own", "own_test"}
 
 
 def test_a_resumed_run_tells_each_epoch_once():
@@ -101,14 +88,3 @@ def test_a_resumed_run_tells_each_epoch_once():
     again = fitted(method, None, path, num_rounds=1, eval_every_n_epochs=1)
     assert again.log_dir == whole.log_dir
     assert rows(again, "epochs.csv") == before
-
-
-def test_they_go_from_process_to_process():
-    outcome = LocalResult(None, ClientState(), {}, [(1, "own", "acc", 0.5)])
-    unpacked = unpack(pack(ClientResult(outcome, {}))).outcome
-    assert unpacked == outcome
-
-
-def test_no_epoch_at_all_is_refused():
-    with pytest.raises(ValueError, match=r"`trainer\.eval_every_n_epochs` must be at least 1, got 0"):
-        fitted(FedAvg(linear, SGD), eval_every_n_epochs=0)

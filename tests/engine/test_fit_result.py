@@ -2,12 +2,11 @@
 
 import re
 import signal
-import sys
 import time
 
 import pytest
 import torch
-from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
+from toys import SGD, SmallCNN, equal, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly, read_metrics
 from fedlit.callbacks import FederationCallback
@@ -50,13 +49,6 @@ def test_a_development_run_leaves_rows_and_no_files():
         _ = found.metrics
 
 
-def test_without_pandas_it_says_what_to_install(result, monkeypatch):
-    bare = FitResult(result.method, result.folder, result.rows, None, result.network)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pip install 'fedlit\[report\]'"):
-        _ = bare.metrics
-
-
 class Signals(FederationCallback):
     def on_round_end(self, federation, module, round, rows):
         signal.raise_signal(signal.SIGTERM)
@@ -89,12 +81,6 @@ def test_a_ready_method_takes_its_weights_from_torchs_own_generator():
     torch.manual_seed(3)
     ready = weights(FedAvg(SmallCNN, SGD), 3)
     assert equal(ready, weights(lambda: FedAvg(SmallCNN, SGD), 3))  # as `seed_everything: 3` on the command line
-
-
-def test_building_leaves_torchs_generator_as_it_was():
-    before = torch.get_rng_state()
-    fitted(lambda: FedAvg(linear, SGD), num_rounds=1)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("model", [3, lambda: 3])

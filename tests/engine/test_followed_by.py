@@ -6,7 +6,6 @@ import signal
 import pytest
 import torch
 from forked import exit_codes, forked
-from test_laws import in_a_child
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
@@ -40,16 +39,6 @@ def undisturbed(tmp_path_factory):
     return experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed")))
 
 
-def test_killed_between_clients_and_server_it_goes_on_from_the_last_whole_round(undisturbed, tmp_path, monkeypatch):
-    options = {"default_root_dir": str(tmp_path)}
-    with monkeypatch.context() as patched:
-        patched.setattr(Stopped, "number", signal.SIGKILL)
-        assert in_a_child(lambda: experiment(**options)) == -signal.SIGKILL
-    resumed = experiment(ckpt_path="last", **options)
-    assert equal(resumed.global_state, undisturbed.global_state)
-    assert rows(resumed) == rows(undisturbed)
-
-
 def test_asked_to_stop_between_them_it_forgets_the_round_that_is_not_whole(undisturbed, tmp_path, monkeypatch):
     options = {"default_root_dir": str(tmp_path / "stopped")}
     with monkeypatch.context() as patched:
@@ -67,13 +56,6 @@ def test_on_two_processes_it_ends_in_the_same_bits(undisturbed, tmp_path):
     assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
     for rank in range(2):
         assert equal(torch.load(tmp_path / f"state_{rank}.pt"), undisturbed.global_state)
-
-
-def test_with_visits_in_processes_of_their_own_and_uploads_on_disk_it_does_too(undisturbed):
-    assert equal(experiment(client_timeout=60.0).global_state, undisturbed.global_state)
-    crowded = experiment(personal_memory=0.0)
-    assert equal(crowded.global_state, undisturbed.global_state)
-    assert crowded.state.memories.store.num_bytes == 0  # uploads of a round are gone with it
 
 
 def test_the_round_is_evaluated_after_the_server_has_trained(undisturbed):

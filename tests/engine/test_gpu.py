@@ -12,9 +12,6 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 from fedlit import FedAvg
-from fedlit.engine.client_store import SpillStore
-from fedlit.engine.plan import ClientState
-from fedlit.engine.precision import Scaler
 from fedlit.methods import APFL, FML, Ditto, LocalOnly
 
 
@@ -117,25 +114,6 @@ def test_personal_states_and_momenta_take_no_memory_of_the_gpu(device_process):
     assert many == few
 
 
-def put_and_read(budget):
-    """Where a memory lies, and what it holds, also if the host reads it at once."""
-    store = SpillStore(budget, torch.device("cuda"))
-    values = torch.arange(3.0, device="cuda")
-    numbers = [store.put(ClientState({"w": values + k}, {"train": {"w": {"exp_avg": values + k}}})) for k in range(2)]
-    kept = store.peek(numbers[1])
-    used = [store.get(number).state["w"] for number in numbers]
-    is_pinned = kept.state["w"].is_pinned() and kept.optimizer["train"]["w"]["exp_avg"].is_pinned()
-    return is_pinned, kept.state["w"].tolist(), [(tensor.device.type, tensor.tolist()) for tensor in used]
-
-
-@pytest.mark.parametrize("budget", [0.0, 1e9])
-def test_what_stays_with_clients_is_in_pinned_host_memory_then_on_disk(device_process, budget):
-    is_pinned, kept, used = device_process.run(put_and_read, budget)
-    assert is_pinned
-    assert kept == [1.0, 2.0, 3.0]
-    assert used == [("cuda", [0.0, 1.0, 2.0]), ("cuda", [1.0, 2.0, 3.0])]
-
-
 OPTIMIZERS = {
     "plain": ADAM,
     "fused": partial(ADAM, fused=True),
@@ -179,41 +157,6 @@ def test_an_optimiser_goes_on_on_a_gpu_as_if_it_had_not_been_moved(device_proces
 
 
 # ---------------------------------------------------------------------------------------------- 16-mixed: loss scales
-
-
-def stepped(scaler, gradients):
-    parameter = nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.SGD([parameter], lr=1.0)
-    for gradient in gradients:
-        parameter.grad = scaler.scale(torch.tensor([gradient]))
-        scaler.step(optimizer)
-        scaler.update()
-    return parameter.item()
-
-
-def test_a_loss_scale_tells_whether_every_step_was_skipped():
-    inf = float("inf")
-    for gradients, skipped, scale in [
-        ([], 0, 65536.0),
-        ([inf], 1, 32768.0),
-        ([inf, inf, inf], 3, 8192.0),
-        ([inf, 1.0, inf], 0, 16384.0),
-        ([1.0], 0, 65536.0),
-        ([inf] * 300, 300, 1.0),  # the scale of half precision has come to 0: it is not kept
-    ]:
-        scaler = Scaler("cpu", None)
-        assert stepped(scaler, gradients) == -gradients.count(1.0)
-        assert scaler.num_all_skipped() == skipped
-        assert scaler.kept()["scale"] == scale
-
-
-def test_a_loss_scale_goes_on_where_it_was():
-    before = Scaler("cpu", None)
-    stepped(before, [float("inf"), 1.0, 1.0])
-    after = Scaler("cpu", before.kept())
-    assert [after.get_scale(), after.kept()["_growth_tracker"]] == [32768.0, 2]
-    stepped(after, [float("inf")])
-    assert [after.num_all_skipped(), after.get_scale()] == [1, 16384.0]
 
 
 class Steep(FedAvg):

@@ -1,7 +1,6 @@
 """Several processes: what stays with a client has a home, uploads are added up where they are, the bits are one's."""
 
 import hashlib
-import json
 from functools import partial
 
 import pytest
@@ -10,9 +9,7 @@ from forked import exit_codes, forked
 from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit.aggregation import Median
-from fedlit.callbacks import FederationCallback
 from fedlit.engine import checkpointing as saved_clients
-from fedlit.engine.cluster.processes import in_blocks
 from fedlit.methods import DLAD, FML, SCAFFOLD, FedAvg, FedBN
 from fedlit.notices import Notice
 from fedlit.records import checkpoint, client_files
@@ -39,16 +36,6 @@ class Mixed(FedAvg):
     def on_client_end(self, client):
         self.of_half *= 1 + client.id / 7
         self.of_double /= 3 + client.id
-
-
-class StopAfter(FederationCallback):
-    """Ends a fit as a scheduler's signal would, between rounds."""
-
-    def __init__(self, last: int) -> None:
-        self.last = last
-
-    def on_round_end(self, federation, module, round, rows) -> None:
-        federation.should_stop = round == self.last
 
 
 METHODS = {
@@ -109,16 +96,6 @@ def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
         assert one == three
 
 
-def test_rounds_are_balanced_and_consecutive_clients_together():
-    assert in_blocks(0, 3) == []
-    for number in range(1, 9):
-        for count in range(20):
-            ranks = in_blocks(count, number)
-            loads = [ranks.count(rank) for rank in range(number)]
-            assert ranks == sorted(ranks)
-            assert max(loads) - min(loads) <= 1
-
-
 def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     whole = told(run("failing", 1, tmp_path / "whole"))
     folder = tmp_path / "run"
@@ -146,59 +123,6 @@ def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):
     assert len(written) == 4 * 4 - failed
 
 
-class AllThenTen(FML):
-    """Everybody has a network after the first round; then ten take part."""
-
-    def select_clients(self, round, candidates):
-        return candidates if round == 1 else candidates[10 * round : 10 * round + 10]
-
-
-@pytest.mark.slow
-def test_of_a_thousand_personal_networks_a_round_writes_those_of_its_ten_clients(tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_clients, "MUCH", 0)
-    written = []
-    write = client_files.write
-    monkeypatch.setattr(client_files, "write", lambda *given: written.append(given) or write(*given))
-    data = toy_data(4000, num_clients=1000)
-    federation = fitted(AllThenTen(linear, linear, SGD), data, default_root_dir=str(tmp_path))
-    assert len(federation.personal_states) == 1000
-    assert len(written) == 1000 + 2 * 10
-    content = checkpoint.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
-    assert len(content["personal_states"]) == 1000
-
-
-def test_collected_uploads_stay_at_home_and_come_to_where_the_server_trains(tmp_path):
-    def work(rank):
-        federation = run("DLAD", 3, tmp_path, callbacks=StopAfter(2) if rounds == 2 else None, **going_on)
-        (tmp_path / f"here_{rank}").write_text(json.dumps(federation.state.collected.here()))
-
-    def here():
-        assert exit_codes(forked(work, tmp_path, number=3)) == [0] * 3
-        return [json.loads((tmp_path / f"here_{rank}").read_text()) for rank in range(3)]
-
-    rounds, going_on = 2, {}  # both are collected, the server has not trained
-    apart = here()
-    assert sorted(k for share in apart for k in share) == list(range(7))
-    assert max(map(len, apart)) == 3
-    rounds, going_on = 4, {"ckpt_path": "last"}
-    first, *others = here()
-    assert first == list(range(7))
-    assert max(map(len, others)) <= 3
-
-
-def test_collected_uploads_are_not_written_again_while_the_server_trains(tmp_path, monkeypatch):
-    monkeypatch.setattr(saved_clients, "MUCH", 0)
-    written = []
-    write = client_files.write
-    monkeypatch.setattr(client_files, "write", lambda *given: written.append(given) or write(*given))
-    whole = run("DLAD", 1, tmp_path)
-    assert len(written) == 2 * 7  # classifiers, then what is collected
-    content = checkpoint.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")
-    assert content["collected"].keys() == set(range(7))
-    for k, upload in content["collected"].items():
-        assert equal(upload, whole.state.collected[k])
-
-
 def test_a_damaged_file_of_a_client_is_told_and_the_checkpoint_before_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(saved_clients, "MUCH", 0)
     whole = told(run("failing", 1, tmp_path))
@@ -216,11 +140,3 @@ def test_a_damaged_file_of_a_client_is_told_and_the_checkpoint_before_is_read(tm
     file.unlink()
     with pytest.raises(checkpoint.Damaged, match="is gone"):
         checkpoint.load(last)
-
-
-def test_files_that_no_checkpoint_names_are_swept(tmp_path):
-    names = [client_files.write({"personal_states": {"w": torch.ones(1) * i}}, tmp_path, 0) for i in range(3)]
-    client_files.sweep(tmp_path, names[:2])
-    assert client_files.num_files(tmp_path) == 2
-    assert client_files.damage({5: names[0]}, tmp_path) is None
-    assert client_files.damage({5: names[2]}, tmp_path) == f"clients/{names[2]}.pt, of client 5, is gone"

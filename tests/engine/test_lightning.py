@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import Trainer
+from test_lightning_table import CALLED
 from torch import nn
 from toys import SGD, Diary, equal, fitted, toy_data
 
-from fedlit import FedAvg, FineTuned
-from fedlit.engine.lightning_hooks import CALLED
+from fedlit import FedAvg
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.rng import generator
@@ -208,11 +208,6 @@ class FrozenLater(FedAvg):
         self.network[1].train(self.current_epoch != 1)
 
 
-class OneArgument(FedAvg):
-    def training_step(self, batch):
-        return super().training_step(batch, 0)
-
-
 KINDS = [Plain, OwnUpdate, Accumulates, Skips, Stops, TwoOptimisers, Closures, Scheduled, Cycle, Plateau, Quasi]
 KINDS += [FrozenWhenMade, FrozenInAHook, FrozenLater]
 
@@ -228,12 +223,6 @@ def test_hooks_come_as_under_the_trainer_and_weights_end_the_same(kind):
     assert ours.calls == theirs.calls
     assert equal(ours.state_dict(), theirs.state_dict())
     assert {"on_train_batch_end", "validation_step", "on_fit_end"} <= {name for name, *_ in ours.calls}
-
-
-@pytest.mark.parametrize("kind", [*KINDS, OneArgument])
-def test_whoever_has_no_hooks_ends_with_the_same_weights(kind):
-    build = partial(seeded, kind, network, SGD)
-    assert equal(under_trainer(build).state_dict(), in_federation(build).state_dict())
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k not in (Plain, TwoOptimisers, Closures, Quasi)])
@@ -281,21 +270,6 @@ def test_every_visit_begins_in_the_modes_that_the_method_was_made_in():
     assert [part.training for part in method.modules()] == made
     federation.test(method, toy_data())
     assert [part.training for part in method.modules()] == made
-
-
-@pytest.mark.parametrize("options", [{}, {"finetune_epochs": 2, "stop_on": "loss"}])
-def test_evaluation_and_early_stopping_leave_modes_as_they_are(options):
-    kind = FineTuned if options else FedAvg
-
-    class Frozen(kind):
-        def on_train_epoch_start(self):
-            assert not self.network[1].training
-            assert self.network.training
-
-    method = Frozen(network, SGD, **options)
-    method.network[1].eval()
-    state = fitted(method, num_rounds=2, local_epochs=2).global_state
-    assert int(state["network.1.num_batches_tracked"]) == 0
 
 
 def test_who_trains_with_parts_in_evaluation_mode_is_told():

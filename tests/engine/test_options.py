@@ -1,17 +1,14 @@
 """Options live in one place, fixed; and what is said of a stage cannot contradict itself."""
 
-import inspect
 import warnings
-from dataclasses import FrozenInstanceError, fields
 
 import pytest
 from torch import nn
 from torch.nn.utils import prune
-from toys import SGD, equal, fitted, linear, toy_data
+from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, Stage
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.options import Options
 from fedlit.methods import EarlyStopping
 
 
@@ -21,13 +18,6 @@ def test_an_option_that_is_set_later_is_refused_by_name():
         federation.seed = 99
     assert federation.seed == federation.options.seed == 0
     federation.should_stop = True  # what is no option may be set
-
-
-def test_options_are_what_the_federation_was_given_and_cannot_be_changed():
-    federation = Federation(num_rounds=3, seed=7, logger=False)
-    assert (federation.options.num_rounds, federation.options.seed) == (3, 7)
-    with pytest.raises(FrozenInstanceError):
-        federation.options.seed = 8
 
 
 def test_what_was_handed_in_may_change_afterwards_but_options_do_not():
@@ -74,32 +64,6 @@ def test_a_weight_that_was_computed_before_is_refused_by_name(network):
         fitted(FedAvg(network, SGD), num_rounds=1)
 
 
-def test_a_weight_that_is_computed_when_it_is_needed_is_trained():
-    def network():
-        network = linear()
-        nn.utils.parametrizations.weight_norm(network[1])
-        return network
-
-    federation = fitted(FedAvg(network, SGD), num_rounds=1)
-    assert not equal(federation.global_state, federation.state.initial)
-
-
-def test_an_option_is_declared_once_and_listed_once():
-    given = set(inspect.signature(Federation).parameters)
-    assert {option.name for option in fields(Options)} == given
-
-
-def test_a_name_that_is_no_option_is_unknown():
-    with pytest.raises(AttributeError, match=r"^`trainer.max_epochs`: a federation has none; here it is `num_rounds`"):
-        _ = Federation(logger=False).max_epochs
-
-
-def test_before_its_first_fit_a_federation_has_no_state():
-    with pytest.raises(RuntimeError, match="no state before its first `fit`"):
-        _ = Federation(logger=False).global_state
-    assert fitted(FedAvg(linear, SGD), toy_data(), num_rounds=1).global_state
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -117,11 +81,6 @@ def test_a_stage_that_contradicts_itself_is_refused(options, told):
 def test_early_stopping_looks_at_least_once(options):
     with pytest.raises(ValueError, match="`patience` and `check_every` must be at least 1"):
         EarlyStopping(**options)
-
-
-def test_early_stopping_cannot_look_before_its_beginning():
-    with pytest.raises(ValueError, match="`first_check` must be at least 0, got -1"):
-        EarlyStopping(first_check=-1)
 
 
 @pytest.mark.parametrize(

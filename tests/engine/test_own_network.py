@@ -80,7 +80,6 @@ METHODS = {
     "Averaged": lambda: Averaged(Small, SGD),
     "Lent": lambda: Lent(Small, SGD),
 }
-OURS = ("FederatedModule", "LightningModule")
 
 
 @pytest.fixture(scope="module", params=METHODS)
@@ -118,36 +117,6 @@ def test_with_preprocessing_it_takes_the_images_as_they_are(trained):
         network = federation.network(client, with_preprocessing=True)
         assert torch.equal(said(network, batches), federation.predict(method, data, client=client))
     assert raw.dtype == torch.uint8
-
-
-def test_nothing_of_ours_is_around_it(trained):
-    federation, method, _ = trained
-    for client in models(method):
-        network = federation.network(client)
-        kinds = {kind.__name__ for part in network.modules() for kind in type(part).__mro__}
-        assert (not kinds & set(OURS)) or (isinstance(method, Averaged) and client is not None)
-        assert not network.training
-        assert not any(part._forward_hooks for part in method.modules())
-
-
-def test_it_is_a_copy(trained):
-    federation, method, _ = trained
-    client = models(method)[-1]
-    network = federation.network(client)
-    before = [p.clone() for p in federation.network(client).parameters()]
-    with torch.no_grad():
-        for p in network.parameters():
-            p.add_(1)
-    assert all(map(torch.equal, before, federation.network(client).parameters()))
-
-
-def test_clients_differ_where_they_have_their_own(trained):
-    federation, method, data = trained
-    batches = list(data.test_batches())
-    differ = not torch.equal(said(federation.network(0), batches), said(federation.network(2), batches))
-    same = isinstance(method, FedAvg | FedProx | FedMMD | FedFusion | MOON) and not isinstance(method, Averaged)
-    keeps = not same
-    assert differ == keeps
 
 
 def test_steps_that_are_not_random_are_part_of_the_preprocessing():

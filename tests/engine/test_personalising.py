@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
-from fedlit import FedAvg, FederatedModule, LocalOnly
+from fedlit import FedAvg, LocalOnly
 from fedlit.methods import Stage
 
 
@@ -61,10 +60,6 @@ def test_tests_predictions_and_networks_of_a_client_have_it_and_the_global_ones_
     x = torch.randn(5, 1, 8, 8)
     assert (biased.network(client=1)(x).argmax(dim=1) == 1).all()
     assert biased.network()(x).abs().max() < 500
-
-
-def test_without_it_nobody_has_a_model_of_its_own():
-    assert not values(rows(fitted(FedAvg(linear, SGD), num_rounds=1)), "personal", "own")
 
 
 class Bad(Biased):
@@ -126,8 +121,3 @@ def test_a_new_client_adapts_with_it_and_trains_as_without(tmp_path):
         curves.append({(row.round, row.model): row.value for row in found if row.metric == "loss"})
     assert all(curves[0][epoch, "personal"] != curves[1][epoch, "personal"] for epoch in range(3))
     assert all(curves[0][epoch, "finetuned"] == curves[1][epoch, "finetuned"] for epoch in range(3))
-
-
-def test_the_contract_has_it_and_a_method_that_says_nothing_has_not():
-    assert is_overridden("personalise", Biased(linear, SGD), FederatedModule)
-    assert not is_overridden("personalise", FedAvg(linear, SGD), FederatedModule)

@@ -118,22 +118,6 @@ def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
     assert texts[0] == texts[1]
 
 
-@pytest.mark.slow
-def test_several_processes_stack_other_clients_to_the_same_bits(tmp_path):
-    small = ("--config", "stack.yaml", "--data.num_clients", "50", "--trainer.fast", "true")
-    one, two = finished(tmp_path / "one", *small), finished(tmp_path / "two", *small, "--trainer.devices", "2")
-    assert equal(one["global_state"], two["global_state"])
-
-
-@pytest.mark.slow
-def test_several_processes_with_personal_networks_of_different_kinds_end_in_the_same_bits(tmp_path):
-    one = finished(tmp_path / "one", "--config", "fml.yaml")
-    two = finished(tmp_path / "two", "--config", "fml.yaml", "--trainer.devices", "2")
-    assert same(one, two)
-    shapes = [set(state) for state in one["personal_states"].values()]
-    assert any(names != shapes[0] for names in shapes)
-
-
 def second_of(process: subprocess.Popen) -> int:
     """The process id of rank 1, which rank 0 has started."""
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -176,60 +160,6 @@ def test_a_killed_process_ends_the_others_in_a_line_and_the_run_goes_on_to_the_s
         shutil.copytree(kept, checkpoints, dirs_exist_ok=True)
         resumed = finished(tmp_path / "cut", *SIX, "--trainer.devices", devices, "--ckpt_path", "last")
         assert same(resumed, whole)
-
-
-@pytest.mark.slow
-def test_a_stopped_process_is_missed_and_the_run_goes_on_when_it_does(tmp_path):
-    process = start(tmp_path / "run", *TWO, "--trainer.process_timeout", "30")
-    after_round(process, 1)
-    second = second_of(process)
-    os.kill(second, signal.SIGSTOP)
-    time.sleep(15)
-    os.kill(second, signal.SIGCONT)
-    rest, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, rest
-    assert "fedlit: no sign of rank 1 for" in rest
-
-
-SLOW = """
-import os
-import time
-from torch import nn
-
-
-class Slow(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Flatten(), nn.Linear(784, 10))
-
-    def forward(self, x):
-        if os.environ.get("LOCAL_RANK") == "1" and self.training and not hasattr(Slow, "has_slept"):
-            Slow.has_slept = True
-            time.sleep(9)
-        return super().forward(x)
-"""
-
-
-@pytest.mark.slow
-def test_a_visit_of_three_timeouts_is_waited_for(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/slow.py").write_text(SLOW)
-    process = start(
-        tmp_path / "run", *TWO[2:], "--model.network", "slow.Slow", "--trainer.process_timeout", "3"
-    )  # fmt: skip
-    rest, _ = process.communicate(timeout=240)
-    assert process.returncode == 0, rest
-    assert "fedlit: waiting for rank 1, which is alive and at work" in rest
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_rank_1_ends_all_and_says_so(number, tmp_path):
-    process = start(tmp_path / "run", *TWO)
-    after_round(process, 2)
-    os.kill(second_of(process), number)
-    rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, rest
-    assert rest.count("to go on, add --ckpt_path") == 1
 
 
 @pytest.mark.slow

@@ -8,14 +8,9 @@ import pytest
 import torch
 from toys import SGD, equal, fitted, linear, toy_data
 
-import fedlit
-from fedlit import FedAvg, LocalOnly
+from fedlit import FedAvg
 from fedlit.aggregation import Krum, weighted_mean
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.aggregation import RuleFailed
-from fedlit.engine.plan import UsageError
-from fedlit.engine.scheduling import TooFewClients
-from fedlit.records.round_record import Failure
 
 
 def failing(bad, rounds=(2,), method=FedAvg):
@@ -73,7 +68,7 @@ def test_as_many_clients_as_must_take_part_must_be_usable(min_clients, is_enough
         assert fitted(failing({0, 1}), toy_data(num_clients=4), **options).state.round == 2
     else:
         with pytest.raises(
-            TooFewClients, match=r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
+            RuntimeError, match=r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
         ):
             fitted(failing({0, 1}), toy_data(num_clients=4), **options)
 
@@ -81,22 +76,15 @@ def test_as_many_clients_as_must_take_part_must_be_usable(min_clients, is_enough
 def test_a_round_is_repeated_as_often_as_is_said():
     ear = Drawn()
     options = {"fraction_fit": 0.1, "num_rounds": 2, "max_round_retries": 2, "callbacks": ear}
-    with pytest.raises(TooFewClients, match="Every client of round 2 failed, at attempt 3"):
+    with pytest.raises(RuntimeError, match="Every client of round 2 failed, at attempt 3"):
         fitted(failing(range(9)), toy_data(num_clients=9, size=90), **options)
     drawn = [clients[0] for round, clients in ear.clients if round == 2]
     assert len(set(drawn)) == 3  # who has failed comes last
 
 
-def test_without_anybody_else_a_round_is_not_repeated():
-    ear = Drawn()
-    with pytest.raises(TooFewClients):
-        fitted(failing(range(3), method=LocalOnly), callbacks=ear)
-    assert [round for round, _ in ear.clients] == [1, 2]
-
-
 def test_what_was_whole_is_saved_and_every_client_is_named_when_a_run_is_given_up(tmp_path):
     options = {"num_rounds": 5, "save_every_n_rounds": 5, "default_root_dir": str(tmp_path)}
-    with pytest.raises(TooFewClients):
+    with pytest.raises(RuntimeError):
         fitted(failing(range(3), rounds=(4,)), **options)
     folder = tmp_path / "lightning_logs/version_0"
     assert {event["client"] for event in events(folder, "left_out")} == {0, 1, 2}
@@ -158,7 +146,7 @@ def leaves(uploads, current):
 def test_a_rule_that_fails_in_a_round_ends_the_run_by_name_with_everything_saved(rule, why, tmp_path):
     name = getattr(rule, "__name__", "TooFew")
     options = {"aggregator": rule, "default_root_dir": str(tmp_path), "num_rounds": 4, "save_every_n_rounds": 9}
-    with pytest.raises(RuleFailed) as failed:
+    with pytest.raises(RuntimeError) as failed:
         fitted(failing({1}, rounds=(3,)), **options)
     told = f"`trainer.aggregator` {name} could not combine the 2 uploads of round 3: {why}"
     assert str(failed.value) == told
@@ -170,18 +158,6 @@ def test_a_rule_that_fails_in_a_round_ends_the_run_by_name_with_everything_saved
     assert resumed.state.round == 4
 
 
-def test_what_goes_wrong_in_a_visit_is_not_the_rule_s():
-    with pytest.raises(TooFewClients, match="Every client of round 2 failed"):
-        fitted(failing(range(3)), aggregator=odd)
-    with pytest.raises(UsageError):
-        fitted(Misused(linear, SGD), aggregator=odd)
-
-
-class Misused(FedAvg):
-    def on_client_end(self, client):
-        return self.trainer.no_such_thing
-
-
 def test_a_rule_that_says_how_many_it_needs_has_a_quorum():
     data = toy_data(num_clients=6, size=90)
     first = {"fraction_fit": 0.8, "num_rounds": 2, "aggregator": Krum(1)}  # five of six, and all of them are needed
@@ -189,7 +165,7 @@ def test_a_rule_that_says_how_many_it_needs_has_a_quorum():
     attempts = [event["attempt"] for event in events(federation.log_dir, "round")]
     assert attempts[0] == 1
     assert federation.state.round == 2
-    with pytest.raises(TooFewClients, match=r"Only [34] of the 5 clients of round 2 were usable, 5 are needed"):
+    with pytest.raises(RuntimeError, match=r"Only [34] of the 5 clients of round 2 were usable, 5 are needed"):
         fitted(failing({1, 2}), toy_data(num_clients=6, size=90), **first)
 
 
@@ -224,14 +200,6 @@ def test_who_is_out_of_all_proportion_is_left_out(method, option):
     assert not equal(federation.global_state, run(method, toy_data()).global_state)
 
 
-def test_nothing_changes_where_all_are_in_proportion():
-    torch.manual_seed(0)
-    held = fitted(FedAvg(linear, SGD), max_weight_ratio=1000, max_norm_ratio=1000)
-    torch.manual_seed(0)
-    assert equal(held.global_state, fitted(FedAvg(linear, SGD)).global_state)
-    assert events(held.log_dir, "left_out") == []
-
-
 @pytest.mark.parametrize(
     ("option", "value", "told"),
     [
@@ -245,14 +213,3 @@ def test_nothing_changes_where_all_are_in_proportion():
 def test_impossible_limits_are_refused(option, value, told):
     with pytest.raises(ValueError, match=told):
         fitted(FedAvg(linear, SGD), **{option: value})
-
-
-def test_the_last_line_of_one_s_own_is_told_and_none_of_fedlit_or_of_torch():
-    frame = '  File "{}", line {}, in step\n'
-    ours = f"{Path(fedlit.__file__).parent}/engine/local_training.py"
-    torchs = "/venv/lib/python3.11/site-packages/torch/nn/functional.py"
-    details = (
-        frame.format(ours, 3) + frame.format("/me/a.py", 4) + frame.format("/me/b.py", 5) + frame.format(torchs, 6)
-    )
-    assert Failure("ValueError: x", details).told == "ValueError: x (b.py, line 5)"
-    assert Failure("ValueError: x", frame.format(ours, 3) + frame.format(torchs, 6)).told == "ValueError: x"

@@ -1,7 +1,6 @@
 """A federation whose samples are read one by one, with a random transform: the same bits however they are read."""
 
 import os
-import signal
 import time
 from multiprocessing import active_children
 from pathlib import Path
@@ -10,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 from forked import exit_codes, forked
-from torch import nn
 from torch.utils.data import Dataset
 from toys import SGD, SmallCNN, equal, fitted, rows, toy_datasets
 
 from fedlit import FedAvg, FederatedData
 from fedlit.callbacks import StopAt
-from fedlit.data.loaded import LoadedBatches, Reader
-from fedlit.engine.state import partition_hash
 
 
 class Crops(Dataset):
@@ -94,15 +90,6 @@ def test_a_run_that_goes_on_ends_in_the_bits_of_one_that_was_not_stopped(tmp_pat
     assert equal(run(**cut, ckpt_path="last").global_state, straight.global_state)
 
 
-def test_other_samples_are_known_by_a_few_of_them_under_a_seed():
-    hashes = []
-    for seed in (0, 0, 1):
-        data = FederatedData(train_dataset=Crops(seed=seed), test_dataset=Crops(1), num_clients=2)
-        data.setup()
-        hashes.append(partition_hash(data))
-    assert hashes[0] == hashes[1] != hashes[2]
-
-
 class Stuck(Crops):
     """One sample is never there; whoever waits for it leaves his number."""
 
@@ -146,66 +133,4 @@ def test_a_client_whose_worker_hangs_is_left_out_and_its_workers_end():
     await_true(lambda: all(map(gone, stuck_workers())))
 
 
-def test_workers_end_with_a_run_that_is_killed():
-    dataset = Stuck()
-    child = os.fork()
-    if child == 0:
-        try:
-            dataset.owner = os.getpid()
-            list(LoadedBatches(Reader(dataset, "d", num_workers=2), np.arange(20), 2))
-        finally:
-            os._exit(1)
-    await_true(stuck_workers)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    await_true(lambda: all(map(gone, stuck_workers())))
-
-
 # Data and networks of a user's own: the method owns the step, as far as a visit goes
-
-
-class Texts(Dataset):
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> dict:
-        return {"ids": torch.arange(1 + index % 5) + index % 2 * 10, "label": index % 2}
-
-
-def pad(items: list[dict]) -> dict:
-    ids = nn.utils.rnn.pad_sequence([item["ids"] for item in items], batch_first=True, padding_value=30)
-    return {"ids": ids, "mask": ids < 30, "label": torch.tensor([item["label"] for item in items])}
-
-
-class Bag(nn.Module):
-    """The mean of the words that are there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words = nn.Embedding(31, 4)
-        self.out = nn.Linear(4, 2)
-
-    def forward(self, x):
-        weights = x["mask"].unsqueeze(2) / x["mask"].sum(dim=1).clamp(min=1).view(-1, 1, 1)
-        return self.out((self.words(x["ids"]) * weights).sum(dim=1))
-
-
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_a_visit_trains_on_texts_of_different_lengths(in_memory):
-    from lightning.fabric import Fabric
-
-    from fedlit.engine.local_training import train_client
-    from fedlit.engine.plan import ClientState, Plan
-
-    data = FederatedData(
-        train_dataset=Texts(), test_dataset=Texts(), num_clients=2, batch_size=6, collate_fn=pad, in_memory=in_memory
-    )
-    data.setup()
-    torch.manual_seed(0)
-    method = FedAvg(Bag, SGD)
-    plan = Plan(method.configure_stages()[0], seed=0, epochs=20)
-    fabric = Fabric(accelerator="cpu", devices=1)
-    outcome = train_client(fabric, method, data.client(0), plan, list(method.state_dict()), ClientState())
-    method.load_state_dict(outcome.upload.state)
-    [(x, y)] = list(data.test_batches())
-    assert (method(x).argmax(dim=1) == y).float().mean() == 1

@@ -8,7 +8,7 @@ from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, FineTuned, LocalOnly
 from fedlit.callbacks import StopAt
-from fedlit.records.run_folder import find_checkpoint, lock_folder
+from fedlit.records.run_folder import lock_folder
 
 
 def seeded(method, *args, **options):
@@ -53,18 +53,6 @@ def test_other_images_are_another_experiment(tmp_path):
         fitted(seeded(FedAvg, linear, SGD), data, num_rounds=2, ckpt_path="last", **options)
 
 
-def test_a_stages_optimiser_is_forgotten_when_the_stage_is_over():
-    class TwoOptimisers(FineTuned):
-        def configure_optimizers(self):
-            last = self.client is not None and self.client.round == 3
-            return torch.optim.Adam(self.parameters()) if last else SGD(self.parameters())
-
-    federation = fitted(TwoOptimisers(linear, SGD), num_rounds=2, optimizer_state="keep")
-    kept = federation.state.memories[0].optimizer
-    assert set(kept) == {"finetune"}
-    assert "exp_avg" in kept["finetune"]["network.1.weight"]
-
-
 def test_a_target_that_was_reached_is_not_trained_past_after_a_resume(tmp_path):
     options = {"default_root_dir": str(tmp_path), "callbacks": StopAt(0.0, "acc/global_on_own"), "num_rounds": 5}
     assert fitted(seeded(FedAvg, linear, SGD), **options).state.round == 1
@@ -78,16 +66,6 @@ def test_best_means_lowest_where_lower_is_better():
     values = {int(line[0]): float(line[-1]) for line in lines if line[3:6] == ["global", "pooled", "ece"]}
     best = torch.load(f"{federation.log_dir}/checkpoints/best.ckpt", weights_only=True)
     assert values[best["round"]] == min(values.values())
-
-
-def test_the_newest_run_is_meant_and_no_older_one(tmp_path):
-    for version, names in (("version_0", ["last", "best"]), ("version_1", ["last"])):
-        (tmp_path / "lightning_logs" / version / "checkpoints").mkdir(parents=True)
-        for name in names:
-            (tmp_path / "lightning_logs" / version / "checkpoints" / f"{name}.ckpt").touch()
-    assert find_checkpoint("last", tmp_path).parts[-3] == "version_1"
-    with pytest.raises(ValueError, match=r"means the newest run, but there is no .*version_1"):
-        find_checkpoint("best", tmp_path)
 
 
 def run_auto(folder, rounds):
@@ -126,12 +104,6 @@ def test_auto_leaves_a_finished_run_as_it_is_and_says_so(tmp_path, capsys):
     assert versions(tmp_path) == ["version_0"]
 
 
-def test_auto_does_not_take_another_experiment_for_its_own(tmp_path):
-    run_auto(tmp_path, rounds=1)
-    with pytest.raises(ValueError, match="is of another experiment: its seed differs"):
-        fitted(seeded(LocalOnly, linear, SGD), default_root_dir=str(tmp_path), ckpt_path="auto", seed=1)
-
-
 @pytest.mark.parametrize("command", ["validate", "test", "predict", "adapt"])
 def test_auto_is_refused_where_nothing_could_begin(command):
     with pytest.raises(
@@ -146,18 +118,6 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
         lock_folder(tmp_path)
     held.close()
     lock_folder(tmp_path).close()
-
-
-def test_a_run_that_died_of_an_error_gives_its_folder_free(tmp_path):
-    class Dies(FedAvg):
-        def aggregate(self, uploads, current):
-            raise KeyError("forgotten")
-
-    options = {"default_root_dir": str(tmp_path), "num_rounds": 1}
-    with pytest.raises(KeyError) as death:
-        fitted(seeded(Dies, linear, SGD), **options)
-    assert death.tb is not None  # the traceback still holds what the fit held
-    lock_folder(tmp_path / "lightning_logs" / "version_0").close()
 
 
 def test_other_data_after_a_fit_are_the_data_that_are_tested():

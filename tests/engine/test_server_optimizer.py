@@ -1,23 +1,16 @@
 """`trainer.server_optimizer`: it steps along what uploads come to, for every method that combines."""
 
-import os
-import signal
 from functools import partial
 
 import pytest
 import torch
-from forked import exit_codes, forked
 from test_agreement import AVERAGING, Ignores
 from torch import nn
 from torch.testing import assert_close
-from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
+from toys import SGD, SmallCNN, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
-from fedlit.aggregation import Median, weighted_mean
-from fedlit.callbacks import FederationCallback
-from fedlit.engine.aggregation import server_step
-from fedlit.methods import DLAD
-from fedlit.privacy import ClientLevelDP
+from fedlit.aggregation import weighted_mean
 from fedlit.server_optimizers import FedAdagrad, FedAdam, FedYogi
 
 RATE_1 = partial(torch.optim.SGD, lr=1.0)
@@ -89,15 +82,6 @@ def test_two_rounds_are_algorithm_2_by_hand(kind, b1):
         assert_close(state[name], by_hand(kind, method.rounds[-2:], name, b1=b1))
 
 
-def test_a_number_of_fedyogi_and_one_of_fedadagrad_by_hand():
-    """Delta is 0.2, b2 0.75, tau 0.1: v is 0.01 + 0.25 * 0.04 = 0.02, or 0.01 + 0.04 = 0.05."""
-    for kind, options, v in [(FedYogi, {"betas": (0.5, 0.75)}, 0.02), (FedAdagrad, {"beta1": 0.5}, 0.05)]:
-        x = nn.Parameter(torch.tensor([1.0]))
-        x.grad = torch.tensor([-0.2])
-        kind([x], lr=1.0, tau=0.1, **options).step()
-        assert x.item() == pytest.approx(1 + 0.1 / (v**0.5 + 0.1))
-
-
 def test_momentum_is_fedavgm_by_hand():
     method = Told(linear, SGD)
     state = fitted(method, num_rounds=2, server_optimizer=partial(torch.optim.SGD, lr=1.0, momentum=0.9)).global_state
@@ -106,14 +90,6 @@ def test_momentum_is_fedavgm_by_hand():
         moved = (first[name] - mean_1[name]) * 0.9 + (second[name] - mean_2[name])
         assert_close(state[name], second[name] - moved)
         assert not torch.allclose(state[name], mean_2[name], rtol=1e-3)
-
-
-def test_it_steps_after_the_rule_and_after_the_noise():
-    method = Told(linear, SGD)
-    fitted(method, num_rounds=1, aggregator=Median(), server_optimizer=RATE_1)
-    assert_close(run(aggregator=Median(), server_optimizer=RATE_1).global_state, run(aggregator=Median()).global_state)
-    private = {"privacy": ClientLevelDP(noise_multiplier=0.0, delta=0.1), "batch_norm": "local"}
-    assert_close(run(**private, server_optimizer=RATE_1).global_state, run(**private).global_state)
 
 
 class Tied(nn.Module):
@@ -140,47 +116,6 @@ def test_a_parameter_with_two_names_moves_under_both_and_a_frozen_one_not_at_all
 
 
 # --- its state
-
-
-class KillAt(FederationCallback):
-    def __init__(self, round):
-        self.round = round
-
-    def on_round_start(self, federation, module, round, clients):
-        if round == self.round:
-            signal.raise_signal(signal.SIGKILL)
-
-
-def test_a_killed_run_goes_on_with_its_state_to_the_same_bits(tmp_path):
-    whole = run(server_optimizer=ADAM)
-    options = {"server_optimizer": ADAM, "default_root_dir": str(tmp_path)}
-    child = os.fork()
-    if child == 0:
-        run(**options, callbacks=KillAt(3))
-        os._exit(0)
-    assert exit_codes([child]) == [-signal.SIGKILL]
-    resumed = run(**options, ckpt_path="last")
-    assert equal(resumed.global_state, whole.global_state)
-    assert resumed.state.server_momenta["federate"].keys() == whole.state.server_momenta["federate"].keys()
-
-
-def test_one_that_forgot_it_would_come_to_others():
-    def forgetful(state, stage, rule):
-        state.server_momenta = {}
-        return server_step(state, stage, rule)
-
-    whole = run(server_optimizer=ADAM).global_state
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedlit.engine.round.server_step", forgetful)
-        assert not equal(run(server_optimizer=ADAM).global_state, whole)
-
-
-def test_two_processes_agree_with_one(tmp_path):
-    def work(rank):
-        torch.save(run(devices=2, server_optimizer=ADAM).global_state, tmp_path / f"state_{rank}.pt")
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0]
-    assert equal(torch.load(tmp_path / "state_1.pt"), run(server_optimizer=ADAM).global_state)
 
 
 class Fails(FedAvg):
@@ -235,11 +170,6 @@ def no_optimizer(parameters):
 def test_what_cannot_step_or_would_be_ignored_is_refused_before_the_first_round(method, optimizer, told):
     with pytest.raises(ValueError, match=told):
         fitted(method(linear, SGD), server_optimizer=optimizer)
-
-
-def test_dlad_which_collects_is_refused_by_name():
-    with pytest.raises(ValueError, match="would never be asked: DLAD averages nothing"):
-        fitted(DLAD(linear, SGD), toy_data(public=0.5), server_optimizer=RATE_1)
 
 
 def test_a_ready_optimizer_is_refused():

@@ -97,18 +97,3 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_sa
     assert [line.count('"round": 0') for line in events.splitlines() if '"event": "fit"' in line] == [1, 0], events
     assert same(whole, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
     assert (folder / RUN / "metrics.csv").read_bytes() == metrics
-
-
-def test_two_hosts_go_on_to_the_same_bits_when_a_process_of_the_second_is_killed(tmp_path):
-    options = ["--trainer.num_rounds", "6", "--trainer.report", "false"]
-    folder = tmp_path / "run"
-    whole = finished(folder, "--config", "fml.yaml", *options)
-    shutil.rmtree(folder / "lightning_logs")
-    hosts = on_two_hosts(folder, "fml.yaml", *options)
-    await_round(folder, 2, hosts[0])
-    os.kill(workers(hosts[1])[0], signal.SIGKILL)
-    outputs = [host.communicate(timeout=500)[0] for host in hosts]
-    assert [host.returncode for host in hosts] == [0, 0], outputs
-    events = (folder / RUN / "events.jsonl").read_text()
-    assert events.count('"event": "fit"') == 2, events
-    assert same(whole, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))

@@ -11,9 +11,7 @@ from lightning.pytorch.profilers import SimpleProfiler
 from toys import SGD, Diary, Spy, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, LocalOnly
-from fedlit.callbacks import FederationCallback, MaxTime, Patience, watching_time
-from fedlit.engine.plan import UsageError
-from fedlit.engine.scheduling import TooFewClients
+from fedlit.callbacks import FederationCallback, Patience
 
 # --- batches
 
@@ -23,19 +21,6 @@ def test_an_epoch_has_as_many_batches_as_said(limit, steps):
     method = Spy()
     fitted(method, num_rounds=1, local_epochs=2, limit_train_batches=limit)  # 18 samples in batches of 8
     assert set(method.steps.values()) == {2 * steps}
-
-
-class Asking(Spy):
-    asked = Diary()
-
-    def on_train_start(self):
-        self.asked = (self.trainer.num_training_batches, self.trainer.estimated_stepping_batches)
-
-
-def test_a_method_that_asks_is_told_and_other_batches_come_in_every_epoch():
-    method = Asking()
-    fitted(method, num_rounds=1, local_epochs=3, limit_train_batches=1)
-    assert method.asked == (1, 3)
 
 
 class Noting(Spy):
@@ -53,19 +38,6 @@ def test_the_same_batches_come_in_every_epoch_only_to_be_learned_by_heart(option
     first, second = method.seen[0::2], method.seen[1::2]
     assert all(torch.equal(first[0], x) for x in first) == same
     assert all(torch.equal(second[0], x) for x in second) == same
-
-
-def test_a_few_batches_are_learned_by_heart():
-    federation = fitted(FedAvg(linear, SGD), toy_data(num_clients=1), num_rounds=1, local_epochs=60, overfit_batches=1)
-    [x, y] = next(iter(federation.state.data.client(0).train_batches()))
-    assert (federation.network()(x).argmax(dim=1) == y).all()
-
-
-def test_few_batches_are_the_same_in_fast_mode_up_to_rounding():
-    exact, fast = (
-        fitted(seeded(), num_rounds=2, limit_train_batches=1, fast=is_fast).global_state for is_fast in (False, True)
-    )
-    torch.testing.assert_close(exact, fast)
 
 
 def seeded():
@@ -98,14 +70,6 @@ def test_what_cannot_be_is_refused(options, told):
 # --- time
 
 
-@pytest.mark.parametrize(
-    "given", ["01:02:03:04", timedelta(1, 7384), {"days": 1, "hours": 2, "minutes": 3, "seconds": 4}]
-)
-def test_time_is_given_as_to_lightnings_trainer(given):
-    [watch] = watching_time(given)
-    assert watch.seconds == 86400 + 7384
-
-
 class Sleeps(FederationCallback):
     def on_round_start(self, federation, module, round, clients):
         time.sleep(0.06)
@@ -123,14 +87,6 @@ def test_a_fit_ends_with_the_round_in_which_its_time_is_over_and_what_is_resumed
     assert torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")["round"] == more.state.round
 
 
-def test_between_fits_no_time_passes():
-    watch = MaxTime(10.0)
-    fitted(seeded(), num_rounds=1, callbacks=[watch])
-    elapsed = watch.elapsed
-    time.sleep(0.01)
-    assert watch.elapsed == elapsed > 0
-
-
 # --- patience
 
 
@@ -143,18 +99,6 @@ def test_patience_ends_a_fit_some_rounds_after_the_best(metric, rounds, tmp_path
     assert federation.state.round == best + rounds < 40
     resumed = fitted(wild, ckpt_path="last", **options)
     assert resumed.state.round == best + rounds  # it had none left
-
-
-def test_who_improves_goes_on():
-    federation = fitted(
-        FedAvg(linear, lambda p: torch.optim.SGD(p, lr=1e-3)), callbacks=[Patience(1, "loss/global_on_own")]
-    )
-    assert federation.state.round == 3
-
-
-def test_patience_is_at_least_a_round():
-    with pytest.raises(ValueError, match="`rounds` must be at least 1"):
-        Patience(0)
 
 
 # --- profiles
@@ -183,7 +127,7 @@ def test_a_pair_of_loss_and_more_is_refused_with_what_to_return():
     told = (
         "must return a loss, a mapping .* got a tuple; what is beside the loss goes into that mapping, or to `self.log`"
     )
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(ValueError, match=told):
         fitted(Pair(linear, SGD))
 
 
@@ -239,14 +183,6 @@ def test_deterministic_sets_what_lightnings_trainer_sets(deterministic, seen):
     assert torch.backends.cudnn.benchmark is (not deterministic)
 
 
-@pytest.mark.usefixtures("_torch_as_before")
-def test_a_workspace_of_ones_own_is_kept(monkeypatch):
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    method = Seeing()
-    fitted(method, num_rounds=1, deterministic=True)
-    assert method.seen == (2, ":16:8")
-
-
 class Undetermined(FedAvg):
     def training_step(self, batch, batch_idx):
         torch.zeros(3).put_(torch.tensor([1, 1]), torch.ones(2))
@@ -255,11 +191,6 @@ class Undetermined(FedAvg):
 
 @pytest.mark.usefixtures("_torch_as_before")
 def test_what_torch_refuses_names_the_option():
-    with pytest.raises(TooFewClients, match=r"put_ does not have a deterministic .* \(see `trainer.deterministic`\)"):
+    with pytest.raises(RuntimeError, match=r"put_ does not have a deterministic .* \(see `trainer.deterministic`\)"):
         fitted(Undetermined(linear, SGD), num_rounds=1, deterministic=True)
     fitted(Undetermined(linear, SGD), num_rounds=1, deterministic=False)
-
-
-def test_another_determinism_is_refused():
-    with pytest.raises(ValueError, match=r"`trainer.deterministic` must be true, false or warn, got 'yes'"):
-        fitted(FedAvg(linear, SGD), deterministic="yes")

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from forked import exit_codes, forked
-from torch import nn
 from toys import SGD, Diary, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FederatedModule
-from fedlit.aggregation import Median, Upload
 from fedlit.methods.factories import build
 from fedlit.privacy import ClientLevelDP
 
@@ -71,13 +69,6 @@ def test_every_entry_is_where_its_method_says_it_is(counted):
         assert equal(state, {"own_steps": torch.tensor([6])})
 
 
-def test_what_is_shared_does_not_notice_what_travels_beside_it(counted):
-    torch.manual_seed(7)
-    plain = fitted(FedAvg(linear, SGD)).global_state
-    held = fitted(counted).global_state
-    assert equal({name: held[name] for name in plain}, plain)
-
-
 def test_the_ledger_counts_what_goes_each_way(counted, tmp_path):
     federation = fitted(counted, num_rounds=1, default_root_dir=str(tmp_path))
     network = 4 * (64 * 3 + 3)
@@ -88,35 +79,6 @@ def test_the_ledger_counts_what_goes_each_way(counted, tmp_path):
         assert found.pop((k, "down", "one-way")) == 4
         assert found.pop((k, "up", "one-way")) == 16
     assert found == {}
-
-
-def test_a_method_that_declares_nothing_has_no_such_lines(tmp_path):
-    federation = fitted(FedAvg(linear, SGD), num_rounds=1, default_root_dir=str(tmp_path))
-    assert {row["kind"] for row in rows(federation, "ledger.csv")} == {"model"}
-
-
-def test_rules_and_proportions_see_only_what_is_shared(counted):
-    federation = fitted(counted, num_rounds=1, aggregator=Median(), max_norm_ratio=1000.0)
-    assert federation.global_state["sum_of_steps"].tolist() == [9]
-    given = {"network.1.bias": torch.ones(3), "steps": torch.ones(2)}
-    assert counted.combine([Upload(0, given)], {}).keys() == {"network.1.bias"}
-
-
-def test_a_run_goes_on_to_the_same_bits(tmp_path):
-    def run(**options):
-        torch.manual_seed(7)
-        federation = fitted(Counted(), **options)
-        return {**federation.global_state, **{str(k): v["own_steps"] for k, v in federation.personal_states.items()}}
-
-    whole = run()
-    run(num_rounds=2, default_root_dir=str(tmp_path))
-    assert equal(run(ckpt_path="last", default_root_dir=str(tmp_path)), whole)
-
-
-def test_visits_in_processes_of_their_own_bring_the_same(counted):
-    timed = fitted(counted, client_timeout=60.0)
-    torch.manual_seed(7)
-    assert equal(timed.global_state, fitted(Counted()).global_state)
 
 
 def test_two_processes_agree_with_one(tmp_path):
@@ -147,22 +109,6 @@ def test_what_goes_up_is_checked_as_what_is_shared():
     assert federation.global_state["sum_of_steps"].tolist() == [6]
 
 
-def test_clients_are_not_told_to_have_models_of_their_own_for_what_they_train_with(counted, tmp_path):
-    federation = fitted(counted, num_rounds=1, default_root_dir=str(tmp_path))
-    assert {row["model"] for row in rows(federation)} == {"global", "trained"}
-    assert {row.model for row in federation.test(counted, toy_data())} == {"global"}
-
-
-class Personal(Counted):
-    def forward(self, x):
-        return self.network(x) + self.own_steps
-
-
-def test_they_are_told_to_have_them_where_forward_uses_it(tmp_path):
-    federation = fitted(Personal(), num_rounds=1, default_root_dir=str(tmp_path))
-    assert {row["model"] for row in rows(federation)} == {"global", "personal", "trained"}
-
-
 def declaring(**members):
     return type("Own", (Counted,), members)()
 
@@ -182,15 +128,6 @@ def declaring(**members):
 def test_names_that_cannot_be_are_refused(members, told):
     with pytest.raises(ValueError, match=told):
         fitted(declaring(**members))
-
-
-def test_everything_but_what_is_declared_is_shared_by_default(counted):
-    counted.shared = ("",)
-    assert [name for name in counted.state_dict() if counted.is_shared(name)] == [
-        "own_steps",
-        "network.1.weight",
-        "network.1.bias",
-    ]
 
 
 # --- who takes part
@@ -223,30 +160,10 @@ def test_a_method_chooses_who_takes_part(tmp_path):
     assert method.told == [(1, [0, 1, 2], 3), (2, [0, 1, 2], 3)]
 
 
-def test_who_chooses_nobody_leaves_it_to_the_fraction():
-    states = []
-    for method in (Choosy(None), FedAvg(linear, SGD)):
-        torch.manual_seed(7)
-        nn.init.zeros_(method.network[1].weight)
-        nn.init.zeros_(method.network[1].bias)
-        states.append(fitted(method, fraction_fit=0.5).global_state)
-    assert equal(*states)
-
-
 @pytest.mark.parametrize("chosen", [[], [0, 0], [3]])
 def test_a_choice_that_is_none_is_refused(chosen):
     with pytest.raises(ValueError, match=r"`select_clients` of Choosy in round 1 must choose clients that may take"):
         fitted(Choosy(chosen))
-
-
-def test_a_choice_may_go_by_what_the_server_holds():
-    class ByState(Counted):
-        def select_clients(self, round, candidates):
-            return [int(self.agreed)]
-
-    method = ByState()
-    fitted(method)
-    assert [(round, k) for round, k, *_ in method.seen] == [(1, 0), (2, 1), (3, 2)]
 
 
 @pytest.mark.parametrize(

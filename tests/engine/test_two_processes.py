@@ -13,7 +13,6 @@ from lightning.pytorch import Callback
 from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Stage
-from fedlit.engine import fit
 from fedlit.methods import FML
 from fedlit.privacy import ClientLevelDP
 
@@ -95,23 +94,6 @@ def test_a_signal_to_one_process_ends_all_after_the_round(tmp_path):
     assert codes == [0, 0], said
     assert "to go on, add --ckpt_path" in said[0]
     assert said[1] == ""
-
-
-def test_a_signal_while_processes_agree_is_heard_in_the_next_round(monkeypatch):
-    agreements = []
-
-    def agreed(fabric, *numbers):
-        agreements.append(numbers)
-        if len(agreements) == 1:
-            signal.raise_signal(signal.SIGTERM)
-        return [*numbers]
-
-    monkeypatch.setattr(fit, "largest", agreed)
-    monkeypatch.setattr(fit.Fit, "_should_stop_training", lambda self: bool)  # as on several processes
-    federation = fitted(fml())
-    assert federation.stopped_by == signal.SIGTERM
-    assert federation.state.round == 1
-    assert agreements == [(0, 0), (1, signal.SIGTERM)]
 
 
 class Interrupting(FML):

@@ -5,11 +5,9 @@ from functools import partial
 import pytest
 import torch
 from test_lightning import in_federation, network, seeded, under_trainer
-from torch import nn
-from toys import Diary, equal, fitted, toy_data
+from toys import equal
 
 from fedlit import FedAvg
-from fedlit.engine.optimisation import revived
 
 PLAIN = partial(torch.optim.SGD, lr=0.1)
 
@@ -53,10 +51,6 @@ class Watched(FedAvg):
         optimizer = super().configure_optimizers()
         optimizer.register_step_pre_hook(shrink)
         return optimizer
-
-
-def grow(optimizer, *_):
-    optimizer.param_groups[0]["lr"] *= 1.1
 
 
 class Decays(FedAvg):
@@ -104,73 +98,3 @@ def test_those_above_do_not_end_as_plain_sgd_does(name):
     own = in_federation(partial(seeded, kind, network, optimizer))
     plain = in_federation(partial(seeded, FedAvg, network, PLAIN))
     assert not equal(own.state_dict(), plain.state_dict())
-
-
-def perceptron():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.ReLU(), nn.Linear(5, 3))
-
-
-def num_gradients(method):
-    return sum(parameter.grad is not None for parameter in method.parameters())
-
-
-class Looks(FedAvg):
-    """Notes how many gradients there are, of a network whose steps could do without them."""
-
-    seen = Diary(lambda: {"weight": [], "epoch": [], "aggregate": []})
-
-    def client_weight(self, client):
-        self.seen["weight"].append(num_gradients(self))
-        return super().client_weight(client)
-
-    def on_train_epoch_start(self):
-        self.seen["epoch"].append(num_gradients(self))
-
-    def aggregate(self, uploads, current):
-        def watched():
-            for upload in uploads:
-                self.seen["aggregate"].append(num_gradients(self))
-                yield upload
-
-        return super().aggregate(watched(), current)
-
-
-class HookedLooks(Looks):
-    def on_after_backward(self):
-        pass
-
-
-@pytest.mark.parametrize("kind", [Looks, HookedLooks])
-def test_gradients_are_there_between_steps_and_end_with_the_visit(kind):
-    method = kind(perceptron, PLAIN)
-    fitted(method, toy_data(num_clients=2), num_rounds=1, local_epochs=2)
-    assert method.seen == {"weight": [4, 4], "epoch": [0, 4, 0, 4], "aggregate": [0, 0]}
-
-
-SETTINGS = {"plain": {}, "fused": {"fused": True}, "capturable": {"capturable": True}}
-
-
-@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
-def test_what_an_optimiser_kept_comes_back_to_where_it_would_have_been_made(kind, settings):
-    """From a CPU to a device, for one: a fused Adam needs its counter there, a plain one reads it in each step."""
-    parameter = nn.Parameter(torch.ones(2, 3))
-    parameter.grad = torch.ones(2, 3)
-    before = kind([parameter])
-    before.step()
-    on_device = nn.Parameter(torch.empty(2, 3, device="meta"))
-    group = {**before.param_groups[0], **settings}
-    found = revived(before.state[parameter], on_device, group)
-    counters = {"step", "mu_product"} & found.keys()
-    assert {found[name].device.type for name in counters} == {"meta" if settings else "cpu"}
-    assert {value.device.type for name, value in found.items() if name not in counters} == {"meta"}
-
-
-def test_a_history_of_tensors_comes_back_to_the_device_as_a_copy():
-    """LBFGS keeps lists, and appends to them."""
-    parameter = nn.Parameter(torch.empty(3, device="meta"))
-    kept = {"old_dirs": [torch.ones(3), torch.ones(3)], "al": [None], "n_iter": 2}
-    found = revived(kept, parameter, {})
-    assert [direction.device.type for direction in found["old_dirs"]] == ["meta", "meta"]
-    assert found["old_dirs"] is not kept["old_dirs"]
-    assert [found["al"], found["n_iter"]] == [[None], 2]

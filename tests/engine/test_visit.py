@@ -1,8 +1,6 @@
 """What a visit does: steps, optimisers, schedules, early stopping, BatchNorm."""
 
-import gc
 import warnings
-import weakref
 from functools import partial
 
 import pytest
@@ -22,32 +20,11 @@ def test_local_epochs_steps_and_batch_sizes_can_differ_by_client():
     assert spy.batch_sizes == {0: 8, 1: 3, 2: 8}
 
 
-def test_a_last_batch_of_one_sample_is_no_step():
-    counted = []
-    for drop_last in ("single", False):
-        spy = Spy()
-        fitted(spy, toy_data(size=30, val_size=1, drop_last=drop_last), num_rounds=1, local_epochs=2)  # 9 samples each
-        counted.append(set(spy.steps.values()))
-    assert counted == [{2}, {4}]
-
-
 def test_batch_norm_trains_where_the_last_batch_would_hold_one_sample():
     network = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 3))  # noqa: E731
     fitted(FedAvg(network, SGD), toy_data(size=30, val_size=1), num_rounds=1)
     with pytest.raises(RuntimeError, match=r"see `data.drop_last`"):
         fitted(FedAvg(network, SGD), toy_data(size=30, val_size=1, drop_last=False), num_rounds=1)
-
-
-@pytest.mark.parametrize("fast", [False, True])
-def test_skipping_one_sample_is_training_on_the_others(fast):
-    """Nine samples in batches of eight: the one left over changes nothing, unless it is kept."""
-    states = []
-    for drop_last in ("single", True, False):
-        torch.manual_seed(0)
-        data = toy_data(size=30, val_size=1, drop_last=drop_last)
-        states.append(fitted(FedAvg(linear, SGD), data, num_rounds=2, fast=fast, seed=1).global_state)
-    assert equal(states[0], states[1])
-    assert not equal(states[0], states[2])
 
 
 class NoLoss(FedAvg):
@@ -140,58 +117,6 @@ class Manual(FedAvg):
         optimizer.step()
 
 
-def test_manual_optimisation_is_the_same_training():
-    states = []
-    for method in (FedAvg, Manual):
-        torch.manual_seed(0)
-        states.append(fitted(method(SmallCNN, SGD)).global_state)
-    assert equal(*states)
-
-
-class Watched(FedAvg):
-    """Notes what is alive of its optimisers."""
-
-    alive = Diary(weakref.WeakSet)
-
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        self.alive.add(optimizer)
-        return optimizer
-
-
-class WatchedHooks(Watched):
-    def on_train_batch_end(self, outputs, batch, batch_idx):
-        pass
-
-
-class WatchedManual(Watched, Manual):
-    pass
-
-
-class Circular(Watched):
-    def configure_optimizers(self):
-        optimizer = super().configure_optimizers()
-        optimizer.circle = [optimizer]
-        return optimizer
-
-
-@pytest.fixture
-def _no_collector():
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.mark.usefixtures("_no_collector")
-@pytest.mark.parametrize(("kind", "kept"), [(Watched, 0), (WatchedHooks, 0), (WatchedManual, 0), (Circular, 3)])
-def test_no_optimiser_waits_for_python_s_collector_after_its_visit(kind, kept):
-    """It holds the client's own network and its gradients: one more of each in memory for every visit."""
-    method = kind(linear, SGD)
-    fitted(method, num_rounds=1)
-    assert len(method.alive) == kept
-
-
 class RuinedLater(FineTuned):
     """Learns while it federates; in the last visit every step climbs the loss."""
 
@@ -233,11 +158,3 @@ def test_batch_norm_is_averaged_with_its_buffers_or_stays_local():
     assert not torch.equal(*(local.personal_states[k]["network.1.running_mean"] for k in (0, 1)))
     pooled = [row for row in rows(local) if row["data"] == "pooled"]
     assert pooled == []  # the server cannot run the model alone
-
-
-def test_what_is_set_in_every_visit_is_no_part_of_a_method_unless_it_is_a_module():
-    method = FedAvg(linear, SGD)
-    method.stage = "any"
-    assert method.stage == "any"
-    method.stage = nn.Linear(1, 1)
-    assert "stage" in dict(method.named_children())

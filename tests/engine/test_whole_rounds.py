@@ -1,6 +1,5 @@
 """What is whole is saved before an error is shown, and a metric that fails is left out where it fails."""
 
-import csv
 import json
 import signal
 import warnings
@@ -9,19 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_laws import KillAt, in_a_child
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
-from toys import SGD, equal, fitted, linear, rows, toy_data
+from toys import SGD, KillAt, equal, fitted, in_a_child, linear, rows, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.callbacks import FederationCallback
-from fedlit.engine.config_diff import as_text
-from fedlit.engine.metrics import unmeasured
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
-from fedlit.records.recorder import Recorder
-from fedlit.records.rows import Row
 
 
 def seeded(method, *args, **options):
@@ -130,12 +124,6 @@ def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_told_
     assert events(federation.log_dir, "left_out") == []
 
 
-def test_metrics_that_are_all_there_are_not_missed():
-    found = [Row(1, "s", 0, "global", "own", name, 0.5) for name in ("loss", "f1")]
-    assert unmeasured(found, ["f1"]) == []
-    assert unmeasured(found[:1], ["f1"]) == [(0, "global", "own", "f1")]
-
-
 @pytest.mark.parametrize("name", ["acc", "loss"])
 def test_a_metric_that_the_federation_measures_itself_is_refused(name):
     with pytest.raises(ValueError, match=f"^`trainer.metrics` must leave acc and loss .* give '{name}' another name"):
@@ -164,26 +152,6 @@ def test_names_with_commas_and_quotes_are_read_as_they_were_given(tmp_path):
     assert set(NAMES) <= {row["metric"] for row in rows(federation, "epochs.csv")}
 
 
-def test_a_name_that_breaks_lines_stays_in_its_line(tmp_path):
-    log = Recorder(tmp_path, [])
-    log.metrics(1, [Row(1, "s", 0, "m", "d", "two\nlines\u2028\ud800", 0.7)])
-    log.close()
-    log = Recorder(tmp_path, [], resumed_round=1)
-    log.close()
-    with (tmp_path / "metrics.csv").open() as file:
-        [row] = list(csv.DictReader(file))
-    assert row["metric"] == "two\\nlines\\u2028\\ud800"
-
-
-def test_what_probe_measures_has_a_name_of_its_own():
-    class Probing(LocalOnly):
-        def probe(self, client):
-            return {"acc": 1.0}
-
-    with pytest.raises(ValueError, match="`probe` of Probing gives 'acc', which the federation measures"):
-        fitted(Probing(linear, SGD), num_rounds=1)
-
-
 def changed(before, after, tmp_path):
     """What is said of a run that goes on with something else."""
     fitted(before(), toy_data(), num_rounds=1, default_root_dir=str(tmp_path))
@@ -201,20 +169,6 @@ def test_in_python_an_optimiser_in_a_function_is_known_by_what_it_builds(tmp_pat
     assert told == ["`model.optimizer.lr`: 0.1 -> 0.2, from round 2 on."]
 
 
-def test_another_kind_of_layer_without_values_is_told_of(tmp_path):
-    def network(drop):
-        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(drop), torch.nn.Linear(64, 3))
-
-    methods = [partial(seeded, FedAvg, partial(network, drop), SGD) for drop in (0.1, 0.2)]
-    told = changed(*methods, tmp_path)
-    assert "`model.network.1`: Dropout(p=0.1, inplace=False) -> Dropout(p=0.2, inplace=False), from round 2 on." in told
-
-
 def test_the_same_experiment_is_told_of_by_nothing(tmp_path):
     method = partial(seeded, FedAvg, linear, SGD)
     assert changed(method, method, tmp_path) == []
-
-
-@pytest.mark.parametrize("value", [linear, SGD, [1, {"a": None}], torch.ones(3), MulticlassAccuracy(3), object()])
-def test_what_was_chosen_is_told_without_an_address(value):
-    assert "0x" not in as_text(value)

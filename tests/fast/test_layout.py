@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from toys import Diary, equal, fitted
+from toys import fitted
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.notices import Notice
@@ -76,49 +75,6 @@ def test_any_other_computes_channels_last_without_a_word(network):
     assert fast.state.module.network.first.weight.stride() == ORDINARY
 
 
-def flat(tensors):
-    return torch.cat([tensor.view(-1) for tensor in tensors])
-
-
-class ViewsParameters(FedAvg):
-    """Wherever a method of one's own may look at them."""
-
-    def on_client_start(self, client):
-        self.anchor = parameters_to_vector(self.network.parameters()).detach()
-
-    def training_step(self, batch, batch_idx):
-        drift = flat(self.network.parameters()) - self.anchor
-        return super().training_step(batch, batch_idx) + drift.square().sum()
-
-    def on_after_backward(self):
-        flat(p.grad for p in self.network.parameters()).norm()
-
-    def on_client_end(self, client):
-        vector_to_parameters(flat(self.network.parameters()), self.network.parameters())
-
-    def client_weight(self, client):
-        return 1.0 + float(flat(self.state_dict().values()).isfinite().all())
-
-    def aggregate(self, uploads, current):
-        uploads = list(uploads)
-        norms = [flat(upload.state.values()).norm() for upload in uploads]
-        assert all(norm > 0 for norm in norms)
-        assert flat(current.values()).norm() > 0
-        return self.combine(uploads, current)
-
-
-def flat_mean(uploads, current):
-    """An aggregator of the user's own."""
-    uploads = list(uploads)
-    vectors = torch.stack([flat(upload.state.values()) for upload in uploads])
-    parts = vectors.mean(dim=0).split([tensor.numel() for tensor in current.values()])
-    return {name: part.view(current[name].shape) for name, part in zip(current, parts, strict=True)}
-
-
-def test_parameters_may_be_viewed_anywhere():
-    assert lays_out(without_a_word(ViewsParameters(Convolution, SGD), aggregator=flat_mean))
-
-
 class ViewsInItsStep(FedAvg):
     def training_step(self, batch, batch_idx):
         x, y = batch
@@ -132,27 +88,6 @@ def test_a_step_that_needs_the_ordinary_layout_is_tried_before_the_first_round()
     assert not lays_out(fast)
     exact = fitted(ViewsInItsStep(Convolution, SGD), num_rounds=1)
     assert fast.global_state.keys() == exact.global_state.keys()
-
-
-class OwnStep(FedAvg):
-    """Its step runs in any layout, and notes that it ran."""
-
-    steps = Diary()
-
-    def training_step(self, batch):
-        self.steps.append(self.client.id)
-        self.log("steps", len(self.steps))
-        x, y = batch
-        return {"loss": F.cross_entropy(self(x), y)}
-
-
-def test_a_step_that_is_tried_leaves_nothing_behind():
-    torch.manual_seed(0)
-    method = OwnStep(Convolution, SGD)
-    assert lays_out(without_a_word(method, local_steps=1))
-    assert len(method.steps) == 6  # two rounds of three clients
-    torch.manual_seed(0)
-    assert equal(method.state_dict(), without_a_word(FedAvg(Convolution, SGD), local_steps=1).state.module.state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from toys import SGD, KillAt, SmallCNN, equal, fitted, in_a_child, seeded, toy_data, uneven  # noqa: F401  (tests of the engine take two)
+from toys import SGD, SmallCNN, equal, fitted, seeded, toy_data, uneven
 
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.rng import derive, generator
