@@ -8,16 +8,29 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import SGD, SmallCNN, fitted, linear, same, seeded, states
+from test_constant import LoRA
+from test_sending import FedAMP
+from toys import SGD, SmallCNN, fitted, linear, rows, same, seeded, states
 
 from fedlit import FedAvg
+from fedlit.encoders import Int8
 from fedlit.methods import FML
 
+RUNS = {
+    "FML": ((FML, SmallCNN, SmallCNN, SGD), {}),
+    "FedAvg": ((FedAvg, SmallCNN, SGD), {}),
+    "encoded": ((FedAvg, SmallCNN, SGD), {"upload_encoder": Int8(stochastic=True, error_feedback=True)}),
+    "other downloads": ((FedAMP, SmallCNN, SGD), {}),
+    "frozen": ((FedAvg, LoRA, SGD), {}),
+}
 
-@pytest.mark.parametrize("method", [(FML, SmallCNN, SmallCNN, SGD), (FedAvg, SmallCNN, SGD)])
-def test_clients_in_processes_of_their_own_end_in_the_same_bits(method):
-    here, apart = (fitted(seeded(*method), client_timeout=timeout, num_rounds=2) for timeout in (None, 60.0))
+
+@pytest.mark.parametrize("name", RUNS)
+def test_clients_in_processes_of_their_own_end_in_the_same_bits(name):
+    method, options = RUNS[name]
+    here, apart = (fitted(seeded(*method), client_timeout=timeout, num_rounds=2, **options) for timeout in (None, 60.0))
     assert same(states(here), states(apart))
+    assert rows(here, "ledger.csv") == rows(apart, "ledger.csv")
 
 
 def hang(module):

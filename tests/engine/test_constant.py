@@ -4,7 +4,6 @@ import signal
 
 import pytest
 import torch
-from forked import exit_codes, forked
 from torch import nn
 from toys import SGD, KillAt, equal, fitted, in_a_child, rows, toy_data
 
@@ -112,15 +111,6 @@ def test_killed_and_resumed_nobody_is_sent_it_twice(averaged, tmp_path):
     resumed = experiment(ckpt_path="last", **options)
     assert equal(resumed.global_state, averaged.global_state)
     assert rows(resumed, "ledger.csv") == rows(averaged, "ledger.csv")
-
-
-def test_on_two_processes_and_in_processes_of_their_own(averaged, tmp_path):
-    def work(rank):
-        torch.save(experiment(devices=2).global_state, tmp_path / f"state_{rank}.pt")
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
-    assert equal(torch.load(tmp_path / "state_1.pt"), averaged.global_state)
-    assert equal(experiment(client_timeout=60.0).global_state, averaged.global_state)
 
 
 # --- what is refused

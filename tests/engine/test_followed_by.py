@@ -5,7 +5,6 @@ import signal
 
 import pytest
 import torch
-from forked import exit_codes, forked
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg
@@ -47,15 +46,6 @@ def test_asked_to_stop_between_them_it_forgets_the_round_that_is_not_whole(undis
     assert stopped.state.round == 1
     assert equal(stopped.global_state, experiment(num_rounds=1).global_state)
     assert equal(experiment(ckpt_path="last", **options).global_state, undisturbed.global_state)
-
-
-def test_on_two_processes_it_ends_in_the_same_bits(undisturbed, tmp_path):
-    def work(rank):
-        torch.save(experiment(devices=2).global_state, tmp_path / f"state_{rank}.pt")
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
-    for rank in range(2):
-        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), undisturbed.global_state)
 
 
 def test_the_round_is_evaluated_after_the_server_has_trained(undisturbed):

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -30,44 +29,13 @@ data:
     num_clients: 5
     partition: {class_path: fedlit.partition.Dirichlet, init_args: {alpha: 0.3, min_samples: 40}}
 model:
-  class_path: fedlit.methods.FineTuned
-  init_args:
-    network: {class_path: nets.Net}
-    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
-    finetune_epochs: 1
-trainer: {num_rounds: 2, fraction_fit: 0.6, accelerator: cpu}
-"""
-
-
-STACK = """\
-  class_path: fedlit.methods.FedAvg
-  init_args:
-    network: {class_path: fedlit.networks.MLP}
-    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05}}
-"""
-FML = """\
   class_path: fedlit.methods.FML
   init_args:
     personal: {class_path: nets.Net}
     client_networks: {1: {class_path: fedlit.networks.MLP}}
     meme: {class_path: nets.Net}
     optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.05, momentum: 0.9}}
-"""
-FEDFUSION = """\
-  class_path: fedlit.methods.FedFusion
-  init_args:
-    network: {class_path: fedlit.networks.LeNet5, init_args: {in_channels: 1, image_size: 28}}
-    optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.02, momentum: 0.9}}
-"""
-POOL = "    public: 0.2\n"
-DLAD = """\
-  class_path: fedlit.methods.DLAD
-  init_args:
-    network: {class_path: nets.Net}
-    optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.001}}
-    client_epochs: 1
-    density_epochs: 1
-    distil_epochs: 2
+trainer: {num_rounds: 2, fraction_fit: 0.6, accelerator: cpu}
 """
 
 
@@ -75,20 +43,7 @@ def start(folder: Path, *args: str) -> subprocess.Popen:
     folder.mkdir(exist_ok=True)
     (folder / "nets.py").write_text(NETWORK)
     (folder / "recipe.yaml").write_text(RECIPE)
-    before, after = RECIPE.split("  class_path: fedlit.methods.FineTuned")
-    after = after[after.index("trainer:") :]
-    (folder / "fml.yaml").write_text(before + FML + after)
-    (folder / "fedfusion.yaml").write_text(before + FEDFUSION + after)
-    (folder / "dlad.yaml").write_text(before.rstrip().removesuffix("model:") + POOL + "model:\n" + DLAD + after)
-    (folder / "stack.yaml").write_text(before.replace(before.splitlines()[6], "") + STACK + after)  # equal clients
-    command = [
-        sys.executable,
-        "-m",
-        "fedlit",
-        "fit",
-        *(() if "--config" in args else ("--config", "recipe.yaml")),
-        *args,
-    ]
+    command = [sys.executable, "-m", "fedlit", "fit", "--config", "recipe.yaml", *args]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
@@ -109,10 +64,9 @@ def same(a: dict, b: dict) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", [2, 3])
-def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
-    one, several = finished(tmp_path / "one"), finished(tmp_path / "several", "--trainer.devices", str(devices))
-    assert len(one["personal_states"]) == 5
+def test_several_processes_end_in_the_same_bits_as_one(tmp_path):
+    one, several = finished(tmp_path / "one"), finished(tmp_path / "several", "--trainer.devices", "3")
+    assert len(one["personal_states"]) > 2
     assert same(one, several)
     texts = [(tmp_path / run / "lightning_logs/version_0/metrics.csv").read_text() for run in ("one", "several")]
     assert texts[0] == texts[1]
@@ -120,13 +74,8 @@ def test_several_processes_end_in_the_same_bits_as_one(devices, tmp_path):
 
 def second_of(process: subprocess.Popen) -> int:
     """The process id of rank 1, which rank 0 has started."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    if children.exists():
-        return int(children.read_text().split()[0])
-    listed = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
-    )
-    return int(listed.stdout.split()[0])
+    command = ["ps", "-o", "pid=", "--ppid", str(process.pid)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
 def after_round(process: subprocess.Popen, number: int) -> None:
@@ -147,9 +96,7 @@ def test_a_killed_process_ends_the_others_in_a_line_and_the_run_goes_on_to_the_s
     process = start(tmp_path / "cut", *TWO)
     after_round(process, 2)
     os.kill([process.pid, second_of(process)][who], signal.SIGKILL)
-    start_of_end = time.monotonic()
     rest, _ = process.communicate(timeout=120)  # the pipe is closed when both have ended
-    print(f"ended {time.monotonic() - start_of_end:.1f} s after the kill of rank {who}")
     told = [line for line in rest.splitlines() if not line.startswith("round ")]
     assert len(told) == 1, rest
     assert f"fedlit: error: rank {who} of 2 has died" in told[0]
@@ -169,19 +116,3 @@ def test_what_every_process_refuses_is_said_once(tmp_path):
     assert process.returncode == 2, rest
     assert rest.count("fedlit: error:") == 1
     assert len(rest.splitlines()) == 1, rest
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_with_a_checkpoint_that_goes_on_to_the_same_bits(number, tmp_path):
-    whole = finished(tmp_path / "whole", "--trainer.num_rounds", "6")
-    process = start(tmp_path / "cut", "--trainer.num_rounds", "6")
-    for line in process.stdout:  # in the middle of the third round, or so
-        if line.startswith("round 2/"):
-            time.sleep(0.05)
-            os.kill(process.pid, number)
-            break
-    rest, _ = process.communicate(timeout=120)
-    assert process.returncode == 128 + number, rest
-    assert "to go on, add --ckpt_path" in rest
-    assert same(finished(tmp_path / "cut", "--trainer.num_rounds", "6", "--ckpt_path", "last"), whole)

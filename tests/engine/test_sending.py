@@ -4,7 +4,6 @@ import signal
 
 import pytest
 import torch
-from forked import exit_codes, forked
 from toys import SGD, Diary, KillAt, SmallCNN, equal, fitted, in_a_child, linear, rows
 
 from fedlit import FedAvg
@@ -154,19 +153,6 @@ def test_killed_and_resumed(undisturbed, tmp_path):
     options = {"default_root_dir": str(tmp_path)}
     assert in_a_child(lambda: experiment(callbacks=KillAt(2, "end"), **options)) == -signal.SIGKILL
     assert same(all_states(experiment(ckpt_path="last", **options)), undisturbed)
-
-
-def test_on_two_processes(undisturbed, tmp_path):
-    def work(rank):
-        torch.save(all_states(experiment(devices=2)), tmp_path / f"states_{rank}.pt")
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
-    assert all(same(torch.load(tmp_path / f"states_{rank}.pt"), undisturbed) for rank in range(2))
-
-
-def test_in_processes_of_their_own_and_with_uploads_on_disk(undisturbed):
-    assert same(all_states(experiment(client_timeout=60.0)), undisturbed)
-    assert same(all_states(experiment(personal_memory=0.0)), undisturbed)
 
 
 # --- what goes wrong

@@ -29,24 +29,23 @@ def started(folder: Path, words: list[str]) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def on_two_hosts(folder: Path, recipe: str, *options: str) -> list[subprocess.Popen]:
+def on_two_hosts(folder: Path) -> list[subprocess.Popen]:
     """The commands of the docs, on loopback."""
     port = str(free_port())
     assert len(commands()) == 2
     hosts = []
     for line in commands():
-        words = line.replace("host1", "127.0.0.1").replace("29400", port).replace("recipe.yaml", recipe).split()
-        hosts.append(started(folder, [*words[1:], *options]))
+        words = line.replace("host1", "127.0.0.1").replace("29400", port).split()
+        hosts.append(started(folder, words[1:]))
     return hosts
 
 
-@pytest.mark.parametrize("recipe", ["fml.yaml", "fedfusion.yaml", "dlad.yaml"])
-def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(recipe, tmp_path):
+def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(tmp_path):
     folder = tmp_path / "run"
-    one = finished(folder, "--config", recipe)
+    one = finished(folder)
     metrics = (folder / RUN / "metrics.csv").read_bytes()
     shutil.rmtree(folder / "lightning_logs")
-    hosts = on_two_hosts(folder, recipe)
+    hosts = on_two_hosts(folder)
     outputs = [host.communicate(timeout=500)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs
     assert same(one, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
@@ -78,14 +77,14 @@ ELASTIC = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:PORT", "--rdz
 
 @pytest.mark.parametrize(("rank", "meeting"), [(0, STATIC), (1, STATIC), (1, ELASTIC)])
 def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_same_bits(rank, meeting, tmp_path):
-    options = ["--config", "fml.yaml", "--trainer.num_rounds", "6", "--trainer.report", "false"]
+    options = ["--trainer.num_rounds", "6", "--trainer.report", "false"]
     whole = finished(tmp_path / "run", *options)
     folder = tmp_path / "run"
     metrics = (folder / RUN / "metrics.csv").read_bytes()
     shutil.rmtree(folder / "lightning_logs")
     port = str(free_port())
     alone = ["--nproc-per-node", "2", *[word.replace("PORT", port) for word in meeting]]
-    fit = ["-m", "fedlit", "fit", *options, "--trainer.devices", "2", "--ckpt_path", "auto"]
+    fit = ["-m", "fedlit", "fit", "--config", "recipe.yaml", *options, "--trainer.devices", "2", "--ckpt_path", "auto"]
     process = started(folder, [*alone, "--max-restarts", "1", *fit])
     await_round(folder, 2, process)
     killed = workers(process)

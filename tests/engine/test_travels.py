@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from forked import exit_codes, forked
 from toys import SGD, Diary, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, FederatedModule
@@ -79,16 +78,6 @@ def test_the_ledger_counts_what_goes_each_way(counted, tmp_path):
         assert found.pop((k, "down", "one-way")) == 4
         assert found.pop((k, "up", "one-way")) == 16
     assert found == {}
-
-
-def test_two_processes_agree_with_one(tmp_path):
-    def work(rank):
-        torch.manual_seed(7)
-        torch.save(fitted(Counted(), devices=2).global_state, tmp_path / f"state_{rank}.pt")
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0]
-    torch.manual_seed(7)
-    assert equal(torch.load(tmp_path / "state_1.pt"), fitted(Counted()).global_state)
 
 
 class Strange(Counted):

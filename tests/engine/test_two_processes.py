@@ -45,23 +45,49 @@ class Told(Callback):
             self.what()
 
 
-def two(folder, what=lambda: None, rank=1, number=2, then=lambda federation: None):
-    """Exit codes and words of two processes, to one of which something happens in a round."""
+def two(folder, what=lambda: None, rank=1, then=lambda federation: None, **options):
+    """Exit codes and words of two processes, to one of which something happens in the second round."""
     folder.mkdir()
 
     def work(own_rank):
-        federation = fitted(
-            fml(),
-            devices=2,
-            default_root_dir=str(folder),
-            callbacks=[Told(rank, number, what)],
-            enable_progress_bar=True,
-        )
+        given = {"devices": 2, "default_root_dir": str(folder), "enable_progress_bar": True, **options}
+        federation = fitted(fml(), callbacks=[Told(rank, 2, what)], **given)
         then(federation)
         torch.save(federation.global_state, folder / f"state_{own_rank}.pt")
 
-    codes = exit_codes(forked(work, folder))
+    processes = forked(work, folder)
+    if what is stop:  # it has to be killed when the other has ended
+        codes = exit_codes([processes[1 - rank]])
+        os.kill(processes[rank], signal.SIGKILL)
+        codes += exit_codes([processes[rank]])
+    else:
+        codes = exit_codes(processes)
     return codes, [(folder / f"rank_{rank}.txt").read_text() for rank in range(2)]
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_stays_stopped_is_taken_for_dead(rank, tmp_path):
+    """Where it is rank 0, the store does not answer any more."""
+    codes, said = two(tmp_path / "two", stop, rank, process_timeout=2.0)
+    assert codes == [3, -signal.SIGKILL], said
+    assert f"rank {rank} of 2 gave no sign of life for 2 s (`trainer.process_timeout`)" in said[1 - rank]
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_waited_for_and_named(tmp_path):
+    codes, said = two(tmp_path / "two", lambda: time.sleep(3), process_timeout=2.0)
+    assert codes == [0, 0]
+    assert "fedlit: waiting for rank 1, which is alive and at work" in said[0]
+
+
+def test_clients_in_processes_of_their_own_leave_other_ranks_alone(tmp_path):
+    codes, said = two(tmp_path / "two", client_timeout=60.0)
+    assert codes == [0, 0], said
+    assert equal(torch.load(tmp_path / "two/state_1.pt"), fitted(fml()).global_state)
 
 
 def test_two_processes_end_in_the_same_bits_as_one_and_listen_on_loopback_only(tmp_path):

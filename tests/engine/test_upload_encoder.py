@@ -9,7 +9,6 @@ from pathlib import Path
 import printed
 import pytest
 import torch
-from forked import exit_codes, forked
 from test_agreement import AVERAGING
 from torch.testing import assert_close
 from toys import SGD, Diary, KillAt, SmallCNN, equal, fitted, in_a_child, linear, rows, toy_data
@@ -148,24 +147,6 @@ def test_what_is_left_over_stays_as_it_is_while_a_client_is_left_out():
 
 
 # --- wherever a client is visited, the same bits
-
-
-def test_two_processes_end_in_the_same_bits_and_pass_on_what_was_sent(at_random, tmp_path):
-    def work(rank):
-        federation = run(devices=2, upload_encoder=AT_RANDOM)
-        torch.save(federation.global_state, tmp_path / f"state_{rank}.pt")
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
-    for rank in range(2):
-        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), at_random.global_state)
-
-
-def test_a_process_of_a_clients_own_makes_no_difference():
-    build = partial(FedAvg, linear, SGD)
-    here = run(build, upload_encoder=Sign(), num_rounds=2)
-    own = run(build, upload_encoder=Sign(), num_rounds=2, client_timeout=60.0)
-    assert equal(own.global_state, here.global_state)
-    assert sent_up(own) == sent_up(here)
 
 
 def test_a_killed_run_goes_on_with_what_is_left_over_to_the_same_bits(at_random, tmp_path):
