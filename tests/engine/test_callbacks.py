@@ -5,7 +5,7 @@ from lightning.pytorch import Callback, callbacks
 from toys import SGD, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation
-from fedlit.callbacks import FederationCallback, StopAt, as_callbacks
+from fedlit.callbacks import FederationCallback
 
 UNHEARD = sorted(
     name
@@ -61,7 +61,7 @@ class Counter(FederationCallback):
         self.rounds = state_dict["rounds"]
 
 
-# --- which are called, and when: these need the calls in fedlit/federation.py and fedlit/engine/fit.py
+# --- which are called, and when
 
 
 def test_a_fit_is_told_of_from_set_up_to_tear_down():
@@ -91,12 +91,6 @@ def test_an_error_in_a_fit_is_told_of_in_place_of_its_end():
     assert ear.told == ["setup fit", "fit start", "train start", "round 1", "exception broken"]
 
 
-def test_a_fit_that_is_stopped_ends_in_good_order():
-    ear = Ear()
-    fitted(FedAvg(linear, SGD), num_rounds=5, callbacks=[ear, StopAt(0.0)])
-    assert ear.told[-4:] == ["round 1", "train end", "fit end", "teardown fit"]
-
-
 def test_a_callback_remembers_over_a_resumed_run():
     fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=Counter())
     resumed = Counter()
@@ -111,9 +105,6 @@ def test_a_lambda_callback_and_a_model_summary_run(caplog):
         fitted(FedAvg(linear, SGD), num_rounds=1, callbacks=[callback, callbacks.ModelSummary()])
     assert told == ["start"]
     assert "195" in caplog.text  # weights of a linear network, 64 x 3 and 3
-
-
-# --- what a checkpoint remembers
 
 
 # --- which are refused
@@ -136,23 +127,20 @@ def test_what_needs_the_trainers_loops_is_refused_with_what_to_use_instead(callb
         Federation(callbacks=made, accelerator="cpu")
 
 
-@pytest.mark.parametrize("hook", UNHEARD)
 @pytest.mark.parametrize("base", [Callback, FederationCallback])
-def test_a_callback_that_waits_for_what_never_comes_is_refused(base, hook):
-    deaf = type("Deaf", (base,), {hook: lambda self, *args: None})
-    with pytest.raises(ValueError, match=f"^`trainer.callbacks`: Deaf waits for `{hook}`"):
-        as_callbacks([deaf()])
+def test_a_callback_that_waits_for_what_never_comes_is_refused(base):
+    for hook in UNHEARD:
+        deaf = type("Deaf", (base,), {hook: lambda self, *args: None})
+        with pytest.raises(ValueError, match=f"^`trainer.callbacks`: Deaf waits for `{hook}`"):
+            Federation(callbacks=[deaf()], accelerator="cpu")
 
 
 def test_what_is_no_callback_of_this_lightning_is_refused_with_the_reason():
     with pytest.raises(ValueError, match=r"Ear is a class; give a callback, such as Ear\(\)"):
-        as_callbacks([Ear])
-    with pytest.raises(ValueError, match=r"must be callbacks of lightning.pytorch or fedlit, got a int"):
-        as_callbacks([3])
+        Federation(callbacks=[Ear], accelerator="cpu")
     base = type("Callback", (), {"__module__": "pytorch_lightning.callbacks.callback"})
     with pytest.raises(ValueError, match=r"Mine is of the package pytorch_lightning, .*import from lightning.pytorch"):
-        as_callbacks(type("Mine", (base,), {})())
-    assert len(as_callbacks((Ear(), Counter()))) == 2
+        Federation(callbacks=type("Mine", (base,), {})(), accelerator="cpu")
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """What is frozen when a run begins is stored and sent once: LoRA on a frozen trunk, a user's own network."""
 
-import signal
-
 import pytest
 import torch
 from torch import nn
-from toys import SGD, KillAt, equal, fitted, in_a_child, rows, toy_data
+from toys import SGD, equal, fitted, rows, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
 
@@ -99,18 +97,6 @@ def torch_trunk():
 
 
 # --- whatever happens
-
-
-def experiment(**options):
-    return fitted(seeded(FedAvg), toy_data(90), **{"fraction_fit": 0.7, **options})
-
-
-def test_killed_and_resumed_nobody_is_sent_it_twice(averaged, tmp_path):
-    options = {"default_root_dir": str(tmp_path)}
-    assert in_a_child(lambda: experiment(callbacks=KillAt(3, "start"), **options)) == -signal.SIGKILL
-    resumed = experiment(ckpt_path="last", **options)
-    assert equal(resumed.global_state, averaged.global_state)
-    assert rows(resumed, "ledger.csv") == rows(averaged, "ledger.csv")
 
 
 # --- what is refused

@@ -12,7 +12,7 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, toy_data
 
 from fedlit import FedAvg
-from fedlit.methods import APFL, FML, Ditto, LocalOnly
+from fedlit.methods import LocalOnly
 
 
 def with_dropout():
@@ -33,17 +33,6 @@ def run(method, data=None, **options):
 # --------------------------------------------------------------------------------------------------- mixed precision
 
 
-def trained_in(precision, fast):
-    federation, state = run(lambda: FedAvg(SmallCNN, SGD), num_rounds=1, precision=precision, fast=fast)
-    return federation.fabric.device.type, all(bool(tensor.isfinite().all()) for tensor in state.values())
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed"])
-@pytest.mark.parametrize("fast", [False, True])
-def test_mixed_precision_trains_on_a_gpu(device_process, precision, fast):
-    assert device_process.run(trained_in, precision, fast) == ("cuda", True)
-
-
 # --------------------------------------------------------------------------------------------------- random numbers
 
 
@@ -59,35 +48,6 @@ def on_the_cpu_beside_a_gpu():
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(device_process):
     """Or no client could be visited in a forked process."""
     assert device_process.run(on_the_cpu_beside_a_gpu) == (True, False, 0)
-
-
-METHODS = {
-    "FedAvg": partial(FedAvg, with_dropout, SGD),
-    "Ditto": partial(Ditto, with_dropout, SGD),
-    "APFL": partial(APFL, with_dropout, SGD),
-    "FML": partial(FML, SmallCNN, with_dropout, SGD, beta=1.0),
-}
-
-
-def with_equal_weights(name):
-    """A network whose first weights do not depend on what else a method builds."""
-    torch.manual_seed(0)
-    method = METHODS[name]()
-    torch.manual_seed(7)
-    network = method.meme if name == "FML" else method.network
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=0.1)
-    return method
-
-
-def shared_after_training(names):
-    return [list(run(partial(with_equal_weights, name))[1].values()) for name in names]
-
-
-def test_with_dropout_the_global_model_is_fedavgs_on_a_gpu(device_process):
-    first, *others = device_process.run(shared_after_training, list(METHODS))
-    for other in others:
-        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 # ------------------------------------------------------------------------------------------- what stays with clients

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import signal
 from functools import partial
 
 import pytest
@@ -10,7 +11,7 @@ from forked import exit_codes, forked
 from test_constant import LoRA
 from test_sending import FedAMP
 from test_travels import Counted
-from toys import SGD, SmallCNN, TrunkAndHead, fitted, linear, toy_data
+from toys import SGD, KillAt, SmallCNN, TrunkAndHead, fitted, in_a_child, linear, toy_data
 
 from fedlit.aggregation import Median
 from fedlit.encoders import Int8
@@ -79,13 +80,17 @@ def run(name, devices, folder, **more):
 
 
 def told(federation):
-    """Of all states, metrics and what is sent."""
+    """A hash of all states."""
     digest = hashlib.sha256()
     states = [federation.global_state, *federation.personal_states.values()]
     for state in states:
         for name, tensor in sorted(state.items()):
             digest.update(name.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+def recorded(folder):
+    return [(folder / "lightning_logs/version_0" / file).read_bytes() for file in ("ledger.csv", "metrics.csv")]
 
 
 def on_several(name, number, folder, **more):
@@ -109,9 +114,7 @@ QUICK = ("failing", "DLAD", "encoded", "other downloads")
 def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
     one = told(run(name, 1, tmp_path / "one"))
     assert set(on_several(name, 3, tmp_path / "three")) == {one}
-    for file in ("ledger.csv", "metrics.csv"):
-        one, three = ((tmp_path / f"{name}/lightning_logs/version_0/{file}").read_bytes() for name in ("one", "three"))
-        assert one == three
+    assert recorded(tmp_path / "three") == recorded(tmp_path / "one")
 
 
 def test_what_differs_has_another_hash(tmp_path):
@@ -124,6 +127,15 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     on_several("failing", 3, folder, num_rounds=1)
     run("failing", 1, folder, num_rounds=2, ckpt_path="last")
     assert set(on_several("failing", 2, folder, ckpt_path="last")) == {whole}
+
+
+@pytest.mark.parametrize("name", ["encoded", "other downloads", "frozen", "one-way state"])
+def test_a_killed_run_goes_on_to_the_same_hash_and_records(name, tmp_path):
+    whole = told(run(name, 1, tmp_path / "whole"))
+    folder = tmp_path / "cut"
+    assert in_a_child(lambda: run(name, 1, folder, callbacks=KillAt(3, "start"))) == -signal.SIGKILL
+    assert told(run(name, 1, folder, ckpt_path="last")) == whole
+    assert recorded(folder) == recorded(tmp_path / "whole")
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Rounds with too few usable clients are repeated with others, and at last given up with everything saved."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -61,16 +60,12 @@ def test_a_client_that_fails_alone_in_its_round_is_replaced_by_another():
     assert [event["attempt"] for event in events(federation.log_dir, "round")] == [1, 2, 1]
 
 
-@pytest.mark.parametrize(("min_clients", "is_enough"), [(2, True), (3, False)])
-def test_as_many_clients_as_must_take_part_must_be_usable(min_clients, is_enough):
-    options = {"min_clients": min_clients, "num_rounds": 2}
-    if is_enough:
-        assert fitted(failing({0, 1}), toy_data(num_clients=4), **options).state.round == 2
-    else:
-        with pytest.raises(
-            RuntimeError, match=r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
-        ):
-            fitted(failing({0, 1}), toy_data(num_clients=4), **options)
+def test_as_many_clients_as_must_take_part_must_be_usable():
+    data = toy_data(num_clients=4)
+    assert fitted(failing({0, 1}), data, num_rounds=2, min_clients=2).state.round == 2
+    told = r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
+    with pytest.raises(RuntimeError, match=told):
+        fitted(failing({0, 1}), data, num_rounds=2, min_clients=3)
 
 
 def test_a_round_is_repeated_as_often_as_is_said():
@@ -109,14 +104,6 @@ def test_a_repeated_round_is_the_same_after_a_resume(tmp_path):
 # --- rules
 
 
-class TooFew:
-    """A rule of a user's own that needs three uploads, and tells nobody before."""
-
-    def __call__(self, uploads, current):
-        held = list(uploads)
-        return weighted_mean([held[0], held[1], held[2]])
-
-
 def odd(uploads, current):
     held = list(uploads)
     if len(held) < 3:
@@ -129,26 +116,18 @@ def empty(uploads, current):
     return agreed if len(held) == 3 else {name: tensor * float("nan") for name, tensor in agreed.items()}
 
 
-def leaves(uploads, current):
-    held = list(uploads)
-    return weighted_mean(held) if len(held) == 3 else sys.exit(0)
-
-
 @pytest.mark.parametrize(
     ("rule", "why"),
     [
-        (TooFew(), "IndexError: list index out of range"),
         (odd, "KeyError: 'a third'"),
         (empty, "it gave an impossible state, 'network.1.weight' is not finite"),
-        (leaves, "SystemExit: 0"),
     ],
 )
 def test_a_rule_that_fails_in_a_round_ends_the_run_by_name_with_everything_saved(rule, why, tmp_path):
-    name = getattr(rule, "__name__", "TooFew")
     options = {"aggregator": rule, "default_root_dir": str(tmp_path), "num_rounds": 4, "save_every_n_rounds": 9}
     with pytest.raises(RuntimeError) as failed:
         fitted(failing({1}, rounds=(3,)), **options)
-    told = f"`trainer.aggregator` {name} could not combine the 2 uploads of round 3: {why}"
+    told = f"`trainer.aggregator` {rule.__name__} could not combine the 2 uploads of round 3: {why}"
     assert str(failed.value) == told
     folder = tmp_path / "lightning_logs/version_0"
     [event] = events(folder, "gave_up")
@@ -207,7 +186,6 @@ def test_who_is_out_of_all_proportion_is_left_out(method, option):
         ("max_norm_ratio", float("nan"), "`trainer.max_norm_ratio` must be a finite number, got nan"),
         ("max_round_retries", -1, "`trainer.max_round_retries` must be at least 0, got -1"),
         ("client_timeout", 0, "`trainer.client_timeout` must be above 0, got 0"),
-        ("client_timeout", float("inf"), "`trainer.client_timeout` must be a finite number, got inf"),
     ],
 )
 def test_impossible_limits_are_refused(option, value, told):

@@ -1,10 +1,8 @@
 """`download` and kept uploads, by two tiny methods: FedAMP sends a mixture, FedFomo other clients' networks."""
 
-import signal
-
 import pytest
 import torch
-from toys import SGD, Diary, KillAt, SmallCNN, equal, fitted, in_a_child, linear, rows
+from toys import SGD, Diary, equal, fitted, linear, rows
 
 from fedlit import FedAvg
 from fedlit.losses import proximal_penalty
@@ -127,32 +125,8 @@ def test_a_mixture_is_loaded_as_the_clients_network():
 # --- whatever happens, the same bits
 
 
-def experiment(**options):
-    return fitted(seeded(FedAMP, SmallCNN), **{"fraction_fit": 0.7, **options})
-
-
-def all_states(federation):
-    return [federation.global_state, *(federation.state.uploads[k] for k in sorted(federation.state.uploads))]
-
-
 def same(a, b):
     return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    return all_states(experiment(default_root_dir=str(tmp_path_factory.mktemp("undisturbed"))))
-
-
-def test_what_is_kept_matters(undisturbed):
-    torch.manual_seed(7)
-    assert not equal(fitted(FedAvg(SmallCNN, SGD), fraction_fit=0.7).global_state, undisturbed[0])
-
-
-def test_killed_and_resumed(undisturbed, tmp_path):
-    options = {"default_root_dir": str(tmp_path)}
-    assert in_a_child(lambda: experiment(callbacks=KillAt(2, "end"), **options)) == -signal.SIGKILL
-    assert same(all_states(experiment(ckpt_path="last", **options)), undisturbed)
 
 
 # --- what goes wrong

@@ -144,8 +144,7 @@ class Twice(FedAvg):
         return self.combine(held, current)
 
 
-def no_optimizer(parameters):
-    return nn.Linear(1, 1)
+READY = torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
 @pytest.mark.parametrize(
@@ -155,27 +154,15 @@ def no_optimizer(parameters):
         (Ignores, RATE_1, r"`trainer.server_optimizer` would be ignored: `aggregate` of Ignores .*`self.combine"),
         (Twice, RATE_1, r"`trainer.server_optimizer`, tried .*: `aggregate` may combine uploads only once"),
         (FedAvg, partial(torch.optim.SGD, lr=-1.0), r"`trainer.server_optimizer`: Invalid learning rate: -1.0"),
-        (FedAvg, partial(torch.optim.SGD, lr=1e11), r"`trainer.server_optimizer`: `lr` must be at most 1e\+10"),
         (FedAvg, partial(FedAdam, lr=float("nan")), r"^`trainer.server_optimizer.lr` must be a finite number, got nan"),
-        (FedAvg, partial(FedAdam, tau=0.0), r"^`trainer.server_optimizer.tau` must be above 0, got 0.0"),
-        (
-            FedAvg,
-            partial(FedYogi, betas=(0.9, 1.0)),
-            r"^`trainer.server_optimizer`: beta2 must lie in .*, got 1.0",
-        ),
+        (FedAvg, partial(FedYogi, betas=(0.9, 1.0)), r"^`trainer.server_optimizer`: beta2 must lie in .*, got 1.0"),
         (FedAvg, torch.optim.LBFGS, r"`trainer.server_optimizer`: .*closure"),
-        (FedAvg, no_optimizer, r"`trainer.server_optimizer`: it must build an optimiser, got a Linear"),
+        (FedAvg, READY, r"`trainer.server_optimizer` must be a class or function that builds"),
     ],
 )
 def test_what_cannot_step_or_would_be_ignored_is_refused_before_the_first_round(method, optimizer, told):
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises((ValueError, TypeError), match=told):
         fitted(method(linear, SGD), server_optimizer=optimizer)
-
-
-def test_a_ready_optimizer_is_refused():
-    ready = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    with pytest.raises(TypeError, match=r"`trainer.server_optimizer` must be a class or function that builds"):
-        fitted(FedAvg(linear, SGD), server_optimizer=ready)
 
 
 def test_a_run_does_not_go_on_with_another_kind_of_state(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from test_agreement import AVERAGING
 from torch.testing import assert_close
-from toys import SGD, Diary, KillAt, SmallCNN, equal, fitted, in_a_child, linear, rows, toy_data
+from toys import SGD, Diary, SmallCNN, equal, fitted, linear, rows, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import Median
@@ -69,12 +68,6 @@ def sent_up(federation, kind="model"):
 def plain(tmp_path_factory):
     """Two rounds without an encoder."""
     return run(num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("plain")))
-
-
-@pytest.fixture(scope="module")
-def at_random(tmp_path_factory):
-    """Three rounds with one that draws, and remembers what it lost."""
-    return run(upload_encoder=AT_RANDOM, default_root_dir=str(tmp_path_factory.mktemp("at_random")))
 
 
 # --- nothing lost, nothing changed
@@ -147,14 +140,6 @@ def test_what_is_left_over_stays_as_it_is_while_a_client_is_left_out():
 
 
 # --- wherever a client is visited, the same bits
-
-
-def test_a_killed_run_goes_on_with_what_is_left_over_to_the_same_bits(at_random, tmp_path):
-    options = {"upload_encoder": AT_RANDOM, "default_root_dir": str(tmp_path)}
-    assert in_a_child(lambda: run(**options, callbacks=KillAt(3, "start"))) == -signal.SIGKILL
-    resumed = run(**options, ckpt_path="last")
-    assert equal(resumed.global_state, at_random.global_state)
-    assert all(equal(residuals(resumed)[k], residual) for k, residual in residuals(at_random).items())
 
 
 # --- bytes
