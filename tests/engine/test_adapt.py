@@ -8,7 +8,7 @@ import torch
 from toys import SGD, equal, fitted, linear, toy_data
 
 from fedlit import FedAvg, Federation, LocalOnly
-from fedlit.methods import FML, FedFusion, FedMMD
+from fedlit.methods import FML, FedMMD
 
 QUIET = {"enable_progress_bar": False, "logger": False, "accelerator": "cpu"}
 
@@ -111,12 +111,10 @@ def test_the_table_tells_what_a_new_client_has_before_and_after_and_at_its_best(
 
 @pytest.mark.parametrize("options", [{"opt_out_samples": 0.4}, {"opt_out": [3]}])
 def test_a_new_client_trains_on_samples_that_it_does_not_share(options):
-    from test_fedfusion import Small
-
-    for method in (FedMMD(linear, SGD), FedFusion(Small, SGD)):
-        federation = fitted(method, toy_data(num_clients=4, unseen_clients=1, **options), num_rounds=1)
-        rows = federation.adapt(method, toy_data(num_clients=4, unseen_clients=1, **options), epochs=1)
-        assert len(curve(rows, "personal")) == 2
+    method = FedMMD(linear, SGD)
+    federation = fitted(method, toy_data(num_clients=4, unseen_clients=1, **options), num_rounds=1)
+    rows = federation.adapt(method, toy_data(num_clients=4, unseen_clients=1, **options), epochs=1)
+    assert len(curve(rows, "personal")) == 2
 
 
 class ShyNewcomer(FedAvg):

@@ -138,6 +138,12 @@ def test_a_killed_run_goes_on_to_the_same_hash_and_records(name, tmp_path):
     assert recorded(folder) == recorded(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("name", ["failing", "adam", "encoded", "other downloads"])
+def test_what_stays_with_clients_may_lie_on_disk(name, tmp_path):
+    in_memory = told(run(name, 1, tmp_path / "memory"))
+    assert told(run(name, 1, tmp_path / "disk", personal_memory=0.0)) == in_memory
+
+
 def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):
     monkeypatch.setattr("fedlit.engine.checkpointing.MUCH", 0)
     run("failing", 1, tmp_path)

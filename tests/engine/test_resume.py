@@ -4,16 +4,10 @@ import pytest
 import torch
 from torch import nn
 from torchmetrics.classification import MulticlassCalibrationError
-from toys import SGD, equal, fitted, linear, toy_data
+from toys import SGD, equal, fitted, linear, seeded, toy_data
 
 from fedlit import FedAvg, Federation, FineTuned, LocalOnly
-from fedlit.callbacks import StopAt
-from fedlit.records.run_folder import lock_folder
-
-
-def seeded(method, *args, **options):
-    torch.manual_seed(7)
-    return method(*args, **options)
+from fedlit.callbacks import FederationCallback, StopAt
 
 
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.Adam])
@@ -68,56 +62,35 @@ def test_best_means_lowest_where_lower_is_better():
     assert values[best["round"]] == min(values.values())
 
 
-def run_auto(folder, rounds):
-    return fitted(seeded(LocalOnly, linear, SGD), num_rounds=rounds, default_root_dir=str(folder), ckpt_path="auto")
-
-
-def versions(folder):
-    return sorted(path.name for path in (folder / "lightning_logs").iterdir())
-
-
-def test_auto_begins_where_there_is_nothing_and_goes_on_where_there_is_something(tmp_path):
-    straight = run_auto(tmp_path / "straight", rounds=4)
-    run_auto(tmp_path / "cut", rounds=2)
-    resumed = run_auto(tmp_path / "cut", rounds=4)
-    assert versions(tmp_path / "cut") == ["version_0"]
-    assert all(equal(resumed.personal_states[k], straight.personal_states[k]) for k in range(3))
-
-
-def test_auto_begins_anew_after_a_run_that_left_no_checkpoint_and_leaves_older_runs_alone(tmp_path):
-    run_auto(tmp_path, rounds=1)
-    (tmp_path / "lightning_logs" / "version_1" / "checkpoints").mkdir(parents=True)
-    assert run_auto(tmp_path, rounds=2).state.round == 2
-    assert versions(tmp_path) == ["version_0", "version_1", "version_2"]
-
-
 def test_auto_leaves_a_finished_run_as_it_is_and_says_so(tmp_path, capsys):
-    run_auto(tmp_path, rounds=2)
+    options = {"num_rounds": 2, "default_root_dir": str(tmp_path), "enable_progress_bar": True}
+    fitted(seeded(LocalOnly, linear, SGD), ckpt_path="auto", **options)
     kept = ("metrics.csv", "ledger.csv", "checkpoints/last.ckpt", "checkpoints/best.ckpt")
     folder = tmp_path / "lightning_logs" / "version_0"
     before = [(folder / name).read_bytes() for name in kept]
-    method = seeded(LocalOnly, linear, SGD)
-    options = {"num_rounds": 2, "default_root_dir": str(tmp_path), "enable_progress_bar": True}
-    fitted(method, ckpt_path="auto", **options)
+    fitted(seeded(LocalOnly, linear, SGD), ckpt_path="auto", **options)
     assert "All 2 rounds are done" in capsys.readouterr().err
     assert [(folder / name).read_bytes() for name in kept] == before
-    assert versions(tmp_path) == ["version_0"]
+    assert [path.name for path in folder.parent.iterdir()] == ["version_0"]
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict", "adapt"])
-def test_auto_is_refused_where_nothing_could_begin(command):
-    with pytest.raises(
-        ValueError, match=r"^`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last`"
-    ):
-        getattr(Federation(accelerator="cpu"), command)(FedAvg(linear, SGD), toy_data(), ckpt_path="auto")
+def test_auto_is_refused_where_nothing_could_begin():
+    told = r"^`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last`"
+    with pytest.raises(ValueError, match=told):
+        Federation(accelerator="cpu").test(FedAvg(linear, SGD), toy_data(), ckpt_path="auto")
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path):
-    held = lock_folder(tmp_path)
-    with pytest.raises(ValueError, match="is in use: another process"):
-        lock_folder(tmp_path)
-    held.close()
-    lock_folder(tmp_path).close()
+    def run(**options):
+        return fitted(seeded(FedAvg, linear, SGD), num_rounds=2, default_root_dir=str(tmp_path), **options)
+
+    class Meddles(FederationCallback):
+        def on_fit_end(self, trainer, pl_module):
+            with pytest.raises(ValueError, match="is in use: another process"):
+                run(ckpt_path="last")
+
+    run(callbacks=[Meddles()])
+    run(ckpt_path="last")
 
 
 def test_other_data_after_a_fit_are_the_data_that_are_tested():

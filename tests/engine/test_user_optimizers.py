@@ -83,7 +83,21 @@ USERS = {
     "momentum set after an epoch": (Gains, PLAIN),
     "a group added after an epoch": (Grows, PLAIN),
 }
-SAME_AS_PLAIN = {"an optimiser that needs a closure", "a hook before a step"}
+MOMENTUM = partial(PLAIN, momentum=0.9)
+OPTIMIZERS = {
+    "SGD": PLAIN,
+    "decay": partial(PLAIN, weight_decay=0.1, maximize=True),
+    "dampening": partial(MOMENTUM, dampening=0.2, weight_decay=0.1),
+    "Nesterov": partial(MOMENTUM, nesterov=True),
+    "foreach": partial(MOMENTUM, foreach=False),
+    "Adam": partial(torch.optim.Adam, weight_decay=0.1),
+    "AMSGrad": partial(torch.optim.Adam, amsgrad=True),
+    "AdamW": partial(torch.optim.AdamW, betas=(0.8, 0.99), eps=1e-6),
+    "RMSprop": torch.optim.RMSprop,
+    "a rate that is a tensor": partial(torch.optim.Adam, lr=torch.tensor(0.1)),
+}
+USERS.update({name: (FedAvg, optimizer) for name, optimizer in OPTIMIZERS.items()})
+SAME_AS_PLAIN = {"SGD", "an optimiser that needs a closure", "a hook before a step"}
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), USERS.values(), ids=USERS)
