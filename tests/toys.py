@@ -3,6 +3,7 @@
 import csv
 import errno
 import io
+import json
 import os
 import signal
 import weakref
@@ -173,6 +174,12 @@ def rows(federation: Federation, name: str = "metrics.csv") -> list[dict[str, st
     """The lines of a record."""
     with open(f"{federation.log_dir}/{name}") as file:
         return list(csv.DictReader(file))
+
+
+def events(folder, what: str) -> list[dict]:
+    """The events of a kind, of a run's folder."""
+    with open(f"{folder}/events.jsonl") as file:
+        return [event for event in map(json.loads, file) if event["event"] == what]
 
 
 def full_after(room, monkeypatch):

@@ -76,11 +76,6 @@ class Remembers(FedAvg):
         self.chosen = Counter()
         self.history = deque(maxlen=2)
         self.norms = np.ones(2)
-        self.asked = {1: ("a", {2})}
-
-    def select_clients(self, round, candidates):
-        self.asked[round] = (str(round), {round})
-        return None
 
     def aggregate(self, uploads, current):
         mean = weighted_mean(uploads)
@@ -92,11 +87,11 @@ class Remembers(FedAvg):
         for name in mean:
             self.momentum[name] = self.momentum[name] * 0.9 + (mean[name] - current[name])
         self.history.append(float(self.momentum["network.1.bias"].sum()))
-        factor = 0.1 * self.rounds + self.norms[0] + self.chosen[0] + len(self.asked)
+        factor = 0.1 * self.rounds + self.norms[0] + self.chosen[0]
         return {name: current[name] + factor * self.momentum[name] / 10 for name in mean}
 
     def plain(self):
-        return [self.rounds, self.chosen, self.history, self.history.maxlen, self.norms.tolist(), self.asked]
+        return [self.rounds, self.chosen, self.history, self.history.maxlen, self.norms.tolist()]
 
 
 class Ramps(FederationCallback):

@@ -1,19 +1,13 @@
 """Whatever a client or a rule does, the others and the next round are as if it had not been."""
 
-import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from toys import SGD, SmallCNN, equal, fitted, linear, rows, seeded, toy_data
+from toys import SGD, SmallCNN, equal, events, fitted, linear, rows, seeded, toy_data
 
 from fedlit import FedAvg, FineTuned
-
-
-def events(federation):
-    return [json.loads(line) for line in Path(federation.log_dir, "events.jsonl").read_text().splitlines()]
 
 
 class InPlace(FedAvg):
@@ -49,33 +43,6 @@ def test_noise_of_the_server_follows_from_the_seed():
         states.append(fitted(method, seed=seed).global_state)
     assert equal(states[0], states[1])
     assert not equal(states[0], states[2])
-
-
-class Momentum(FedAvg):
-    """FedAvgM: what the server remembers is state of its own, which never travels."""
-
-    server_only = ("momentum",)
-
-    def __init__(self, network, optimizer):
-        super().__init__(network, optimizer)
-        self.register_buffer("momentum", torch.zeros(3, 64))
-
-    def aggregate(self, uploads, current):
-        agreed = super().aggregate(uploads, current)
-        momentum = 0.9 * current["momentum"] + current["network.1.weight"] - agreed["network.1.weight"]
-        return {**agreed, "network.1.weight": current["network.1.weight"] - momentum, "momentum": momentum}
-
-
-def test_what_the_server_remembers_survives_a_resume_and_never_travels(tmp_path):
-    def run(rounds, folder, ckpt_path=None):
-        torch.manual_seed(0)
-        return fitted(Momentum(linear, SGD), num_rounds=rounds, default_root_dir=str(folder), ckpt_path=ckpt_path)
-
-    straight = run(4, tmp_path / "straight")
-    run(2, tmp_path / "cut")
-    assert equal(run(4, tmp_path / "cut", "last").global_state, straight.global_state)
-    assert straight.global_state["momentum"].abs().sum() > 0
-    assert {int(row["bytes"]) for row in rows(straight, "ledger.csv")} == {4 * (64 * 3 + 3)}
 
 
 def test_a_downloaded_model_is_in_the_ledger_even_if_nothing_comes_back():
@@ -119,7 +86,7 @@ def test_a_counter_beyond_what_a_visit_can_count_leaves_its_client_out(far, is_l
     federation = fitted(seeded(Counts, far), num_rounds=2)
     others = fitted(seeded(Counts, 0), toy_data(opt_out=[1]), num_rounds=2)
     assert equal(federation.global_state, others.global_state) == is_left_out
-    reasons = {event["reason"] for event in events(federation) if event["event"] == "left_out"}
+    reasons = {event["reason"] for event in events(federation.log_dir, "left_out")}
     told = f"unusable state: 'network.1.num_batches_tracked' has grown by {far:.4g} in one visit"
     assert [reason.startswith(told) for reason in reasons] == [True] * is_left_out
 

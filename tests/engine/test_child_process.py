@@ -1,16 +1,14 @@
 """`trainer.client_timeout`: clients in processes of their own: the same bits, and an end for whoever finds none."""
 
-import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from test_constant import LoRA
 from test_sending import FedAMP
-from toys import SGD, SmallCNN, fitted, linear, rows, same, seeded, states
+from toys import SGD, SmallCNN, events, fitted, linear, rows, same, seeded, states
 
 from fedlit import FedAvg
 from fedlit.encoders import Int8
@@ -71,8 +69,7 @@ def test_a_client_that_dies_hangs_or_sends_what_cannot_be_is_left_out_with_the_r
     members = {name: staticmethod(value) if callable(value) else value for name, value in members.items()}
     method = type("Mine", (Failing,), members)(linear, SGD)
     federation = fitted(method, client_timeout=timeout, num_rounds=1)
-    events = map(json.loads, Path(federation.log_dir, "events.jsonl").read_text().splitlines())
-    [left_out] = [event for event in events if event["event"] == "left_out"]
+    [left_out] = events(federation.log_dir, "left_out")
     assert left_out["client"] == 1
     assert reason in left_out["reason"]
 

@@ -45,12 +45,10 @@ def test_classifiers_are_evaluated_after_every_epoch_and_densities_and_the_serve
 
 def test_the_last_epoch_is_what_the_round_ends_with_and_the_first_is_not(followed):
     curve = values(rows(followed, "epochs.csv"), "loss", data="pooled")
-    ends = [
-        line
-        for line in rows(followed)
-        if (line["stage"], line["data"], line["metric"]) == ("classify", "pooled", "loss")
-    ]
-    for line in ends:
+    wanted = ("classify", "pooled", "loss")
+    for line in rows(followed):
+        if (line["stage"], line["data"], line["metric"]) != wanted:
+            continue
         k = int(line["client"])
         assert curve[4, k] == pytest.approx(float(line["value"]), rel=1e-6)
         assert curve[1, k] != pytest.approx(float(line["value"]), rel=1e-6)

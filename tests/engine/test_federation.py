@@ -36,13 +36,6 @@ def test_clients_that_opt_out_or_are_unseen_never_train_in_a_federated_stage():
     assert {k for _, k in spy.visits} == {0, 2, 3}
 
 
-def test_unseen_clients_are_evaluated_as_such():
-    federation = fitted(FedAvg(linear, SGD), toy_data(num_clients=4, unseen_clients=1), num_rounds=1)
-    found = {(row["client"], row["data"]) for row in rows(federation) if row["model"] == "global"}
-    assert ("3", "unseen") in found
-    assert ("3", "own") not in found
-
-
 @pytest.mark.parametrize("is_shared", [False, True])
 def test_opted_out_samples_change_no_upload_whatever_they_are_and_shared_ones_do(is_shared):
     plain, changed = (toy_data(opt_out_samples=0.4, partition=Dirichlet(1.0, 8)) for _ in range(2))

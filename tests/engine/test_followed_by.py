@@ -7,7 +7,6 @@ import pytest
 import torch
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, toy_data
 
-from fedlit import FedAvg
 from fedlit.data.client import Server
 from fedlit.methods import FedDF, Stage
 from fedlit.privacy import ClientLevelDP
@@ -51,9 +50,8 @@ def test_asked_to_stop_between_them_it_forgets_the_round_that_is_not_whole(undis
 def test_the_round_is_evaluated_after_the_server_has_trained(undisturbed):
     found = undisturbed.validate(undisturbed.state.module, undisturbed.state.data)
     told = {(row.client, row.metric): row.value for row in found if (row.model, row.data) == ("global", "pooled")}
-    last = [
-        line for line in rows(undisturbed) if (line["round"], line["model"], line["data"]) == ("3", "global", "pooled")
-    ]
+    wanted = ("3", "global", "pooled")
+    last = [line for line in rows(undisturbed) if (line["round"], line["model"], line["data"]) == wanted]
     assert {(line["client"], line["metric"]): float(line["value"]) for line in last} == pytest.approx(told)
 
 
@@ -85,24 +83,11 @@ DISTIL = Stage("distil", side="server", upload="none", public="inputs")
     [
         ({"upload": "none", "followed_by": DISTIL}, "`followed_by` is for clients whose uploads are aggregated"),
         ({"followed_by": Stage("other")}, "`followed_by` must be a stage of the server"),
-        (
-            {"followed_by": Stage("d", side="server", upload="none", public="inputs", rounds=3)},
-            "without `rounds` and `followed_by`",
-        ),
     ],
 )
 def test_what_cannot_follow_is_refused(options, told):
     with pytest.raises(ValueError, match=told):
         Stage("federate", **options)
-
-
-def test_a_follower_of_the_same_name_is_refused():
-    class Twice(FedAvg):
-        def configure_stages(self):
-            return [Stage("distil", followed_by=DISTIL)]
-
-    with pytest.raises(ValueError, match="must give stages of different names"):
-        fitted(Twice(linear, SGD), with_pool())
 
 
 def test_under_privacy_a_server_that_learns_from_uploads_is_refused():

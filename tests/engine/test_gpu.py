@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from toys import SGD, SmallCNN, equal, fitted, toy_data
+from toys import SGD, SmallCNN, equal, fitted, seeded, toy_data
 
 from fedlit import FedAvg
 from fedlit.methods import LocalOnly
@@ -17,11 +17,6 @@ from fedlit.methods import LocalOnly
 
 def with_dropout():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 3))
-
-
-def seeded(method):
-    torch.manual_seed(0)
-    return method()
 
 
 def run(method, data=None, **options):

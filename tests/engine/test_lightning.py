@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Trainer
 from test_lightning_table import CALLED
 from torch import nn
-from toys import SGD, Diary, equal, fitted, toy_data
+from toys import SGD, Diary, equal, fitted, seeded, toy_data
 
 from fedlit import FedAvg
 from fedlit.methods.base import FederatedModule
@@ -58,11 +58,6 @@ def in_federation(build, epochs: int = 2, **options) -> FederatedModule:
     federation = fitted(method, toy_data(num_clients=1), num_rounds=1, local_epochs=epochs, **options)
     method.load_state_dict(federation.global_state)
     return method
-
-
-def seeded(kind, *args):
-    torch.manual_seed(7)
-    return kind(*args)
 
 
 class Plain(FedAvg):
@@ -193,23 +188,8 @@ class FrozenWhenMade(FedAvg):
         self.network[1].eval()
 
 
-class FrozenInAHook(FedAvg):
-    """Keeps its statistics from the start of a visit on."""
-
-    def on_fit_start(self):
-        super().on_fit_start()
-        self.network[1].eval()
-
-
-class FrozenLater(FedAvg):
-    """Keeps its statistics in the second epoch."""
-
-    def on_train_epoch_start(self):
-        self.network[1].train(self.current_epoch != 1)
-
-
 KINDS = [Plain, OwnUpdate, Accumulates, Skips, Stops, TwoOptimisers, Closures, Scheduled, Cycle, Plateau, Quasi]
-KINDS += [FrozenWhenMade, FrozenInAHook, FrozenLater]
+KINDS += [FrozenWhenMade]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*in eval(uation)? mode")  # Lightning tells, and so do we

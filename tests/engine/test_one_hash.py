@@ -13,6 +13,7 @@ from test_sending import FedAMP
 from test_travels import Counted
 from toys import SGD, KillAt, SmallCNN, TrunkAndHead, fitted, in_a_child, linear, toy_data
 
+from fedlit import Stage
 from fedlit.aggregation import Median
 from fedlit.encoders import Int8
 from fedlit.methods import DLAD, FML, SCAFFOLD, FedAvg, FedBN, FedDF, FedFusion
@@ -44,6 +45,24 @@ class Mixed(FedAvg):
         self.of_double /= 3 + client.id
 
 
+class Cooler(FedAvg):
+    """The server trains after every round, on the first process alone, and changes what all go by."""
+
+    def __init__(self):
+        super().__init__(SmallCNN, SGD)
+        self.temperature = 4.0
+
+    def configure_stages(self):
+        follower = Stage("distil", side="server", upload="none", public="inputs", epochs=1)
+        return [Stage("federate", followed_by=follower)]
+
+    def on_server_start(self, server, uploads):
+        self.temperature /= 2
+
+    def training_step(self, batch, batch_idx):
+        return self(batch[0]).square().mean() / self.temperature
+
+
 class Fused(TrunkAndHead):
     feature_shape = (4, 3, 3)
 
@@ -61,13 +80,14 @@ METHODS = {
     "SCAFFOLD": (lambda: SCAFFOLD(linear, partial(torch.optim.SGD, lr=0.1)), {}),
     "DLAD": (lambda: DLAD(linear, ADAM, client_epochs=1, density_epochs=1, distil_epochs=2), {}),
     "FedDF": (lambda: FedDF(linear, SGD), {}),
+    "changing server": (Cooler, {}),
     "FedAdam": (lambda: FedAvg(SmallCNN, SGD), FEDADAM),
     "encoded": (lambda: FedAvg(SmallCNN, SGD), ENCODED),
     "other downloads": (lambda: FedAMP(linear, SGD), {"fraction_fit": 0.7}),
     "one-way state": (Counted, {}),
     "frozen": (lambda: FedAvg(LoRA, SGD), {}),
 }
-WITH_A_POOL = ("DLAD", "FedDF")
+WITH_A_POOL = ("DLAD", "FedDF", "changing server")
 
 
 def run(name, devices, folder, **more):
@@ -105,7 +125,7 @@ def on_several(name, number, folder, **more):
     return [(folder / f"told_{rank}").read_text() for rank in range(number)]
 
 
-QUICK = ("failing", "DLAD", "encoded", "other downloads")
+QUICK = ("failing", "DLAD", "encoded", "other downloads", "changing server")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +149,7 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
     assert set(on_several("failing", 2, folder, ckpt_path="last")) == {whole}
 
 
-@pytest.mark.parametrize("name", ["encoded", "other downloads", "frozen", "one-way state"])
+@pytest.mark.parametrize("name", ["encoded", "other downloads", "frozen", "one-way state", "changing server"])
 def test_a_killed_run_goes_on_to_the_same_hash_and_records(name, tmp_path):
     whole = told(run(name, 1, tmp_path / "whole"))
     folder = tmp_path / "cut"

@@ -40,7 +40,6 @@ def test_a_weight_that_was_computed_before_is_refused_by_name():
     ("options", "told"),
     [
         ({"side": "server"}, "a server trains on the public pool and uploads nothing"),
-        ({"side": "server", "upload": "collect", "public": "inputs"}, "uploads nothing"),
         ({"public": "labels"}, "clients never see the labels"),
     ],
 )

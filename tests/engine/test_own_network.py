@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from every_method import Normalised
 from torch import nn
 from torch.utils.data import TensorDataset
 from toys import SGD, fitted, linear
@@ -15,20 +16,6 @@ from fedlit import FedAvg, FederatedData, Federation, LocalOnly
 from fedlit.augment import Flip, PadEdge, Standardise
 from fedlit.methods import APFL, DLAD, FML, FedBN, FedFusion, MixtureOfExperts
 from fedlit.partition import IID, PermutedPixels
-
-
-class Small(nn.Module):
-    """With what breaks most easily: BatchNorm's statistics and dropout."""
-
-    feature_shape = (4, 3, 3)
-
-    def __init__(self):
-        super().__init__()
-        self.extractor = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
-        self.head = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(36, 3))
-
-    def forward(self, x):
-        return self.head(self.extractor(x))
 
 
 class Averaged(FedAvg):
@@ -44,14 +31,6 @@ class Averaged(FedAvg):
         return (self.network(x) + self.personal(x)) / 2
 
 
-class Lent(Averaged):
-    """Its `forward` is a part's, with other weights than that part holds."""
-
-    def forward(self, x):
-        doubled = {name: 2 * weight for name, weight in self.personal.named_parameters()}
-        return torch.func.functional_call(self.personal, doubled, (x,))
-
-
 def images(public: float = 0.0, **options) -> FederatedData:
     """Three clients with uint8 images, whose mean and standard deviation are measured."""
     draw = torch.Generator().manual_seed(0)
@@ -64,16 +43,15 @@ def images(public: float = 0.0, **options) -> FederatedData:
 
 
 METHODS = {
-    "FedAvg": lambda: FedAvg(Small, SGD),
-    "FML": lambda: FML(Small, linear, SGD),
-    "FedFusion": lambda: FedFusion(Small, SGD, operator="multi"),
-    "MixtureOfExperts": lambda: MixtureOfExperts(Small, SGD, epochs=1),
+    "FedAvg": lambda: FedAvg(Normalised, SGD),
+    "FML": lambda: FML(Normalised, linear, SGD),
+    "FedFusion": lambda: FedFusion(Normalised, SGD, operator="multi"),
+    "MixtureOfExperts": lambda: MixtureOfExperts(Normalised, SGD, epochs=1),
     "DLAD": lambda: DLAD(linear, SGD, client_epochs=1, density_epochs=1, distil_epochs=1),
-    "LocalOnly": lambda: LocalOnly(Small, SGD),
-    "FedBN": lambda: FedBN(Small, SGD),
-    "APFL": lambda: APFL(Small, SGD),
-    "Averaged": lambda: Averaged(Small, SGD),
-    "Lent": lambda: Lent(Small, SGD),
+    "LocalOnly": lambda: LocalOnly(Normalised, SGD),
+    "FedBN": lambda: FedBN(Normalised, SGD),
+    "APFL": lambda: APFL(Normalised, SGD),
+    "Averaged": lambda: Averaged(Normalised, SGD),
 }
 
 
@@ -147,10 +125,10 @@ def test_a_network_of_ones_own_class_is_unpickled_without_fedlit(monkeypatch):
 def test_a_checkpoint_is_taken_up_without_being_evaluated(tmp_path, capsys):
     data = images()
     torch.manual_seed(0)
-    before = fitted(FML(Small, linear, SGD), data, num_rounds=1, default_root_dir=str(tmp_path))
+    before = fitted(FML(Normalised, linear, SGD), data, num_rounds=1, default_root_dir=str(tmp_path))
     files = sorted(tmp_path.rglob("*"))
     federation = Federation(accelerator="cpu", default_root_dir=str(tmp_path))
-    federation.load(FML(Small, linear, SGD), images(), ckpt_path="last")
+    federation.load(FML(Normalised, linear, SGD), images(), ckpt_path="last")
     batches = list(data.test_batches())
     assert torch.equal(said(federation.network(1), batches), said(before.network(1), batches))
     assert sorted(tmp_path.rglob("*")) == files

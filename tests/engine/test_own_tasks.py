@@ -8,7 +8,6 @@ from toys import fitted, rows
 
 from fedlit import FedAvg, FederatedData, Federation
 from fedlit.data.toy import Blocks, ToyMultiLabel, ToyRegression, ToyText
-from fedlit.methods import FML
 from fedlit.networks import MLP, TextGRU
 from fedlit.tasks import LanguageModel, MultiLabel, Regression
 
@@ -52,15 +51,6 @@ def test_a_checkpoint_alone_is_enough_to_use_its_network(tmp_path):
     x = data.images.test_x
     assert alone.state.data.is_stand_in
     assert torch.equal(alone.network()(x), federation.network()(x))
-
-
-def test_a_method_for_classes_refuses_numbers_by_name():
-    with pytest.raises(ValueError, match=r"`model.task` of FML is classification, .* FML is for nothing else"):
-        fitted(FML(FEATURES, FEATURES, partial(torch.optim.SGD, lr=0.1)), toy(ToyRegression))
-    method = FML(FEATURES, FEATURES, partial(torch.optim.SGD, lr=0.1))
-    method.task = Regression()
-    with pytest.raises(ValueError, match=r"`model.task`: FML is for classification, got regression"):
-        fitted(method, toy(ToyRegression))
 
 
 def test_a_loss_that_is_not_one_number_is_told_in_one_line():

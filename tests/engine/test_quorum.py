@@ -1,11 +1,8 @@
 """Rounds with too few usable clients are repeated with others, and at last given up with everything saved."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from toys import SGD, equal, fitted, linear, toy_data
+from toys import SGD, equal, events, fitted, linear, seeded, toy_data
 
 from fedlit import FedAvg
 from fedlit.aggregation import Krum, weighted_mean
@@ -20,13 +17,7 @@ def failing(bad, rounds=(2,), method=FedAvg):
             if client.round in rounds and client.id in bad:
                 raise RuntimeError("a bad day")
 
-    torch.manual_seed(0)
-    return Fails(linear, SGD)
-
-
-def events(folder, what):
-    lines = Path(folder, "events.jsonl").read_text().splitlines()
-    return [event for event in map(json.loads, lines) if event["event"] == what]
+    return seeded(Fails, linear, SGD)
 
 
 class Drawn(FederationCallback):
@@ -169,8 +160,7 @@ def test_who_is_out_of_all_proportion_is_left_out(method, option):
             return 20.0 if method is Heavy else super().client_weight(client)
 
     def run(kind, data, **options):
-        torch.manual_seed(0)
-        return fitted(kind(linear, SGD), data, personal_memory=0, **options)
+        return fitted(seeded(kind, linear, SGD), data, personal_memory=0, **options)
 
     federation = run(method, toy_data(), **{option: 10})
     assert equal(federation.global_state, run(Even, toy_data(opt_out=[1])).global_state)

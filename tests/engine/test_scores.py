@@ -81,17 +81,6 @@ class Split(FedAvg):
     shared = ("network.extractor.",)
 
 
-class SplitWithAPeer(Split):
-    """What a client uses itself is another network."""
-
-    def __init__(self, network, optimizer):
-        super().__init__(network, optimizer)
-        self.own = network()
-
-    def forward(self, x):
-        return self.own(x)
-
-
 class InParts(FederatedModule):
     """A trunk and a head, and no `network`; all of it travels."""
 
@@ -115,7 +104,7 @@ def models_on_own(method, **options):
     return {(row["model"], row["data"]) for row in rows(federation) if row["model"] != "trained"}
 
 
-@pytest.mark.parametrize("method", [Split, SplitWithAPeer, SplitInParts])
+@pytest.mark.parametrize("method", [Split, SplitInParts])
 def test_a_model_that_is_partly_a_clients_own_is_personal_and_not_global(method):
     with pytest.warns(Notice, match=rf"^`data.unseen_clients`: {method.__name__} has no global model"):
         assert models_on_own(method(TrunkAndHead, SGD)) == {("personal", "own")}

@@ -7,7 +7,7 @@ import torch
 from test_agreement import AVERAGING, Ignores
 from torch import nn
 from torch.testing import assert_close
-from toys import SGD, SmallCNN, fitted, linear, toy_data
+from toys import SGD, SmallCNN, fitted, linear
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.aggregation import weighted_mean
@@ -113,25 +113,6 @@ def test_a_parameter_with_two_names_moves_under_both_and_a_frozen_one_not_at_all
     state = fitted(method, num_rounds=1, server_optimizer=decaying).global_state
     assert torch.equal(state["network.a.weight"], state["network.b.weight"])
     assert torch.equal(state["network.out.bias"], before)
-
-
-# --- its state
-
-
-class Fails(FedAvg):
-    """Once, in its second round, all clients do."""
-
-    def on_client_end(self, client):
-        if client.round == 2 and client.id < 2:
-            raise ValueError("no")
-
-
-def test_a_round_that_is_repeated_has_stepped_once():
-    data = toy_data(num_clients=4)
-    options = {"num_rounds": 2, "fraction_fit": 0.5, "min_clients": 2}
-    adam = partial(torch.optim.Adam, lr=0.1)
-    federation = run(lambda: Fails(linear, SGD), data=data, server_optimizer=adam, **options)
-    assert {int(values["step"]) for values in federation.state.server_momenta["federate"].values()} == {2}
 
 
 # --- refusals

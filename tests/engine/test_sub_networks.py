@@ -1,13 +1,11 @@
 """Clients whose networks have other shapes than the server's, by the HeteroFL of docs/methods_of_your_own.md."""
 
-import json
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from test_methods_of_your_own import NAMES, SGD, perceptron
-from toys import fitted, rows
+from toys import events, fitted, rows
 
 from fedlit import FedAvg
 
@@ -50,9 +48,8 @@ def test_who_builds_another_shape_than_it_was_sent_is_left_out():
                 self.network = perceptron(4)
 
     federation = fitted(seeded(Wrong), num_rounds=1)
-    events = [json.loads(line) for line in Path(federation.log_dir, "events.jsonl").read_text().splitlines()]
-    reasons = [event["reason"] for event in events if event["event"] == "left_out"]
-    assert reasons == ["ValueError: 'network.1.weight' is (4, 64), but its state is (3, 64)."]
+    [left_out] = events(federation.log_dir, "left_out")
+    assert left_out["reason"] == "ValueError: 'network.1.weight' is (4, 64), but its state is (3, 64)."
 
 
 def test_norms_are_not_compared_where_shapes_differ_and_weights_are():

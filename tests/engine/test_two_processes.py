@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from forked import exit_codes, forked
 from lightning.pytorch import Callback
-from toys import SGD, SmallCNN, equal, fitted, linear, toy_data
+from toys import SGD, SmallCNN, equal, fitted, linear
 
-from fedlit import FedAvg, Stage
+from fedlit import FedAvg
 from fedlit.methods import FML
 from fedlit.privacy import ClientLevelDP
 
@@ -188,43 +188,6 @@ def test_a_signal_while_processes_meet_is_told_in_one_line(number, tmp_path):
     said = (tmp_path / "rank_0.txt").read_text()
     assert said.splitlines()[-1:] == [f"fedlit: stopped by {number.name} before the first round"]
     assert "Traceback" not in said
-
-
-class Cooler(FedAvg):
-    """The server trains after every round, on the first process alone, and changes what all go by."""
-
-    def __init__(self, *given):
-        super().__init__(*given)
-        self.temperature = 4.0
-
-    def configure_stages(self):
-        follower = Stage("distil", side="server", upload="none", public="inputs", epochs=1)
-        return [Stage("federate", followed_by=follower)]
-
-    def on_server_start(self, server, uploads):
-        self.temperature /= 2
-
-    def training_step(self, batch, batch_idx):
-        return self(batch[0]).square().mean() / self.temperature
-
-
-def cooled(folder: Path, name: str, **options) -> None:
-    torch.manual_seed(1)
-    method = Cooler(SmallCNN, SGD)
-    federation = fitted(method, toy_data(120, public=0.5), num_rounds=2, default_root_dir=str(folder), **options)
-    torch.save({"temperature": torch.tensor(method.temperature), **federation.global_state}, folder / f"{name}.pt")
-
-
-def test_what_the_server_changes_in_attributes_is_the_same_on_every_process(tmp_path):
-    def work(rank: int) -> None:
-        cooled(tmp_path, f"rank_{rank}", devices=2)
-
-    assert exit_codes(forked(work, tmp_path)) == [0, 0], (tmp_path / "rank_0.txt").read_text()
-    cooled(tmp_path, "alone")
-    alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("alone", "rank_0", "rank_1"))
-    assert float(alone["temperature"]) == 1.0
-    assert equal(alone, first)
-    assert equal(alone, second)
 
 
 def test_two_processes_add_the_same_secret_noise(tmp_path):

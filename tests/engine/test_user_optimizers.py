@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from test_lightning import in_federation, network, seeded, under_trainer
-from toys import equal
+from test_lightning import in_federation, network, under_trainer
+from toys import equal, seeded
 
 from fedlit import FedAvg
 

@@ -1,6 +1,5 @@
 """What is whole is saved before an error is shown, and a metric that fails is left out where it fails."""
 
-import json
 import signal
 import warnings
 from functools import partial
@@ -10,17 +9,12 @@ import pytest
 import torch
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
-from toys import SGD, KillAt, equal, fitted, in_a_child, linear, rows, seeded, toy_data
+from toys import SGD, KillAt, equal, events, fitted, in_a_child, linear, rows, seeded, toy_data
 
 from fedlit import FedAvg, LocalOnly
 from fedlit.callbacks import FederationCallback
 from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
-
-
-def events(federation_folder, what):
-    found = [json.loads(line) for line in Path(federation_folder, "events.jsonl").read_text().splitlines()]
-    return [event for event in found if event["event"] == what]
 
 
 class FailsAt(FederationCallback):

@@ -12,7 +12,7 @@ from benchmarks import tight
 from benchmarks.workloads import WORKLOADS, quiet_federation
 from fedlit import FedAvg, Federation, LocalOnly
 from fedlit.callbacks import FederationCallback
-from fedlit.networks import MLP, LeNet5, McMahanCNN
+from fedlit.networks import MLP, McMahanCNN
 from fedlit.rng import derive, generator, isolated
 
 SGD = partial(torch.optim.SGD, lr=0.05)
@@ -85,13 +85,6 @@ def test_fast_mode_is_near_exact_mode(name, tmp_path):
         assert torch.allclose(fast[n], exact[n], atol=2e-5)
 
 
-def test_fast_mode_is_recorded(tmp_path):
-    federation = after_rounds(WORK["W2"], True, tmp_path, num_rounds=1)
-    folder = next((tmp_path / "lightning_logs").iterdir())
-    assert '"fast": true' in (folder / "events.jsonl").read_text()
-    assert federation.fast
-
-
 class FrozenNorm(nn.Sequential):
     """Keeps its statistics, as many fine-tuning recipes do."""
 
@@ -111,12 +104,3 @@ def test_a_network_s_own_train_is_called(method):
     found = [state["network.2.running_mean"] for state in states if "network.2.running_mean" in state]
     assert found
     assert not any(mean.any() for mean in found)
-
-
-def test_fast_mode_can_be_left_again(tmp_path):
-    method = FedAvg(partial(LeNet5, in_channels=1, image_size=28), SGD)
-    data = WORK["W1"].federated_data()
-    for fast in (True, False):
-        fitted(method, data, num_rounds=1, default_root_dir=str(tmp_path), fast=fast)
-        assert method.network.extractor[0](torch.zeros(2, 1, 28, 28)).is_contiguous() is not fast
-        assert method.fast is fast
