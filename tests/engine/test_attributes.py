@@ -5,7 +5,8 @@ from collections import Counter, deque
 import numpy as np
 import pytest
 import torch
-from toys import SGD, Diary, equal, fitted, linear
+from torch import nn
+from toys import SGD, Diary, equal, fitted, linear, seeded
 
 from fedlit import FedAvg
 from fedlit.aggregation import weighted_mean
@@ -60,6 +61,24 @@ def test_no_client_finds_what_another_has_left_in_any_attribute():
     together = zip(method.found[0], method.left[0], strict=True)
     assert [before == after for before, after in together] == [False] * len(method.found[0])  # each had changed
     assert method.summary() == method.found[0]
+
+
+class Ties(FedAvg):
+    """Client 1 lets two layers share their weights, after it has trained."""
+
+    def client_weight(self, client):
+        if client.id == 1:
+            self.network[3].weight.data = self.network[1].weight.data
+        return super().client_weight(client)
+
+
+def square():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.Linear(64, 3))
+
+
+def test_parameters_that_one_client_ties_are_apart_for_the_next():
+    states = [fitted(seeded(kind, square, SGD), num_rounds=2).global_state for kind in (FedAvg, Ties)]
+    assert equal(*states)
 
 
 # --- the server's side

@@ -6,7 +6,6 @@ import torch
 from toys import SGD, SmallCNN, Spy, equal, fitted, linear, rows, seeded, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
-from fedlit.aggregation import num_bytes
 from fedlit.partition import Dirichlet
 
 # --- who takes part
@@ -72,17 +71,6 @@ def test_an_aggregate_that_is_not_the_shared_state_is_an_error():
 
 
 # --- what is counted, what is measured
-
-
-def test_the_ledger_counts_every_byte_that_crosses_a_clients_border():
-    federation = fitted(FedAvg(SmallCNN, SGD), toy_data(num_clients=4), fraction_fit=0.5, num_rounds=2)
-    size = num_bytes(federation.global_state)
-    ledger = rows(federation, "ledger.csv")
-    assert len(ledger) == 2 * 2 * 2
-    assert {(row["direction"], row["kind"], int(row["bytes"])) for row in ledger} == {
-        ("down", "model", size),
-        ("up", "model", size),
-    }
 
 
 def test_every_client_is_evaluated_and_every_number_says_which_model_on_whose_data():

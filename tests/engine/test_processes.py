@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from toys import equal
+
+from fedlit.records import checkpoint
 
 NETWORK = """
 from torch import nn
@@ -50,7 +51,7 @@ def finished(folder: Path, *args: str) -> dict:
     process = start(folder, *args)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    return torch.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt")
+    return checkpoint.load(folder / "lightning_logs/version_0/checkpoints/last.ckpt")
 
 
 def same(a: dict, b: dict) -> bool:

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 from forked import free_port
 from test_processes import finished, same
+
+from fedlit.records import checkpoint
 
 pytestmark = pytest.mark.slow
 RUN = "lightning_logs/version_0"
@@ -47,7 +48,7 @@ def test_two_hosts_by_torchrun_as_in_the_docs_end_in_the_bits_of_one_process(tmp
     hosts = on_two_hosts(folder)
     outputs = [host.communicate(timeout=500)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [0, 0], outputs
-    assert same(one, torch.load(folder / RUN / "checkpoints/last.ckpt"))
+    assert same(one, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
     assert (folder / RUN / "metrics.csv").read_bytes() == metrics
 
 
@@ -93,5 +94,5 @@ def test_a_killed_process_is_restarted_by_torchrun_and_the_run_goes_on_to_the_sa
     assert len(killed) == 2
     events = (folder / RUN / "events.jsonl").read_text()
     assert [line.count('"round": 0') for line in events.splitlines() if '"event": "fit"' in line] == [1, 0], events
-    assert same(whole, torch.load(folder / RUN / "checkpoints/last.ckpt"))
+    assert same(whole, checkpoint.load(folder / RUN / "checkpoints/last.ckpt"))
     assert (folder / RUN / "metrics.csv").read_bytes() == metrics
