@@ -369,32 +369,3 @@ def check_server_optimizer(
     rule = rule or Mean()
     tried = ServerStep(rule, factory, names, {})
     try_out(tried, OPTION, model, options, num_uploads=max(2, fewest_uploads(rule)))
-
-
-def check_kept(state: FederationState, stage: Stage, kept: Mapping[str, OptimizerState], path: str) -> None:
-    """Refuse a checkpoint whose server optimiser held what this one does not know."""
-    factory = state.options.server_optimizer
-    momenta = kept.get(stage.name, {})
-    if factory is None or not momenta:
-        return
-    theirs = {key for values in momenta.values() for key in values}
-    problem = None
-    try:
-        ours = {key for values in step(factory, _zeros(state, momenta), {}).values() for key in values}
-        if ours and not theirs & ours:
-            problem = f"it keeps {', '.join(sorted(ours))}"
-        else:
-            step(factory, _zeros(state, momenta), momenta)
-    except Exception as error:  # an optimiser raises what it likes
-        problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    if problem is not None:
-        raise ValueError(
-            f"{OPTION} cannot go on from `--ckpt_path` {path}: what was kept is {', '.join(sorted(theirs))}; {problem}."
-        )
-
-
-def _zeros(state: FederationState, momenta: OptimizerState) -> dict[str, nn.Parameter]:
-    parameters = {name: nn.Parameter(torch.zeros_like(state.global_state[name])) for name in momenta}
-    for parameter in parameters.values():
-        parameter.grad = torch.zeros_like(parameter)
-    return parameters

@@ -7,24 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.optim import Optimizer
 
 from fedlit.callbacks import add_states
-from fedlit.data.client import Client
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
-from fedlit.engine.aggregation import check_kept
 from fedlit.engine.client_store import settle
 from fedlit.engine.cluster.processes import broadcast
-from fedlit.engine.config_diff import changes, choices
-from fedlit.engine.lightning_hooks import trial_training
-from fedlit.engine.optimisation import as_list, parameter_names, revived
-from fedlit.engine.plan import ClientState, OptimizerState
+from fedlit.engine.config_diff import NOT_THERE, changes, choices
+from fedlit.engine.plan import ClientState
 from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
-from fedlit.methods.base import FederatedModule, twin
-from fedlit.methods.stage import Stage
+from fedlit.methods.base import twin
 from fedlit.notices import Notice
 from fedlit.records import client_files
 from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
@@ -32,109 +25,6 @@ from fedlit.records.client_files import FILES
 from fedlit.records.environment import environment
 from fedlit.records.fit_log import FitLog
 from fedlit.rng import isolated
-
-TRIED_CLIENTS = 5  # who all have the same optimiser, unless `model.client_optimizers` says otherwise
-
-Kept = Mapping[int, Mapping[str, OptimizerState]]  # by client and stage
-
-
-def check_optimizers(
-    state: FederationState, stage: Stage, kept: Kept, servers: Mapping[str, OptimizerState], path: str
-) -> None:
-    """Refuse a checkpoint whose optimiser states do not fit the optimisers of the stage that comes next.
-
-    Args:
-        state: Of the federation.
-        stage: Of the next round.
-        kept: Of clients' optimisers.
-        servers: Of the server's.
-        path: Of the checkpoint.
-    """
-    round = state.round + 1
-    tried = {k: states[stage.name] for k, states in sorted(kept.items()) if states.get(stage.name)}
-    whose = [(state.data.client(k, round), momenta) for k, momenta in list(tried.items())[:TRIED_CLIENTS]]
-    if stage.side == "server" and servers.get(stage.name):
-        whose.append((state.data.client(0, round), servers[stage.name]))
-    for client, momenta in whose:
-        problem = _misfit(state, stage, client, momenta)
-        if problem is not None:
-            raise ValueError(
-                f"`model.optimizer` cannot go on from `--ckpt_path` {path}: {problem}; "
-                "`--trainer.optimizer_state reset` forgets what was kept."
-            )
-
-
-def _misfit(state: FederationState, stage: Stage, client: Client, momenta: OptimizerState) -> str | None:
-    """Why a step with what was kept is impossible, or would not use it."""
-    try:
-        optimizers, names = _built(state, stage, client)
-        fresh, _ = _built(state, stage, client)
-    except Exception:  # a method that builds them in a visit only; the visit will tell
-        return None
-    for optimizer, new in zip(optimizers, fresh, strict=True):
-        kind = type(optimizer).__name__
-        own = _after_a_step(new)
-        before = _give(optimizer, momenta, names)
-        if own is None or not before:  # it cannot be tried by itself, or begins anew
-            continue
-        if own and not before & own:
-            return f"{kind} keeps {_listed(own)}, and what was kept is {_listed(before)}"
-        if _after_a_step(optimizer) is None:
-            return f"{kind} keeps {_listed(own)}, and cannot use what was kept, {_listed(before)}"
-    return None
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-def _built(state: FederationState, stage: Stage, client: Client) -> tuple[list[Optimizer], dict[Tensor, str]]:
-    """The optimisers of a visit in a copy of the method, and the names of what they train."""
-    trial = twin(state.module)
-    trial.client = client
-    trial.stage = stage
-    with isolated(0):
-        trial.configure_client(client)
-        learner = _counterpart(state.module, trial, stage)
-        learner.client = client
-        with trial_training(learner, client, state.fabric):
-            return as_list(learner.configure_optimizers()), parameter_names(trial)
-
-
-def _counterpart(module: FederatedModule, trial: FederatedModule, stage: Stage) -> FederatedModule:
-    """What the stage trains, in the copy."""
-    for name, child in module.named_modules():
-        if child is stage.module:
-            found = trial.get_submodule(name)
-            assert isinstance(found, FederatedModule)
-            return found
-    return trial
-
-
-def _give(optimizer: Optimizer, kept: OptimizerState, names: dict[Tensor, str]) -> set[str]:
-    """Put what was kept into an optimiser; the names of its parts."""
-    found: set[str] = set()
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            values = kept.get(names.get(parameter, ""), {})
-            if values:
-                optimizer.state[parameter] = revived(values, parameter, group)
-                found |= values.keys()
-    return found
-
-
-def _after_a_step(optimizer: Optimizer) -> set[str] | None:
-    """Names of what an optimiser keeps, after a step without gradients; None if it cannot take one."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    try:
-        optimizer.step()
-    except Exception:  # an optimiser raises what it likes
-        return None
-    states: list[dict[str, Any]] = list(optimizer.state.values())
-    return {name for values in states for name, value in values.items() if value is not None}
-
 
 RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
 COLLECTED = "collected"  # uploads that the server keeps, by client
@@ -305,7 +195,26 @@ def resume(state: FederationState, begun: ResumePoint, schedule: Schedule, train
     restore(state, begun.content, str(begun.checkpoint), schedule, training)
     if training:
         begun.changes = changes(begun.content, **run_with(state))
+        _check_optimizers(state, begun)
         begun.warn_of_changes()
+
+
+def _check_optimizers(state: FederationState, begun: ResumePoint) -> None:
+    """Refuse an optimiser of another class where the checkpoint holds the state of one."""
+    content = begun.content
+    of_clients = [*content["optimizer_states"].values(), content["server_optimizer"]]
+    has_state = {
+        "model.optimizer": state.options.optimizer_state != "reset" and any(any(kept.values()) for kept in of_clients),
+        "trainer.server_optimizer": any(content.get("server_momenta", {}).values()),
+    }
+    for change in begun.changes:
+        option = change.option.partition("[")[0]  # a method may have several
+        before, now = (text.partition("(")[0] for text in (change.before, change.now))
+        if has_state.get(option) and now not in (before, NOT_THERE):
+            hint = "; `--trainer.optimizer_state reset` discards it" if option == "model.optimizer" else ""
+            raise ValueError(
+                f"`{option}` is {now} and cannot use the state of {before} in `--ckpt_path` {begun.checkpoint}{hint}."
+            )
 
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
@@ -337,11 +246,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     momenta = content["optimizer_states"]
     if state.options.optimizer_state == "reset":
         momenta = {k: {} for k in momenta}
-    elif training and state.round < len(schedule):
-        check_optimizers(state, schedule.stage(state.round + 1), momenta, content["server_optimizer"], path)
     server_momenta = content.get("server_momenta", {})  # older files have none
-    if training:
-        check_kept(state, schedule.stage(state.round + 1), server_momenta, path)
     server_memory = ClientState(optimizer=_copied(content["server_optimizer"]))
     _restore_clients(state, content, momenta)
     state.resume_server(server_memory, _copied(server_momenta))

@@ -58,11 +58,6 @@ MOST_READ = 4096  # bytes; a child that works as it should writes one
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
-def can_fork(num_threads: int, device: torch.device) -> bool:
-    """Whether a forked process could go on; of a pool of threads nothing but its locks would come along."""
-    return hasattr(os, "fork") and device.type == "cpu" and num_threads == 1
-
-
 def check_timeout(timeout: float | None, num_threads: int, device: torch.device) -> None:
     """Refuse what a forked process cannot go on with."""
     if timeout is None:

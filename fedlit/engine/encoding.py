@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedlit.aggregation import State, Upload, defect
+from fedlit.aggregation import State, Upload
 from fedlit.encoders import OPTION, Encoder
 from fedlit.engine.live_module import failed, trained_names
 from fedlit.engine.options import Options
@@ -21,8 +21,6 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 from fedlit.rng import derive, isolated
-
-TRIED_MOVE = 0.01  # how far a weight moves in the trial before the first round
 
 
 class Encoded(NamedTuple):
@@ -147,7 +145,7 @@ def encoded_names(module: FederatedModule, shared: Sequence[str]) -> list[str]:
 
 
 def check_upload_encoder(model: FederatedModule, stages: Sequence[Stage], options: Options) -> None:
-    """There is something to encode, and what comes out can be counted, sent and decoded."""
+    """There is something to encode, and what it is compared with is the same for all clients."""
     encoder = options.upload_encoder
     if encoder is None:
         return
@@ -157,25 +155,6 @@ def check_upload_encoder(model: FederatedModule, stages: Sequence[Stage], option
         raise ValueError(f"`{OPTION}` would never be asked: {kind} averages nothing that trains.")
     if has_custom_download(model):
         raise ValueError(
-            f"`{OPTION}`: uploads are told apart from what all clients are sent, and `download` of {kind} sends each "
+            f"`{OPTION}` encodes the difference to what all clients are sent, and `download` of {kind} sends each "
             "something else."
         )
-    state = model.state_dict()
-    before = {name: state[name].detach().clone() for name in names}
-    for move in (0.0, TRIED_MOVE):
-        problem = _problem_in_trial(encoder, before, move)
-        if problem is not None:
-            what = "that moves nothing" if not move else f"that moves every weight by {move}"
-            raise ValueError(f"`{OPTION}` {type(encoder).__name__}, tried on an update {what}: {problem}")
-
-
-def _problem_in_trial(encoder: Encoder, before: State, move: float) -> str | None:
-    """What is wrong with what an encoder makes of an update."""
-    encoding = Encoding(encoder, before, list(before), seed=0)
-    upload = Upload(-1, {name: tensor + move for name, tensor in before.items()})
-    try:
-        encoded = encoding.encoded(upload, upload.state)
-        arrived = encoding.decoded(upload.client, encoded)
-        return defect(replace(upload, state=arrived), before)
-    except Exception as error:  # an encoder raises what it likes
-        return f"{type(error).__name__}: {error}".splitlines()[0]

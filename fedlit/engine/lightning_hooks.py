@@ -26,7 +26,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
 
-_WARNED: WeakSet[FederatedModule] = WeakSet()  # of no loss; an attribute of theirs would end with local training
+_WARNED: WeakSet[FederatedModule] = WeakSet()  # of no loss; attributes are restored after local training
 
 
 def takes_batch_idx(step: Callable[..., Any]) -> bool:
@@ -64,22 +64,19 @@ def step_loss(result: Any) -> Tensor | None:
 
 
 def warn_of_no_loss(learner: FederatedModule, client: int, num_steps: int) -> None:
-    """Say once of a method that it has trained nothing: no step of a client, or of the server, had a loss.
-
-    A step may be skipped by returning None, as under Lightning's Trainer, which warns, too.
-    """
+    """Warn once per method that every step of a client, or of the server, returned None, which skips it."""
     if learner in _WARNED:
         return
     _WARNED.add(learner)
     who = "the server" if client == SERVER else f"client {client}"
-    told = f"`training_step` of {type(learner).__name__} returned None in every step of {who} ({num_steps} in all)"
-    warnings.warn(f"{told}, so nothing was trained; return a loss.", Notice, stacklevel=2)
+    message = f"`training_step` of {type(learner).__name__} returned None in every step of {who} ({num_steps} in all)"
+    warnings.warn(f"{message}, so nothing was trained; return a loss.", Notice, stacklevel=2)
 
 
 Command = Literal["fit", "validate", "test", "predict", "adapt", "load"]
 
 STEP_HOOKS = frozenset(
-    {
+    [
         "on_train_batch_start",
         "on_train_batch_end",
         "on_before_zero_grad",
@@ -90,24 +87,10 @@ STEP_HOOKS = frozenset(
         "optimizer_zero_grad",
         "backward",
         "configure_gradient_clipping",
-    }
-)
-VALIDATION_HOOKS = frozenset(
-    {
-        "validation_step",
-        "on_validation_start",
-        "on_validation_end",
-        "on_validation_epoch_start",
-        "on_validation_epoch_end",
-        "on_validation_batch_start",
-        "on_validation_batch_end",
-        "on_validation_model_eval",
-        "on_validation_model_train",
-        "on_validation_model_zero_grad",
-    }
+    ]
 )
 FIT_HOOKS = frozenset(
-    {
+    [
         "on_fit_start",
         "on_fit_end",
         "on_train_start",
@@ -116,41 +99,46 @@ FIT_HOOKS = frozenset(
         "on_train_epoch_end",
         "lr_scheduler_step",
         "teardown",
+    ]
+)
+MOMENTS = ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval")
+VALIDATION_HOOKS = frozenset(
+    {
+        "validation_step",
+        "on_validation_model_train",
+        "on_validation_model_zero_grad",
+        *(f"on_validation_{moment}" for moment in MOMENTS),
     }
 )
 CALLED = STEP_HOOKS | VALIDATION_HOOKS | FIT_HOOKS
 
-_BUILT = "build networks in `__init__`, or a client's own in `configure_client`; prepare a visit in `on_fit_start`"
-_SAMPLES = "samples are the clients' own and come from `data`"
-_INPUTS = "evaluation would not pass through it; change inputs by `data.augmentation`, or in `forward`"
-_SAVED = "a checkpoint holds the states of server and clients; what must be saved is a buffer of the method"
 REFUSED = {
-    "setup": _BUILT,
-    "configure_model": _BUILT,
-    "configure_sharded_model": _BUILT,
-    "prepare_data": _SAMPLES,
-    "train_dataloader": _SAMPLES,
-    "val_dataloader": _SAMPLES,
-    "test_dataloader": _SAMPLES,
-    "predict_dataloader": _SAMPLES,
-    "on_before_batch_transfer": _INPUTS,
-    "transfer_batch_to_device": _INPUTS,
-    "on_after_batch_transfer": _INPUTS,
+    **dict.fromkeys(
+        ("setup", "configure_model", "configure_sharded_model"),
+        "build networks in `__init__`, or a client's own in `configure_client`; prepare training in `on_fit_start`",
+    ),
+    **dict.fromkeys(
+        ("prepare_data", "train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader"),
+        "samples are the clients' own and come from `data`",
+    ),
+    **dict.fromkeys(
+        ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+        "evaluation would not pass through it; change inputs by `data.augmentation`, or in `forward`",
+    ),
+    **dict.fromkeys(
+        ("on_save_checkpoint", "on_load_checkpoint"),
+        "a checkpoint holds the states of server and clients; what must be saved is a buffer of the method",
+    ),
     "configure_callbacks": "give callbacks of a federation by `trainer.callbacks`",
-    "on_save_checkpoint": _SAVED,
-    "on_load_checkpoint": _SAVED,
 }
-
-_MEASURED = "`fedlit {}` looks at `forward` alone; measure by `trainer.metrics`, or by `probe`"
-_AROUND = ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval")
 OF_COMMANDS: dict[str, frozenset[str]] = {
-    "test": frozenset({"test_step", "on_test_model_train", *(f"on_test_{moment}" for moment in _AROUND)}),
-    "predict": frozenset({"predict_step", *(f"on_predict_{moment}" for moment in _AROUND)}),
+    "test": frozenset({"test_step", "on_test_model_train", *(f"on_test_{moment}" for moment in MOMENTS)}),
+    "predict": frozenset({"predict_step", *(f"on_predict_{moment}" for moment in MOMENTS)}),
 }
 
 
 def overridden(method: FederatedModule, hooks: frozenset[str]) -> frozenset[str]:
-    """Those of the hooks that a method has of its own, by its class or hung on itself."""
+    """Those of the hooks that a method overrides, by its class or as an attribute of the object."""
     kind: type = type(method)
     return _of_class(kind, hooks) | (hooks & vars(method).keys())
 
@@ -165,57 +153,55 @@ def check_hooks(module: FederatedModule, stages: Collection[Stage], command: Com
 
     Args:
         module: The method.
-        stages: Its programme; what they train is looked at, too.
+        stages: Its stages, whose modules are checked, too.
         command: What the federation is asked for.
     """
     trained = [stage.module or module for stage in stages]
     for part in {id(part): part for part in (module, *trained)}.values():
-        _check_refused(part, command)
-        _check_step(part)
+        _check_part(part, command)
     if not any(part is module for part in trained):
-        _check_parent(module, trained)
+        others = ", ".join(dict.fromkeys(type(part).__name__ for part in trained))
+        for name in sorted(overridden(module, CALLED)):
+            raise ValueError(
+                f"`model`: {type(module).__name__} overrides `{name}`, but its stages train {others}; override it "
+                "there."
+            )
     for name, part in module.named_modules():
         if isinstance(part, Metric) and part.state_dict():
             raise ValueError(
-                f"`model`: the metric {name!r} of {type(module).__name__} has persistent state, which would travel and "
-                "be averaged; a metric of a visit begins anew with each, so leave `persistent` at False."
+                f"`model`: the metric {name!r} of {type(module).__name__} has persistent state, which would be shared "
+                "and averaged; a metric is reset for each local training, so leave `persistent` at False."
             )
 
 
-def _check_refused(part: FederatedModule, command: Command) -> None:
+def _check_part(part: FederatedModule, command: Command) -> None:
     kind = type(part).__name__
     for name in sorted(overridden(part, frozenset(REFUSED))):
         raise ValueError(f"`model`: {kind} overrides `{name}`, which a federation never calls: {REFUSED[name]}.")
     for name in sorted(overridden(part, OF_COMMANDS.get(command, frozenset()))):
-        raise ValueError(f"`model`: {kind} overrides `{name}`, but {_MEASURED.format(command)}.")
-
-
-def _check_step(part: FederatedModule) -> None:
+        raise ValueError(
+            f"`model`: {kind} overrides `{name}`, but `fedlit {command}` calls `forward` alone; measure by "
+            "`trainer.metrics`, or by `probe`."
+        )
     parameters = inspect.signature(part.training_step).parameters
     for name, instead in (("dataloader_iter", "take a `batch`"), ("optimizer_idx", "optimise manually")):
         if name in parameters:
-            raise ValueError(f"`model`: `training_step` of {type(part).__name__} asks for `{name}`; {instead}.")
+            raise ValueError(f"`model`: `training_step` of {kind} asks for `{name}`; {instead}.")
 
 
-def _check_parent(module: FederatedModule, trained: list[FederatedModule]) -> None:
-    for name in sorted(overridden(module, CALLED)):
-        others = ", ".join(dict.fromkeys(type(part).__name__ for part in trained))
-        raise ValueError(
-            f"`model`: {type(module).__name__} overrides `{name}`, but its stages train {others}; override it there."
-        )
-
-
-OF_LOGS = {"logger", "loggers", "logs", "validation_forks", "validation_logs"}
-INTERNAL = {"plan", "precision_plugin", "strategy", "take"} | OF_LOGS
+INTERNAL = {  # not offered to methods
+    *("logger", "loggers", "logs", "validation_forks", "validation_logs"),
+    *("plan", "precision_plugin", "strategy", "take"),
+}
 
 
 class LocalTrainer:
-    """A visit, as Lightning's methods see it.
+    """What a method finds as `self.trainer` in local training.
 
     Args:
         fabric: Device, precision and processes.
         learner: What is trained.
-        client: Whose visit.
+        client: Who trains.
         plan: How it trains.
         logs: What it has logged so far.
     """
@@ -248,13 +234,13 @@ class LocalTrainer:
         self.precision_plugin = self.strategy
 
     def __deepcopy__(self, memo: dict) -> "LocalTrainer":
-        """A copy of a network that is made in a visit is of the same visit."""
+        """A copy of a network that is made in local training has the same trainer."""
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
         offered = {*vars(LocalTrainer), *vars(self)} - INTERNAL
         known = ", ".join(sorted(known for known in offered if not known.startswith("_")))
-        raise NoSuchAttribute(f"`self.trainer.{name}` has no meaning in a visit of a federation; there are {known}.")
+        raise NoSuchAttribute(f"`self.trainer.{name}` has no meaning in local training; there are {known}.")
 
     @property
     def training(self) -> bool:
@@ -262,12 +248,12 @@ class LocalTrainer:
 
     @property
     def max_epochs(self) -> int:
-        """Local epochs of this visit; -1 if it counts steps."""
+        """Local epochs; -1 if steps are counted."""
         return self.plan.epochs if self.plan.steps is None else -1
 
     @property
     def max_steps(self) -> int:
-        """Local steps of this visit; -1 if it counts epochs."""
+        """Local steps; -1 if epochs are counted."""
         return -1 if self.plan.steps is None else self.plan.steps
 
     @property
@@ -277,7 +263,7 @@ class LocalTrainer:
 
     @property
     def estimated_stepping_batches(self) -> int:
-        """Steps of this visit, such as for a schedule that ends with it."""
+        """Local steps, such as for a schedule that ends with them."""
         return self.plan.num_steps(self._available)
 
     @property
@@ -291,7 +277,7 @@ class LocalTrainer:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """What was logged: of the visit so far, or of the epoch if a schedule waits for it; of the last validation."""
+        """Means of what was logged so far, or in this epoch if a schedule waits for it, and in the last validation."""
         if isinstance(self.logs, EpochMeans):
             epoch = self.logs.epoch
             known = self.logs.whole.result() | epoch.result() | epoch.by_step_and_epoch()
@@ -327,11 +313,11 @@ class LocalTrainer:
     @property
     def logger(self) -> NoReturn:
         # No AttributeError: a module's own property would swallow it.
-        raise UsageError("`self.logger` is told by the federation, round by round; use `self.log` in a visit.")
+        raise UsageError("`self.logger` is written by the federation after each round; use `self.log` here.")
 
     @property
     def loggers(self) -> NoReturn:
-        raise UsageError("`self.loggers` are told by the federation, round by round; use `self.log` in a visit.")
+        raise UsageError("`self.loggers` are written by the federation after each round; use `self.log` here.")
 
     def take(self, optimizers: list[Optimizer], schedulers: list[LRSchedulerConfig]) -> None:
         """What `configure_optimizers` gave."""
@@ -340,10 +326,10 @@ class LocalTrainer:
 
 
 class LocalStrategy:
-    """What Lightning's methods ask of a Trainer's strategy and precision.
+    """What Lightning's methods need of a Trainer's strategy and precision.
 
     Args:
-        trainer: Of the visit.
+        trainer: Of this local training.
     """
 
     def __init__(self, trainer: LocalTrainer) -> None:
@@ -375,7 +361,7 @@ class LocalStrategy:
                 torch.nn.utils.clip_grad_norm_(group["params"], clip_val)
 
     def all_gather(self, *args: Any, **options: Any) -> NoReturn:
-        raise UsageError("`self.all_gather` has no meaning in a visit: every process has a client of its own.")
+        raise UsageError("`self.all_gather` has no meaning in local training: every process has a client of its own.")
 
 
 class LocalOptimizer(LightningOptimizer):
@@ -383,7 +369,7 @@ class LocalOptimizer(LightningOptimizer):
 
     Args:
         optimizer: As it was configured.
-        trainer: Of the visit.
+        trainer: Of this local training.
     """
 
     def __init__(self, optimizer: Optimizer, trainer: LocalTrainer) -> None:
@@ -391,7 +377,7 @@ class LocalOptimizer(LightningOptimizer):
         self._trainer = trainer
 
     def step(self, closure: Callable[[], Any] | None = None, **options: Any) -> Any:
-        """Compute gradients by the closure, if there is one, tell and clip, then update."""
+        """Compute gradients by the closure, if there is one, call hooks, clip, then update."""
         trainer = self._trainer
 
         def compute() -> Any:
@@ -401,7 +387,9 @@ class LocalOptimizer(LightningOptimizer):
             learner = trainer.lightning_module
             learner.on_before_optimizer_step(self.optimizer)
             if learner.automatic_optimization:
-                _clip(learner, self.optimizer, trainer)
+                learner.configure_gradient_clipping(
+                    self.optimizer, gradient_clip_val=trainer.gradient_clip_val, gradient_clip_algorithm=None
+                )
             return loss
 
         if has_scaler(trainer.fabric):
@@ -421,11 +409,6 @@ class LocalOptimizer(LightningOptimizer):
         learner.untoggle_optimizer(self)
 
 
-def _clip(learner: FederatedModule, optimizer: Optimizer, trainer: LocalTrainer) -> None:
-    clip = trainer.gradient_clip_val
-    learner.configure_gradient_clipping(optimizer, gradient_clip_val=clip, gradient_clip_algorithm=None)
-
-
 @contextmanager
 def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterator[None]:
     """Let a method and its parts find the local training as `self.trainer`."""
@@ -443,8 +426,8 @@ def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterato
 
 @contextmanager
 def trial_training(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
-    """The same before the first round, for what is tried then: as if a visit of one epoch were to begin."""
-    plan = Plan(Stage("door"), seed=0)
+    """The same before the first round: as if a local training of one epoch were to begin."""
+    plan = Plan(Stage("trial"), seed=0)
     parts = [part for part in method.modules() if isinstance(part, LightningModule)]
     with attached(parts, LocalTrainer(fabric, method, client, plan, Means())):
         yield

@@ -151,9 +151,11 @@ def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) 
         before = torch_states()
         try:
             half = batches.num_samples // 2
-            parts = [slice(None, half), slice(half, None)]
+            parts = [
+                replace(batches, x=batches.x[part], y=batches.y[part]) for part in (slice(half), slice(half, None))
+            ]
             together, _ = outputs(fabric, network, replace(batches, batch_size=batches.num_samples))
-            apart = torch.cat([outputs(fabric, network, _part(batches, part))[0] for part in parts])
+            apart = torch.cat([outputs(fabric, network, part)[0] for part in parts])
         except Exception:  # its evaluation will tell, or its samples are no tensors that could be cut
             return False
         after = torch_states()
@@ -162,10 +164,6 @@ def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) 
     is_full = fabric.strategy.precision.precision in ("32-true", "64-true")
     tolerance = scale * (1e-4 if is_full else 3e-2)  # batches of another size round otherwise
     return not draws and torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
-
-
-def _part(batches: Batches, part: slice) -> Batches:
-    return replace(batches, x=batches.x[part], y=batches.y[part])
 
 
 CPU = torch.device("cpu")
@@ -222,7 +220,9 @@ class MetricAccumulator:
         found = {LOSS: self.loss.mean}
         for name, metric in list(self.metrics.items()):
             try:
-                found[name] = number(metric)
+                with warnings.catch_warnings():  # torchmetrics warns of too few samples, for every client anew
+                    warnings.simplefilter("ignore", UserWarning)
+                    found[name] = float(metric.compute())
             except Exception as error:
                 self._leave_out(name, error)
         return {name: found[name] for name in self.measures.names if name in found}
@@ -230,13 +230,6 @@ class MetricAccumulator:
     def _leave_out(self, name: str, error: Exception) -> None:
         warn_left_out(self.measures.told(name), error)
         del self.metrics[name]
-
-
-def number(metric: Metric) -> float:
-    """What a metric has come to."""
-    with warnings.catch_warnings():  # of too few samples torchmetrics warns, for every client anew
-        warnings.simplefilter("ignore", UserWarning)
-        return float(metric.compute())
 
 
 def warn_left_out(metric: str, error: Exception) -> None:
@@ -293,16 +286,12 @@ def scores_by_group(
                 scores[name] = means[name][group]
                 continue
             try:
-                scores[name] = _measured(metrics[name], logits[start:stop], target[start:stop])
+                metrics[name].reset()
+                scores[name] = float(metrics[name](logits[start:stop], target[start:stop]))
             except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
                 warn_left_out(name if measures is None else measures.told(name), error)
         groups.append(scores)
     return groups
-
-
-def _measured(metric: Metric, logits: Tensor, target: Tensor) -> float:
-    metric.reset()
-    return float(metric(logits, target))
 
 
 def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int | str, str, str, str]]:

@@ -1,10 +1,9 @@
 """Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from fedlit.data.client import SERVER
 from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Options
-from fedlit.engine.plan import BeforeStep, Plan, unwatched
+from fedlit.engine.plan import BeforeStep, KeepOptimizer, Plan, unwatched
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
@@ -96,23 +95,11 @@ class Schedule:
         self, number: int, should_stop: Callable[[], bool], client: int, before_step: BeforeStep = unwatched
     ) -> Plan:
         """How a client trains in a round."""
-        options = self.options
         part = self._part(number)
-        stage = part.stage
-        epochs, steps = self._length(stage, client)
-        is_over = number == part.last and stage is not self.stages[-1]  # the last stage may be made longer some day
-        return Plan(
-            stage=stage,
-            seed=options.seed,
-            epochs=epochs,
-            steps=steps,
-            lr_factor=part.lr_factor(number),
-            optimizer_state="reset" if is_over else options.optimizer_state,
-            gradient_clip_val=options.gradient_clip_val,
-            should_stop=should_stop,
-            before_step=before_step,
-            **self._batches(),
-        )
+        is_over = number == part.last and part.stage is not self.stages[-1]  # the last stage may be made longer later
+        optimizer_state = "reset" if is_over else self.options.optimizer_state
+        plan = self._plan(part.stage, client, optimizer_state, should_stop, before_step)
+        return replace(plan, lr_factor=part.lr_factor(number))
 
     def follow_up(
         self, number: int, should_stop: Callable[[], bool], before_step: BeforeStep = unwatched
@@ -121,34 +108,36 @@ class Schedule:
         follower = self._part(number).stage.followed_by
         if follower is None:
             return None
-        epochs, steps = self._length(follower, SERVER)
-        return Plan(
-            stage=follower,
-            seed=self.options.seed,
-            epochs=epochs,
-            steps=steps,
-            # What it trains was overwritten by the clients' since.
-            optimizer_state="keep" if self.options.optimizer_state == "keep" else "reset",
-            gradient_clip_val=self.options.gradient_clip_val,
-            should_stop=should_stop,
-            before_step=before_step,
-            **self._batches(),
-        )
+        # What it trains was overwritten by the clients' since.
+        optimizer_state: KeepOptimizer = "keep" if self.options.optimizer_state == "keep" else "reset"
+        return self._plan(follower, SERVER, optimizer_state, should_stop, before_step)
 
-    def _batches(self) -> dict[str, Any]:
-        """How many batches an epoch has, and whether they are others in every epoch."""
-        options = self.options
-        limit = options.overfit_batches if options.limit_train_batches is None else options.limit_train_batches
-        return {"limit_batches": limit, "is_shuffled": options.overfit_batches is None}
-
-    def _length(self, stage: Stage, client: int) -> tuple[int, int | None]:
-        """Epochs of a visit, and its steps if these are counted."""
+    def _plan(
+        self,
+        stage: Stage,
+        client: int,
+        optimizer_state: KeepOptimizer,
+        should_stop: Callable[[], bool],
+        before_step: BeforeStep,
+    ) -> Plan:
         options = self.options
         epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
         steps = options.local_steps if stage.epochs is None else None
-        if not options.fast_dev_run:
-            return epochs, steps
-        return min(epochs, 1), 1 if epochs else steps
+        if options.fast_dev_run:
+            epochs, steps = min(epochs, 1), 1 if epochs else steps
+        limit = options.overfit_batches if options.limit_train_batches is None else options.limit_train_batches
+        return Plan(
+            stage=stage,
+            seed=options.seed,
+            epochs=epochs,
+            steps=steps,
+            optimizer_state=optimizer_state,
+            gradient_clip_val=options.gradient_clip_val,
+            should_stop=should_stop,
+            before_step=before_step,
+            limit_batches=limit,
+            is_shuffled=options.overfit_batches is None,
+        )
 
 
 def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]:
