@@ -174,8 +174,8 @@ class Budget:
                 paid += min(max(number - part.before, 0), part.length)
         return paid
 
-    def told(self, number: int) -> dict[str, float]:
-        """What events.jsonl says of it when a fit begins after so many rounds."""
+    def spent(self, number: int) -> dict[str, float]:
+        """Epsilon after so many rounds, for events.jsonl."""
         spent = self.epsilon(number)
         return {} if spent is None else {"epsilon": spent}
 

@@ -10,7 +10,7 @@ import torch
 
 from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
-from fedlit.engine.client_store import settle
+from fedlit.engine.client_store import assign_owners
 from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.config_diff import NOT_THERE, changes, choices
 from fedlit.engine.plan import ClientState
@@ -266,7 +266,7 @@ def _restore_clients(state: FederationState, content: dict[str, Any], momenta: M
     names = {k: tuple(own) for k, own in personal.items()}
     if several:
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has a home, too
-    mine = settle(state, names)
+    mine = assign_owners(state, names)
 
     def memory(k: int) -> ClientState:
         return ClientState(_copied(personal.get(k, {})), _copied(momenta.get(k, {})), _copied(residuals.get(k, {})))

@@ -1,13 +1,12 @@
-"""What stays with clients between rounds: in memory, on disk, and on the process that owns it."""
+"""Client states between rounds: in memory, on disk, and on the rank that owns them."""
 
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -29,11 +28,11 @@ LOCK = ".lock"
 
 
 class SpillStore:
-    """Memories by number, in host memory; above the budget, those that were used longest ago go to disk.
+    """Client states by number, in host memory; above the budget, the least recently used are written to disk.
 
     Args:
-        budget: Bytes of tensors to hold; the one in use is held whatever its size.
-        device: Where states come back to, as copies; what optimisers kept stays in host memory (see `revived`).
+        budget: Bytes of tensors to hold; the state in use is held whatever its size.
+        device: Where states are returned, as copies; optimiser states stay in host memory (see `revived`).
     """
 
     def __init__(self, budget: float, device: torch.device | None = None) -> None:
@@ -46,14 +45,14 @@ class SpillStore:
         self._folder: Path | None = None
 
     def put(self, memory: ClientState) -> int:
-        """Keep a memory; its number."""
+        """Store a client state; its number."""
         number = next(self._numbers)
         self._sizes[number] = _size(vars(memory))
         self._hold(number, self._on_host(memory))
         return number
 
     def get(self, number: int) -> ClientState:
-        """The memory of that number, from disk if it has gone there."""
+        """The state of that number, from disk if it was written there."""
         if number not in self._held:
             self._hold(number, self._on_host(self._read(number)))
         self._held.move_to_end(number)
@@ -63,7 +62,7 @@ class SpillStore:
         return ClientState(self._on_device(held.state), held.optimizer, self._on_device(held.residual))
 
     def peek(self, number: int) -> ClientState:
-        """The same, to be looked at once in host memory: what is on disk is mapped, not held."""
+        """The same in host memory, to be read once: what is on disk is mapped, not held."""
         return self._held[number] if number in self._held else self._read(number, mmap=True)
 
     def _read(self, number: int, mmap: bool = False) -> ClientState:
@@ -78,7 +77,7 @@ class SpillStore:
             return memory
         copied = ClientState(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # once for all of a memory's copies
+            torch.cuda.current_stream(self.device).synchronize()  # once for all copies of a state
         return copied
 
     def _host_copy(self, tensor: Tensor) -> Tensor:
@@ -91,11 +90,11 @@ class SpillStore:
         return tensor.cpu()
 
     def size(self, number: int) -> int:
-        """Bytes of the tensors of a memory."""
+        """Bytes of the tensors of a state."""
         return self._sizes[number]
 
     def drop(self, number: int) -> None:
-        """Forget a memory."""
+        """Delete a state."""
         size = self._sizes.pop(number)
         if self._held.pop(number, None) is not None:
             self.num_bytes -= size
@@ -108,7 +107,7 @@ class SpillStore:
         while self.num_bytes > self.budget and len(self._held) > 1:
             oldest, memory = self._held.popitem(last=False)
             self.num_bytes -= self._sizes[oldest]
-            if not self._file(oldest).exists():  # a memory never changes: what went to disk once is there
+            if not self._file(oldest).exists():  # a state never changes once it is stored
                 dump(dict(vars(memory)), self._file(oldest), sealed=False)
 
     def _file(self, number: int) -> Path:
@@ -119,7 +118,7 @@ class SpillStore:
 
 
 class ClientStore(MutableMapping[int, ClientState]):
-    """Each client's memory, by client id."""
+    """Client states by client id; of those on other ranks or hosts, the names of their entries."""
 
     def __init__(self, store: SpillStore) -> None:
         self.store = store
@@ -143,11 +142,11 @@ class ClientStore(MutableMapping[int, ClientState]):
         return len(self._numbers)
 
     def peek(self, client: int) -> ClientState:
-        """A client's memory, to be looked at once."""
+        """A client's state, to be read once."""
         return self.store.peek(self._numbers[client])
 
     def number(self, client: int) -> int:
-        """Of a client's memory in the store; another memory has another."""
+        """Of a client's state in the store; another state has another number."""
         return self._numbers[client]
 
     @property
@@ -157,7 +156,7 @@ class ClientStore(MutableMapping[int, ClientState]):
 
     @property
     def everybody(self) -> Collection[int]:
-        """Clients whose memory is here, or known to be elsewhere."""
+        """Clients whose state is here, or known to be elsewhere."""
         return self._names.keys()
 
     def names(self, client: int) -> tuple[str, ...]:
@@ -165,13 +164,13 @@ class ClientStore(MutableMapping[int, ClientState]):
         return self._names.get(client, ())
 
     def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
-        """Note the names of what clients keep elsewhere: that is all there is of it here."""
+        """Note the names of states that are elsewhere; what is here of them is deleted."""
         for client in self._numbers.keys() & names.keys():
             self.store.drop(self._numbers.pop(client))
         self._names.update(names)
 
     def forget(self, client: int) -> None:
-        """Forget a client's memory and its names, if there are any."""
+        """Delete a client's state and its names, if there are any."""
         self.know({client: ()})
         del self._names[client]
 
@@ -188,7 +187,7 @@ class ClientStore(MutableMapping[int, ClientState]):
 
 
 class StateStore(MutableMapping[int, State]):
-    """A state of each client, by client id, in the store of what stays with clients."""
+    """A tensor state of each client, by client id."""
 
     def __init__(self, store: SpillStore) -> None:
         self.memories = ClientStore(store)
@@ -200,7 +199,7 @@ class StateStore(MutableMapping[int, State]):
         self.memories[client] = ClientState(state)
 
     def __delitem__(self, client: int) -> None:
-        del self.memories[client]
+        self.memories.forget(client)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.memories)
@@ -208,9 +207,66 @@ class StateStore(MutableMapping[int, State]):
     def __len__(self) -> int:
         return len(self.memories)
 
+    def clear(self) -> None:
+        """Delete all, without reading it."""
+        for client in list(self):
+            self.memories.forget(client)
+
     def adopt(self, others: "StateStore") -> None:
-        """Take over what another mapping of the same store holds."""
+        """Take over what another mapping of the same store holds or knows."""
         self.memories.adopt(others.memories)
+
+
+class CollectedUploads(StateStore):
+    """Uploads that the server keeps, by client id; of those on other ranks, the names are known.
+
+    Attributes:
+        is_with_server: Whether the rank on which the server trains has a copy of all.
+    """
+
+    is_with_server = False
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.memories.everybody))
+
+    def __len__(self) -> int:
+        return len(self.memories.everybody)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self.memories.everybody
+
+    def here(self) -> list[int]:
+        """Clients whose uploads this rank has, be it as a copy."""
+        return sorted(self.memories)
+
+    def names(self, client: int) -> tuple[str, ...]:
+        """The names in an upload, wherever it is; none if there is none."""
+        return self.memories.names(client)
+
+    def number(self, client: int) -> int:
+        """Of an upload in the store; another upload has another number."""
+        return self.memories.number(client)
+
+    def peek(self, client: int) -> State:
+        """An upload, to be read once."""
+        return self.memories.peek(client).state
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all that is here."""
+        return self.memories.num_bytes
+
+    def add(self, client: int, state: State) -> None:
+        """Keep an upload."""
+        self[client] = state
+
+    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
+        """Note the names of uploads that are elsewhere."""
+        self.memories.know(names)
+
+    def adopt(self, others: StateStore) -> None:
+        super().adopt(others)
+        self.is_with_server = self.is_with_server and not len(others)
 
 
 def _locked(folder: Path) -> TextIO:
@@ -227,30 +283,16 @@ def _remove(folder: Path, lock: TextIO) -> None:
 
 
 def sweep_left_behind() -> None:
-    """Remove the folders of processes that were killed: nobody holds their locks.
-
-    Whoever may write in the temporary folder may leave anything there under our names: what is not a folder of this
-    user's with a lock that is a file of this user's is left alone, and nothing is waited for.
-    """
+    """Remove this user's folders of processes that were killed: nobody holds their locks."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         try:
-            if not _is_ours(folder.lstat(), stat.S_ISDIR):
+            if folder.lstat().st_uid != os.getuid():
                 continue
-            lock = os.open(folder / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # another user's, or gone in the meantime
-            continue
-        try:
-            if _is_ours(os.fstat(lock), stat.S_ISREG):
+            with (folder / LOCK).open() as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use
+        except OSError:  # in use, or gone in the meantime
             continue
-        finally:
-            os.close(lock)
-
-
-def _is_ours(found: os.stat_result, is_kind: Callable[[int], bool]) -> bool:
-    return found.st_uid == os.getuid() and is_kind(found.st_mode)
 
 
 def _size(value: Any) -> int:
@@ -259,74 +301,8 @@ def _size(value: Any) -> int:
     return sum(map(_size, value.values())) if isinstance(value, dict) else 0
 
 
-class CollectedUploads(Mapping[int, State]):
-    """By client id; of those that other processes have, the names are known.
-
-    Args:
-        store: Of what stays with clients.
-
-    Attributes:
-        is_with_server: Whether the process in which the server trains has a copy of all.
-    """
-
-    def __init__(self, store: SpillStore) -> None:
-        self.is_with_server = False
-        self._memories = ClientStore(store)
-
-    def __getitem__(self, client: int) -> State:
-        return self._memories[client].state
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._memories.everybody))
-
-    def __len__(self) -> int:
-        return len(self._memories.everybody)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._memories.everybody
-
-    def here(self) -> list[int]:
-        """Clients whose uploads this process has, be it as a copy."""
-        return sorted(self._memories)
-
-    def names(self, client: int) -> tuple[str, ...]:
-        """The names in an upload, wherever it is; none if there is none."""
-        return self._memories.names(client)
-
-    def number(self, client: int) -> int:
-        """Of an upload in the store; another upload has another."""
-        return self._memories.number(client)
-
-    def peek(self, client: int) -> State:
-        """An upload, to be looked at once."""
-        return self._memories.peek(client).state
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all that is here."""
-        return self._memories.num_bytes
-
-    def add(self, client: int, state: State) -> None:
-        """Keep an upload."""
-        self._memories[client] = ClientState(state)
-
-    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
-        """Note the names of uploads that are elsewhere."""
-        self._memories.know(names)
-
-    def adopt(self, others: "CollectedUploads") -> None:
-        """Take over what another of the same store holds or knows."""
-        self._memories.adopt(others._memories)
-        self.is_with_server = self.is_with_server and not len(others)
-
-    def clear(self) -> None:
-        """Forget all."""
-        for client in list(self):
-            self._memories.forget(client)
-
-
 def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
-    """The process that visits each client of a round; what stays with one that is not visited at home moves."""
+    """The rank that trains each client of a round; the states of clients that another rank owns are moved there."""
     owners = in_blocks(len(clients), state.fabric.world_size)
     moves = {k: owner for k, owner in zip(clients, owners, strict=True) if state.owner_ranks.get(k, owner) != owner}
     if moves:
@@ -335,21 +311,21 @@ def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
 
 
 def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
-    """Let other processes have what stays with these clients; all must ask."""
+    """Make other ranks the owners of these clients; collective."""
     rank = state.fabric.global_rank
     parcels: list[dict[int, Any]] = [{} for _ in range(state.fabric.world_size)]
     leaving = {k: target for k, target in targets.items() if state.owner_ranks[k] == rank}
     for k, target in leaving.items():
         parcels[target][k] = _parcel(state, k)
     state.memories.know({k: state.memories.names(k) for k in leaving})
-    for came in exchanged(state.fabric, [parcel or None for parcel in parcels]):
-        for k, parcel in (came or {}).items():
+    for received in exchanged(state.fabric, [parcel or None for parcel in parcels]):
+        for k, parcel in (received or {}).items():
             _unpack(state, k, parcel)
     state.owner_ranks |= targets
 
 
 def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
-    """What stays with a client, and what it has uploaded for the server to keep: of that its old home has a copy."""
+    """A client's state, and its collected upload, of which the old owner keeps a copy."""
     collected = state.collected.peek(k) if k in state.collected else {}
     return {"memory": vars(state.memories.peek(k)), "collected": collected}
 
@@ -360,39 +336,39 @@ def _unpack(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None
         state.collected.add(k, parcel["collected"])
 
 
-def bring(state: "FederationState", clients: Iterable[int]) -> None:
-    """Let every process have a copy of what stays with these clients, until it changes; all must ask."""
+def copy_to_all_ranks(state: "FederationState", clients: Iterable[int]) -> None:
+    """Give every rank a copy of these clients' states, until they change; collective."""
     rank = state.fabric.global_rank
     for k in clients:
-        home = state.owner_ranks.get(k)
-        if home is None:
+        owner = state.owner_ranks.get(k)
+        if owner is None:
             continue
-        parcel = broadcast(state.fabric, _parcel(state, k) if home == rank else None, home)
-        if home != rank:
+        parcel = broadcast(state.fabric, _parcel(state, k) if owner == rank else None, owner)
+        if owner != rank:
             _unpack(state, k, parcel)
 
 
-def settle(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> list[int]:
-    """Give clients homes, from names of what stays with them; those whose home is here."""
+def assign_owners(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> list[int]:
+    """Give clients owner ranks, from the names of their states; those whose owner is this rank."""
     if state.fabric.world_size == 1:
         return [*names]
     owner_ranks = in_blocks(len(names), state.fabric.world_size)
     state.owner_ranks = dict(zip(names, owner_ranks, strict=True))
-    elsewhere = {k: names[k] for k, home in state.owner_ranks.items() if home != state.fabric.global_rank}
+    elsewhere = {k: names[k] for k, owner in state.owner_ranks.items() if owner != state.fabric.global_rank}
     state.memories.know(elsewhere)
     return [k for k in names if k not in elsewhere]
 
 
 def gather_collected(state: "FederationState") -> Mapping[int, State]:
-    """All that is collected, in the process where the server trains; the others must ask, too."""
+    """All collected uploads, on the rank where the server trains; collective."""
     fabric = state.fabric
     collected = state.collected
     if fabric.world_size > 1 and not collected.is_with_server:
         rank = fabric.global_rank
         own = {k: collected[k] for k in collected.here() if rank > 0 and state.owner_ranks.get(k) == rank}
         parcels = [own or None] + [None] * (fabric.world_size - 1)
-        for came in exchanged(fabric, parcels):
-            for k, upload in (came or {}).items():
+        for received in exchanged(fabric, parcels):
+            for k, upload in (received or {}).items():
                 collected.add(k, upload)
         collected.is_with_server = True
     return collected

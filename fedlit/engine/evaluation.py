@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedlit.data.client import Client
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.child_process import in_child
-from fedlit.engine.client_store import bring
+from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.cluster.processes import by_owner, in_order
 from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore, restored_requires_grad
 from fedlit.engine.local_training import structure_of
@@ -300,7 +300,7 @@ def loaded(scorer: "Scorer", client: int | None) -> nn.Module:
         state.load_global()
         return scorer.network
     _check_has_model(scorer, client)
-    bring(state, [client])
+    copy_to_all_ranks(state, [client])
     state.enter(client, "personal")
     personalise_client(state, scorer.stage, scorer.personal, client, state.round)
     return scorer.personal

@@ -87,7 +87,7 @@ class FitResult:
 
 def built(model: Any, seed: int) -> FederatedModule:
     """A method as it is, or built by a function under the seed: its first weights follow from it, too."""
-    if isinstance(model, nn.Module) or not callable(model):  # what is no method is refused at the door
+    if isinstance(model, nn.Module) or not callable(model):  # what is no method is refused before the first round
         return model
     with isolated(seed):
         return model()
@@ -131,15 +131,6 @@ def report_profile(profiler: Profiler, folder: Path | None) -> None:
     profiler.teardown("fit")
 
 
-@dataclass
-class First:
-    """The first client that trains in a round: who, since when, and whether its steps were counted."""
-
-    client: int
-    start: float
-    has_steps: bool = False
-
-
 class Fit:
     """One fit, from the round that its state has come to.
 
@@ -147,9 +138,9 @@ class Fit:
         state: Of the federation.
         schedule: The programme of its rounds.
         folder: Where the first process records, and all save what stays with clients; None records nothing.
-        stop: Looked at between rounds and, on one process, between batches.
+        stop: Checked between rounds and, on one process, between batches.
         call: Calls a hook of every callback, with details.
-        begun: What it begins from.
+        resume_point: What it begins from.
     """
 
     def __init__(
@@ -159,7 +150,7 @@ class Fit:
         folder: Path | None,
         stop: StopRequest,
         call: Callable[..., None],
-        begun: ResumePoint,
+        resume_point: ResumePoint,
     ) -> None:
         self.state = state
         self.schedule = schedule
@@ -168,14 +159,14 @@ class Fit:
         self.options = state.options
         self.sampler = ClientSampler(state)
         self.budget = Budget(schedule, self.options)
-        self.waiting_for = "this round"  # whoever asks to stop is told
+        self.waiting_for = "this round"  # printed when a signal stops the run
         self.rows: list[Row] = []  # of the last round
-        self.first: First | None = None  # who trained in this round, here
+        self.first: tuple[int, float] | None = None  # the first client of this round, and when it started
         self.is_expected = False  # whether it was said how long a round takes
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         shown = self.options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, shown, state.measures.first)
-        self.saving = Saving(state, schedule, folder, call, begun)  # before the records, which go back with it
+        self.saving = Saving(state, schedule, folder, call, resume_point)  # before the records, which go back with it
         options = self.options
         self.log = FitLog(
             folder if state.fabric.is_global_zero else None,
@@ -183,24 +174,24 @@ class Fit:
             state.round,
             self.progress,
             options.report,
-            begun.checkpoint,
+            resume_point.checkpoint,
             metric=state.measures.first,
             title=title_of(state),
             saves=options.enable_checkpointing,
         )
-        self._begin_log(begun)
+        self._begin_log(resume_point)
 
-    def _begin_log(self, begun: ResumePoint) -> None:
+    def _begin_log(self, resume_point: ResumePoint) -> None:
         state = self.state
         processes = state.fabric.world_size
         rounds = len(self.schedule)
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
         measures = state.measures.directions
-        spent = self.budget.told(state.round)
+        spent = self.budget.spent(state.round)
         self.log.recorder.event("fit", **started, measures=measures, **spent, **self.saving.run_with["made_with"])
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
-        for event in begun.events():
+        for event in resume_point.events():
             self.log.recorder.event(**event, round=state.round)
         if state.round == 0:
             self.log.partition(state.data)
@@ -224,7 +215,7 @@ class Fit:
                 else:
                     self._is_to_stop()  # in the last round, one may have been
         except ProcessLost:
-            self._save_what_is_whole()
+            self._save_complete_rounds()
             self.log.abandon()
             raise
         except UnserializableAttribute:  # a checkpoint of this round would lack it
@@ -234,12 +225,12 @@ class Fit:
             self._give_up(error)
             raise
         except Interrupted:
-            pass  # the round that was begun is forgotten; its clients' states were not touched
+            pass  # the round that had begun is forgotten; its clients' states were not touched
         except KeyboardInterrupt:  # a second one: whoever sends it will not wait
             self.log.abandon()
             raise
         except BaseException as error:
-            self._save_what_is_whole()
+            self._save_complete_rounds()
             self.log.abandon()
             if isinstance(error, SystemExit):  # of a rule, an `aggregate`, a callback: a client's is caught
                 raise RuntimeError(f"Round {self.state.round + 1} was ended by sys.exit({error.code}).") from error
@@ -251,11 +242,11 @@ class Fit:
         refusal = self.budget.refusal(number)
         if refusal is not None:
             self.progress.say(refusal)
-            self.log.recorder.event("budget_spent", **self.budget.told(number - 1), round=number - 1)
+            self.log.recorder.event("budget_spent", **self.budget.spent(number - 1), round=number - 1)
         return refusal is not None
 
-    def _save_what_is_whole(self) -> None:
-        """Rounds since the last checkpoint, before an error is shown; not one that is missing in the records."""
+    def _save_complete_rounds(self) -> None:
+        """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""
         round = self.state.round
         if self.log.noted_round != round or self.saving.round == round:
             return
@@ -269,11 +260,11 @@ class Fit:
                 self.progress.say(f"Round {round} could not be saved: {type(error).__name__}: {error}")
 
     def _give_up(self, error: TooFewClients | RuleFailed) -> None:
-        """What is whole is saved before a run ends for want of clients, or of a rule that can use what they brought."""
-        told = {"reason": str(error).partition("\n")[0]}
+        """Save complete rounds before a run ends for want of clients, or of a rule that can combine their uploads."""
+        details = {"reason": str(error).partition("\n")[0]}
         if isinstance(error, RuleFailed):
-            told["details"] = failure(error).details
-        self.log.recorder.event("gave_up", round=self.state.round + 1, **told)
+            details["details"] = failure(error).details
+        self.log.recorder.event("gave_up", round=self.state.round + 1, **details)
         if self.saving.round != self.state.round:
             self._save(improved=False)
         self.log.abandon()
@@ -316,8 +307,8 @@ class Fit:
         with self.options.profiler.profile("record"):
             self.log.round(number, stage.name, record, rows, perf_counter() - start)
         for client, model, data, metric in unmeasured(rows, self.state.measures.metrics):
-            told = {"client": client, "model": model, "data": data, "metric": metric}
-            self.log.recorder.event("metric_left_out", round=number, **told)
+            where = {"client": client, "model": model, "data": data, "metric": metric}
+            self.log.recorder.event("metric_left_out", round=number, **where)
         self.log.partition_picture(self.state.data)  # training comes first
         if is_last:
             self._note_confusion()  # a run that is resumed in a later stage has forgotten it
@@ -328,7 +319,7 @@ class Fit:
             self._save(improved)
 
     def _count_unevaluated(self, number: int, record: RoundRecord, seconds: float) -> None:
-        """A round that is trained is whole, though its evaluation failed: it can be saved and gone on from."""
+        """A round that is trained is complete, though its evaluation failed: it can be saved and resumed."""
         stage = self.schedule.stage(number)
         self.state.count_round(number, stage, record.rows)
         self.log.round(number, stage.name, record, record.rows, seconds)
@@ -338,66 +329,49 @@ class Fit:
         """Train the clients of a round, or the server, by the stage that it belongs to."""
         stage = self.schedule.stage(number)
         should_stop = self._should_stop_training()
-        before_step = self._before_step
-        plan_for = partial(self.schedule.plan, number, should_stop, before_step=before_step)
-        follow_up = self.schedule.follow_up(number, should_stop, before_step)
+        plan_for = partial(self.schedule.plan, number, should_stop, before_step=self.progress.step)
+        follow_up = self.schedule.follow_up(number, should_stop, self.progress.step)
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
 
         def train(clients: list[int]) -> RoundRecord:
             self.call("on_round_start", number, clients)
             self.first = None
-            tell = partial(self._tell, clients)
+            report = partial(self._report, clients)
             if stage.side == "server":
-                return serve(self.state, number, plan_for(SERVER), tell)
+                return serve(self.state, number, plan_for(SERVER), report)
             if not clients and not is_noised:
                 return RoundRecord()
             follow = None if follow_up is None else partial(self._follow, number, follow_up)
-            return ClientRound(self.state, number, clients, plan_for, score, tell, follow).run()
+            return ClientRound(self.state, number, clients, plan_for, score, report, follow).run()
 
         return run_with_retries(self.sampler, stage, number, train, self.log.repeated)
 
     def _follow(self, number: int, plan: Plan, agreed: State, uploads: Mapping[int, State]) -> ServerResult:
         """Let the server train at the end of a round of clients."""
-        return trained_by_server(self.state, number, plan, agreed, uploads, partial(self._tell, []))
+        return trained_by_server(self.state, number, plan, agreed, uploads, partial(self._report, []))
 
-    def _tell(self, clients: list[int], position: int, num_clients: int) -> None:
-        """Somebody is about to train."""
+    def _report(self, clients: list[int], position: int, num_clients: int) -> None:
+        """A client, or the server, is about to train."""
         whose = f"client {clients[position - 1]}'s" if clients else "the server's"
         self.waiting_for = f"{whose} batch"
         self.progress.training(self.state.round + 1, f"client {position}/{num_clients}" if clients else "server")
-        if clients and not self.is_expected and self.progress.enabled:
+        if clients and not self.is_expected and self.progress.enabled and self.state.hosts is None:
             self._expect(clients, clients[position - 1])
 
-    def _before_step(self, done: int, total: int) -> None:
-        if self.first is not None:
-            self.first.has_steps = True
-        self.progress.step(done, total)
-
     def _expect(self, clients: list[int], client: int) -> None:
-        """After the first client of a fit: how long the round will take by its time, and all that are like it."""
+        """After the first client of a fit, print how long a round will take if time grows with samples."""
         if self.first is None:
-            self.first = First(client, perf_counter())
+            self.first = (client, perf_counter())
             return
         self.is_expected = True
-        state = self.state
-        is_forked = state.options.client_timeout is not None  # its steps are counted in its own process
-        if not (self.first.has_steps or is_forked):  # trained elsewhere, or side by side with others
-            return
-        number = state.round + 1
-        stage = self.schedule.stage(number)
-        share = self._num_steps(self.first.client) / sum(map(self._num_steps, clients))
-        seconds = (perf_counter() - self.first.start) / share / state.fabric.world_size
-        rounds = sum(self.schedule.stage(later) is stage for later in range(number, len(self.schedule) + 1))
-        self.progress.expect(seconds, rounds, f"from client {self.first.client}; {state.fabric.device.type}")
-
-    def _num_steps(self, k: int) -> int:
-        """Of a client in this round, roughly."""
-        data = self.state.data
+        first, start = self.first
         number = self.state.round + 1
-        plan = self.schedule.plan(number, bool, k)
-        client = data.client(k, number)
-        samples = client.num_samples if plan.stage.samples == "all" else client.num_opted_in
-        return max(1, plan.num_steps(max(1, samples // data.batch_size)))
+        train = self.state.data.at_round(number).train
+        share = len(train[first]) / sum(len(train[k]) for k in clients)
+        seconds = (perf_counter() - start) / share / self.state.fabric.world_size
+        stage = self.schedule.stage(number)
+        rounds = sum(self.schedule.stage(later) is stage for later in range(number, len(self.schedule) + 1))
+        self.progress.expect(seconds, rounds, f"from client {first}; {self.state.fabric.device.type}")
 
     def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
         self.waiting_for = f"the evaluation of round {number}"
@@ -422,10 +396,7 @@ class Fit:
         return bool(asked)
 
     def _heard_signals(self) -> AbstractContextManager[None]:
-        """Signals end a run in good order; where clients have hosts, whoever carries its messages ends it at once.
-
-        It may be waiting for a host, or for messages that nobody carries any more, and holds the run's folder.
-        """
+        """Signals end a run in good order; where clients have hosts, at once: it may wait for a host forever."""
         if self.state.hosts is not None:
             return nullcontext()
         return stop_signals(self._stop_by_signal)
@@ -437,7 +408,7 @@ class Fit:
         self.progress.say(f"stopping after {what}; again to end now")
 
     def _should_stop_training(self) -> Callable[[], bool]:
-        """Several processes agree to stop between rounds; one may stop in the middle of a visit."""
+        """Several processes agree to stop between rounds; a single one may stop in the middle of local training."""
         if self.state.fabric.world_size > 1:
             return _never
         return lambda: self.stop.signal is not None
@@ -448,6 +419,6 @@ class Fit:
 
 
 def _never() -> bool:
-    """A visit is not stopped, but ended if another process is gone: its round cannot be."""
+    """Local training is not stopped, but ended if another process is lost: its round cannot be completed."""
     check_processes()
     return False

@@ -19,7 +19,7 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.engine.client_store import ClientStore, CollectedUploads, SpillStore, StateStore, bring
+from fedlit.engine.client_store import ClientStore, CollectedUploads, SpillStore, StateStore, copy_to_all_ranks
 from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
 from fedlit.engine.logged_values import refusing_logs
@@ -363,7 +363,7 @@ class FederationState:
     def personal_states(self) -> dict[int, State]:
         """What every client has of its own; all processes must ask."""
         clients = sorted({*self.memories, *self.owner_ranks, *self.owners()})
-        bring(self, clients)
+        copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
 
     @property
