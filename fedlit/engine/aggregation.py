@@ -68,7 +68,7 @@ def with_rule_errors(rule: Rule, round: int) -> Rule:
 
 
 def opaque(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
-    """Under `trainer.privacy` a method may pass uploads on, and look at none."""
+    """Under `trainer.privacy` a method may pass uploads on, but read none."""
     return uploads if options.privacy is None else OpaqueUploads(uploads)
 
 
@@ -96,14 +96,14 @@ def _name(rule: Rule) -> str:
 
 
 def _largest_cohort(stage: Stage, data: FederatedData, options: Options) -> int:
-    """Clients of a round in which nobody fails."""
+    """Clients of a round in which none fails."""
     seen = range(data.num_clients - data.unseen_clients)
     candidates = [k for k in seen if num_samples(data.assignment, k, stage)]
     return cohort_size(options, len(candidates))
 
 
 def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, num_uploads: int) -> None:
-    """A copy of the method agrees on what it was made with; whoever does not ask the rule would ignore it."""
+    """Let a copy of the method aggregate equal uploads; refuse a rule that fails, or that `aggregate` ignores."""
     trial = twin(model)
     names = shared_names(trial, options.batch_norm)
     state = trial.state_dict()
@@ -137,12 +137,7 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
 
 
 class Budget:
-    """What a run's rounds cost, and whether the next is allowed; without `trainer.privacy` all are.
-
-    Args:
-        schedule: Rounds of stages that average cost; what stays at home is not released.
-        options: Of the federation.
-    """
+    """What a run's rounds cost, and whether the next is allowed; without `trainer.privacy` all are."""
 
     def __init__(self, schedule: Schedule, options: Options) -> None:
         self.schedule = schedule
@@ -242,11 +237,11 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     assert rule is not None  # there is privacy
     try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
     if privacy.noise_seed is not None and privacy.noise_multiplier:
-        told = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
-        warnings.warn(told, Notice, stacklevel=2)
+        message = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
+        warnings.warn(message, Notice, stacklevel=2)
     if model.weighting != "uniform":
-        told = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
-        warnings.warn(told, Notice, stacklevel=2)
+        message = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
+        warnings.warn(message, Notice, stacklevel=2)
 
 
 def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options) -> None:
@@ -259,7 +254,7 @@ def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options)
     if privacy.delta >= 1 / data.num_clients:
         raise ValueError(
             f"`trainer.privacy.delta` must be below 1 / `data.num_clients` = {1 / data.num_clients:.3g}, got "
-            f"{privacy.delta}: else to tell all of one client would be private."
+            f"{privacy.delta}: else publishing all data of one client would count as private."
         )
 
 
@@ -341,14 +336,7 @@ def server_step(state: FederationState, stage: Stage, rule: Rule | None) -> Serv
 def check_server_optimizer(
     model: FederatedModule, stages: Sequence[Stage], options: Options, rule: Rule | None
 ) -> None:
-    """The optimiser can be built and stepped, and what it makes is what the method asks for.
-
-    Args:
-        model: The method.
-        stages: Of the method.
-        options: Of the federation.
-        rule: Before it; None is the mean.
-    """
+    """The optimiser can be built and stepped, and what it makes is what the method asks for."""
     factory = options.server_optimizer
     if factory is None:
         return

@@ -1,4 +1,4 @@
-"""A run as a checkpoint, and back: plain tensors, numbers and strings."""
+"""Saves a run as a checkpoint and restores it: plain tensors, numbers and strings."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
@@ -26,21 +27,14 @@ from fedlit.records.environment import environment
 from fedlit.records.fit_log import FitLog
 from fedlit.rng import isolated
 
-RESIDUALS = "residuals"  # what the encoder of uploads has lost, by client; only where it has
+RESIDUALS = "residuals"  # error feedback of the upload encoder, by client; only where there is some
 COLLECTED = "collected"  # uploads that the server keeps, by client
-MUCH = 64e6  # bytes of what stays with clients; with less, to write it all is soon done, and a checkpoint is one file
-Numbers = tuple[int | None, int | None]  # of what stays with a client, and of what it has uploaded to be kept
+MUCH = 64e6  # bytes of client states; with less, a checkpoint is one file
+Numbers = tuple[int | None, int | None]  # of a client's state and of its collected upload
 
 
 class SavedClients:
-    """Files of clients beside the checkpoints of one fit, each written once.
-
-    Args:
-        state: Of the federation.
-        checkpoints: Their folder.
-        origin: The checkpoint that the fit goes on from.
-        content: What it holds.
-    """
+    """Files of clients beside the checkpoints of one fit, each written once."""
 
     def __init__(self, state: FederationState, checkpoints: Path, origin: Path | None, content: dict[str, Any]) -> None:
         self.state = state
@@ -52,7 +46,7 @@ class SavedClients:
             self._written = {k: (self._numbers(k), names[k]) for k in self._clients() if k in names}
 
     def save(self) -> dict[int, str] | None:
-        """The file of every client that has something; None if it is to stand in the checkpoint. All must ask."""
+        """The file of every client that has a state; None if it goes into the checkpoint. Collective."""
         state = self.state
         fabric = state.fabric
         if fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
@@ -67,11 +61,11 @@ class SavedClients:
         return {k: found[k] for k in sorted(found)}
 
     def _clients(self) -> list[int]:
-        """Of whom there is something here."""
+        """Clients with a state on this rank."""
         return sorted({*self.state.memories, *self.state.collected.here()})
 
     def _numbers(self, k: int) -> Numbers:
-        """What a client has; who has something else has other numbers."""
+        """Of what a client has now."""
         memories = self.state.memories
         collected = self.state.collected
         memory = memories.number(k) if k in memories else None
@@ -87,7 +81,7 @@ class SavedClients:
 
 
 def kept_of(state: FederationState, k: int) -> dict[str, Any]:
-    """What stays with a client, by the names under which a checkpoint has it of all clients."""
+    """A client's state, by the keys under which a checkpoint has it of all clients."""
     kept: dict[str, Any] = {}
     if k in state.memories:
         memory = state.memories.peek(k)
@@ -100,25 +94,21 @@ def kept_of(state: FederationState, k: int) -> dict[str, Any]:
 
 
 def on_cpu(value: Any) -> Any:
-    """Tensors in containers, where a checkpoint has them."""
-    if hasattr(value, "detach"):
-        return value.detach().cpu()
-    if isinstance(value, list):
-        return [on_cpu(entry) for entry in value]
-    return {key: on_cpu(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+    """Tensors in containers, detached and on the CPU."""
+    return apply_to_collection(value, torch.Tensor, lambda tensor: tensor.detach().cpu())
 
 
-TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree even then
+TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree to evaluate
 UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
 ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
 HOSTS = "hosts"  # of the clients; only where they have some of their own
 SECRET = "privacy_secret"  # of noise and sampling; only where `trainer.privacy` has one
-EQUIPPED = "equipped"  # clients that have what is constant; only where something is
-CHECKED_CLIENTS = 50  # building a network takes a moment
+RECEIVED_CONSTANTS = "equipped"  # clients that have the constant entries; only where there are some
+CHECKED_CLIENTS = 50
 
 
 def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
-    """What must agree for a checkpoint to go on: method, seed, stages, clients, their data, shapes."""
+    """What must agree for a run to be resumed: method, seed, stages, clients, their data, shapes."""
     return {
         "method": type(state.module).__name__,
         "stages": [stage.name for stage in schedule.stages],
@@ -131,27 +121,20 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
 
 
 def _privacy(state: FederationState) -> str | None:
-    """What rounds so far were noised by: with another noise or fraction, epsilon could not be told."""
+    """What rounds so far were noised by: with another noise or fraction, epsilon could not be computed."""
     options = state.options
     return None if options.privacy is None else f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
 
 
 def run_with(state: FederationState) -> dict[str, Any]:
-    """What a run's rounds are run with, as a checkpoint tells it: the same in all of a fit, and it takes a moment."""
+    """Versions and options of a run, as a checkpoint holds them; computed once a fit."""
     return {"made_with": environment(), "choices": choices(state)}
 
 
 def take(
     state: FederationState, schedule: Schedule, run_with: Mapping[str, Any], files: Mapping[int, str] | None
 ) -> dict[str, Any]:
-    """The content of a checkpoint after a round.
-
-    Args:
-        state: Of the federation.
-        schedule: The programme of its rounds.
-        run_with: See there.
-        files: Of clients, where what stays with them stands beside the checkpoint.
-    """
+    """The content of a checkpoint after a round."""
     uploads = state.uploads.memories
     rare: dict[str, Any] = {}
     if files is not None:
@@ -164,8 +147,8 @@ def take(
         rare[RESIDUALS] = residuals
     if state.attributes.noted:
         rare[ATTRIBUTES] = state.attributes.noted
-    if state.equipped:
-        rare[EQUIPPED] = sorted(state.equipped)
+    if state.received_constants:
+        rare[RECEIVED_CONSTANTS] = sorted(state.received_constants)
     if state.secret is not None:
         rare[SECRET] = state.secret
     if state.hosts is not None:
@@ -190,35 +173,36 @@ def take(
     }
 
 
-def resume(state: FederationState, begun: ResumePoint, schedule: Schedule, training: bool) -> None:
-    """Go on from a checkpoint; what a fit goes on with that is not what it was is told, a line each."""
-    restore(state, begun.content, str(begun.checkpoint), schedule, training)
+def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule, training: bool) -> None:
+    """Resume from a checkpoint; a fit warns of every option that has changed."""
+    restore(state, resume_point.content, str(resume_point.checkpoint), schedule, training)
     if training:
-        begun.changes = changes(begun.content, **run_with(state))
-        _check_optimizers(state, begun)
-        begun.warn_of_changes()
+        resume_point.changes = changes(resume_point.content, **run_with(state))
+        _check_optimizers(state, resume_point)
+        resume_point.warn_of_changes()
 
 
-def _check_optimizers(state: FederationState, begun: ResumePoint) -> None:
+def _check_optimizers(state: FederationState, resume_point: ResumePoint) -> None:
     """Refuse an optimiser of another class where the checkpoint holds the state of one."""
-    content = begun.content
+    content = resume_point.content
     of_clients = [*content["optimizer_states"].values(), content["server_optimizer"]]
     has_state = {
         "model.optimizer": state.options.optimizer_state != "reset" and any(any(kept.values()) for kept in of_clients),
         "trainer.server_optimizer": any(content.get("server_momenta", {}).values()),
     }
-    for change in begun.changes:
+    for change in resume_point.changes:
         option = change.option.partition("[")[0]  # a method may have several
         before, now = (text.partition("(")[0] for text in (change.before, change.now))
         if has_state.get(option) and now not in (before, NOT_THERE):
             hint = "; `--trainer.optimizer_state reset` discards it" if option == "model.optimizer" else ""
             raise ValueError(
-                f"`{option}` is {now} and cannot use the state of {before} in `--ckpt_path` {begun.checkpoint}{hint}."
+                f"`{option}` is {now} and cannot use the state of {before} in `--ckpt_path` "
+                f"{resume_point.checkpoint}{hint}."
             )
 
 
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
-    """Go on from a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
+    """Restore a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
     theirs = content.get("fingerprint", {})
     _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_stand_in)
     if training:
@@ -258,14 +242,14 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
 
 
 def _restore_clients(state: FederationState, content: dict[str, Any], momenta: Mapping[int, Any]) -> None:
-    """What stayed with clients, and what they have uploaded to be kept: on several processes, of those at home here."""
+    """Client states and collected uploads; on several ranks, of the clients that this rank owns."""
     several = state.fabric.world_size > 1
     personal = content["personal_states"]
     residuals = content.get(RESIDUALS, {})
     collected = content[COLLECTED]
     names = {k: tuple(own) for k, own in personal.items()}
     if several:
-        names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has a home, too
+        names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has an owner, too
     mine = assign_owners(state, names)
 
     def memory(k: int) -> ClientState:
@@ -276,7 +260,7 @@ def _restore_clients(state: FederationState, content: dict[str, Any], momenta: M
         memories=((k, memory(k)) for k in mine),
         collected=((k, _copied(collected[k])) for k in here),
         uploads=((k, _copied(uploaded)) for k, uploaded in content.get(UPLOADS, {}).items()),
-        equipped=content.get(EQUIPPED, ()),
+        received_constants=content.get(RECEIVED_CONSTANTS, ()),
     )
     state.collected.know({k: tuple(collected[k]) for k in collected if k not in here})
 
@@ -287,7 +271,7 @@ def _check_fingerprint(
     for key in ours if training else TO_EVALUATE:
         if theirs.get(key) != ours[key]:
             detail = f" ({theirs.get(key)} there, {ours[key]} here)"
-            if key in ("partition", "shared state"):  # too long to tell
+            if key in ("partition", "shared state"):  # too long to print
                 detail = ""
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
     if not training and theirs.get("partition") != ours["partition"] and not is_stand_in:
@@ -304,11 +288,11 @@ def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> Non
 
 
 def _check_hosts(state: FederationState, content: dict[str, Any], path: str) -> None:
-    """What clients keep is here, or on hosts of their own."""
+    """Client states are in the checkpoint, or on hosts of their own."""
     if state.hosts is None and HOSTS in content:
-        raise ValueError(f"`--ckpt_path` {path} is of a run whose clients have hosts of their own; it goes on there.")
+        raise ValueError(f"`--ckpt_path` {path} is of a run whose clients have hosts of their own; resume it there.")
     if state.hosts is not None and HOSTS not in content:
-        raise ValueError(f"`--ckpt_path` {path} is of a simulation; it cannot go on with clients on other hosts.")
+        raise ValueError(f"`--ckpt_path` {path} is of a simulation; it cannot be resumed with clients on other hosts.")
 
 
 def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
@@ -335,23 +319,19 @@ def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
 
 
 def _copied(value: Any) -> Any:
-    """In memory: a checkpoint is a mapped file, which somebody may write over."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    if isinstance(value, list):
-        return [_copied(entry) for entry in value]
-    return {key: _copied(entry) for key, entry in value.items()} if isinstance(value, dict) else value
+    """Tensors in memory: a checkpoint is a mapped file, which may be overwritten."""
+    return apply_to_collection(value, torch.Tensor, torch.clone)
 
 
 class Saving:
-    """The checkpoints of one fit; whatever is asked of it, every process must ask.
+    """Writes the checkpoints of one fit; its methods are collective.
 
     Args:
         state: Of the federation.
         schedule: The programme of its rounds.
         folder: Of the run; None saves nothing, as `trainer.enable_checkpointing` false does.
         call: Calls a hook of every callback, with details.
-        begun: What the fit begins from.
+        resume_point: What the fit begins from.
 
     Attributes:
         run_with: What its rounds are run with.
@@ -364,7 +344,7 @@ class Saving:
         schedule: Schedule,
         folder: Path | None,
         call: Callable[..., None],
-        begun: ResumePoint,
+        resume_point: ResumePoint,
     ) -> None:
         self.state = state
         self.schedule = schedule
@@ -374,11 +354,11 @@ class Saving:
         self._clients: SavedClients | None = None
         self.is_enabled = state.options.enable_checkpointing
         if folder is not None and self.is_enabled:
-            self._clients = SavedClients(state, folder / "checkpoints", begun.checkpoint, begun.content)
-            self._go_back(Checkpoints(folder / "checkpoints"), begun.checkpoint)
+            self._clients = SavedClients(state, folder / "checkpoints", resume_point.checkpoint, resume_point.content)
+            self._go_back(Checkpoints(folder / "checkpoints"), resume_point.checkpoint)
 
     def _go_back(self, checkpoints: Checkpoints, origin: Path | None) -> None:
-        """Where a run goes on from another checkpoint than its last, that one becomes its last."""
+        """A run that resumes another checkpoint than its last makes that one its last."""
         if origin is None or origin.resolve() == checkpoints.last.resolve():
             return
         files = self._files()
@@ -387,7 +367,7 @@ class Saving:
 
     @property
     def can_be_alone(self) -> bool:
-        """Whether this process has all that there is to save: others may be past asking."""
+        """Whether this process has all that there is to save, so that others need not be there."""
         return self.is_enabled and not self.state.owner_ranks
 
     def save(self, log: FitLog, improved: bool) -> None:
@@ -399,7 +379,7 @@ class Saving:
 
     def _files(self) -> dict[int, str] | None:
         is_nothing_anywhere = self.state.fabric.world_size > 1 and not self.state.owner_ranks
-        if self._clients is None or is_nothing_anywhere:  # nobody need be asked, who may be gone
+        if self._clients is None or is_nothing_anywhere:  # other ranks, which may be lost, need not be asked
             return None
         return self._clients.save()
 

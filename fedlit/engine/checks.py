@@ -1,4 +1,4 @@
-"""Checks at the door: what is wrong with an experiment is said before its first round, in the user's words."""
+"""Checks of method, data and options together, before the first round."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ DECLARED = ("shared", *ONE_PLACE, "collected")  # attributes of name prefixes
 
 
 def check_travels(model: FederatedModule) -> None:
-    """Refuse names that are not a tuple or that nothing in the state has, and entries of which two things are said."""
+    """Refuse prefixes that are not a tuple or match nothing, and entries that are declared twice."""
     kind = type(model).__name__
     names = list(model.state_dict())
     for declared in DECLARED:
@@ -42,8 +42,8 @@ def check_travels(model: FederatedModule) -> None:
                 f"got {prefixes!r}."
             )
         for prefix in prefixes:
-            is_looked_for = prefix and declared != "collected"  # an empty one is everything, be it nothing
-            if is_looked_for and not any(name.startswith(prefix) for name in names):
+            is_required = prefix and declared != "collected"  # an empty one is everything, be it nothing
+            if is_required and not any(name.startswith(prefix) for name in names):
                 raise ValueError(f"`model`: `{declared}` of {kind} names {prefix!r}, but nothing in its state does.")
     for name in names:
         said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
@@ -110,24 +110,24 @@ def check_experiment(
 
 
 def _warn_of_missing_rows(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
-    """Rows that somebody may look for in vain."""
+    """Warn of rows that metrics.csv will not have."""
     without = sum(1 for own in data.assignment.val if not len(own))
     if without:
-        told = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
-        warnings.warn(f"{told}: nothing is measured on their own.", Notice, stacklevel=2)
+        message = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
+        warnings.warn(f"{message}: nothing is measured on their own.", Notice, stacklevel=2)
     if data.unseen_clients and not has_global_model(model, stages, options.batch_norm):
-        told = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
-        warnings.warn(f"{told}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
+        message = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
+        warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
 
 
 def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options: Options) -> None:
-    """How long visits are where every stage says so itself."""
+    """Warn of local epochs or steps where every stage has its own."""
     if any(stage.epochs is None and stage.side == "clients" for stage in stages):
         return
     given = [name for name in ("local_epochs", "local_steps", "client_epochs") if getattr(options, name)]
     for name in given:
-        told = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs"
-        warnings.warn(f"{told}.", Notice, stacklevel=2)
+        message = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs."
+        warnings.warn(message, Notice, stacklevel=2)
 
 
 def _check_state(model: FederatedModule) -> None:
@@ -153,7 +153,7 @@ def _check_state(model: FederatedModule) -> None:
 
 
 def _check_stages(stages: list[Stage], model: FederatedModule, options: Options) -> None:
-    """Stages can be told apart, and one of them measures what is monitored."""
+    """Stages have different names, and one of them measures what is monitored."""
     all_stages = with_followers(stages)
     names = {stage.name for stage in all_stages}
     if not stages or len(names) < len(all_stages):
@@ -168,14 +168,14 @@ def _check_stages(stages: list[Stage], model: FederatedModule, options: Options)
 
 
 def _warn_of_modes(model: FederatedModule) -> None:
-    """Who has meant it knows; but some libraries hand their networks out in evaluation mode."""
+    """Warn of parts in evaluation mode, in which some libraries return their networks."""
     found = left_in_evaluation(model)
     if found:
         names = ", ".join(name or "all of it" for name in found[:3])
         if len(found) > 3:
             names += " ..."
-        told = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
-        warnings.warn(told, Notice, stacklevel=2)
+        message = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
+        warnings.warn(message, Notice, stacklevel=2)
 
 
 def _check_trainable(stages: list[Stage], data: FederatedData) -> None:

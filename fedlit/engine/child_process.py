@@ -1,4 +1,4 @@
-"""A client's code in a process of its own, which can be killed: of it comes back what can be read without running code.
+"""Runs a client's code in a forked process, which can be killed; its result is read without running code.
 
 Where Python cannot be interrupted (a loop in C, a lock that nobody frees) nothing else ends a client that hangs, and a
 process that dies of a segmentation fault or of memory takes none with it. What the code left behind in its process
@@ -52,8 +52,8 @@ def unusable(error: Exception) -> Failure:
 Result = TypeVar("Result")
 END = os._exit  # as it is before anybody replaces it
 DONE = b"d"
-LOOK = 0.2  # seconds between looks at a child whose own children hold its pipe, and for a request to stop
-LOOK_CLOSED = 0.005  # and at one whose pipe is closed
+POLL = 0.2  # seconds between checks of a child whose own children hold its pipe, and for a request to stop
+POLL_CLOSED = 0.005  # and of one whose pipe is closed
 MOST_READ = 4096  # bytes; a child that works as it should writes one
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
@@ -110,7 +110,7 @@ def in_child(
             file.seek(0)
             return unpack(unpack_plain(file.read()))
         except pickle.UnpicklingError:
-            return Failure("it brought what cannot be read without running code")
+            return Failure("its result cannot be read without running code")
         except Exception as error:  # it may hold anything, or nothing
             return unusable(error)
 
@@ -145,7 +145,7 @@ def _fork() -> int:
 
 
 def _work(work: Callable[[], Result], pack: Callable[[Result], Any], file: IO[bytes], writing: int) -> NoReturn:
-    """The child's whole life."""
+    """What the child does until it exits."""
     status = 1
     try:
         os.setpgid(0, 0)  # what it starts itself is killed with it, and Ctrl-C is for its parent
@@ -173,7 +173,7 @@ def _awaited(child: ForkedProcess, reading: int, timeout: float, should_stop: Ca
     while True:
         has_ended = child.has_ended()  # before the pipe is read: what it wrote last is there then
         left = max(end - monotonic(), 0.0)
-        pause = LOOK if pipes else LOOK_CLOSED
+        pause = POLL if pipes else POLL_CLOSED
         ready, _, _ = select.select(pipes, [], [], 0.0 if has_ended else min(left, pause))
         if should_stop():
             raise Interrupted
@@ -190,7 +190,7 @@ def _awaited(child: ForkedProcess, reading: int, timeout: float, should_stop: Ca
 
 
 def _death(status: int) -> str:
-    """How a process ended that brought nothing.
+    """How a process ended that returned nothing.
 
     Example:
         >>> _death(11)

@@ -1,4 +1,4 @@
-"""What a run's rounds were run with, as text by name: a run that goes on with something else is told what it is."""
+"""Options of a run as text by name, and which of them differ when it is resumed."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -47,7 +47,7 @@ def title_of(state: FederationState) -> str:
 
 
 def _of_data(data: FederatedData) -> dict[str, Any]:
-    """The options of the data; whoever gave data sets of his own has chosen none by name."""
+    """The options of the data; without `dataset` where data sets were given."""
     arguments = arguments_of(data)
     if data.train_dataset is not None:
         del arguments["dataset"]
@@ -55,7 +55,7 @@ def _of_data(data: FederatedData) -> dict[str, Any]:
 
 
 def arguments_of(made: object) -> dict[str, Any]:
-    """The attributes that bear the name of a constructor's argument: Lightning's own switches are left out."""
+    """The attributes that have the name of a constructor's argument."""
     names: set[str] = set()
     for kind in type(made).__mro__:
         if "__init__" in vars(kind):
@@ -64,8 +64,8 @@ def arguments_of(made: object) -> dict[str, Any]:
 
 
 NOT_THERE = "none"
-# How long, how fast, where and how it is told: the rounds themselves are the same.
-OF_NO_CONSEQUENCE = {
+# How long, how fast, where and what is reported: the rounds themselves are the same.
+NOT_COMPARED = {
     "trainer": {
         "num_rounds",
         "save_every_n_rounds",
@@ -90,7 +90,7 @@ OF_NO_CONSEQUENCE = {
 }
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
 DEPTH = 4  # of what stands in what
-FEW = 32  # values of a tensor that are told one by one
+FEW = 32  # values of a tensor that are written one by one
 
 
 class Change(NamedTuple):
@@ -113,8 +113,8 @@ def choices(state: FederationState) -> dict[str, str]:
     }
     found: dict[str, str] = {}
     for part, values in parts.items():
-        told = {name: value for name, value in values.items() if name not in OF_NO_CONSEQUENCE[part]}
-        found |= {f"{part}.{name}": as_text(value) for name, value in told.items()}
+        compared = {name: value for name, value in values.items() if name not in NOT_COMPARED[part]}
+        found |= {f"{part}.{name}": as_text(value) for name, value in compared.items()}
     found["data.partition"] = as_text(state.data.partition)
     for name, layer in state.module.named_modules():
         if name and not list(layer.children()):
@@ -123,7 +123,7 @@ def choices(state: FederationState) -> dict[str, str]:
 
 
 def _of_optimizers(state: FederationState) -> dict[str, str]:
-    """As the first client's are built: of a function of the user's own, nothing else would tell."""
+    """Settings of the first client's optimisers, which a function of the user's own may build."""
     trial = twin(state.module)
     client = state.data.client(0)
     try:
@@ -131,7 +131,7 @@ def _of_optimizers(state: FederationState) -> dict[str, str]:
             trial.client = client
             trial.configure_client(client)
             optimizers = as_list(trial.configure_optimizers())
-    except Exception:  # a method whose stages alone have optimisers; its arguments are told
+    except Exception:  # a method whose stages alone have optimisers
         return {"model.optimizer": as_text(state.module.optimizer)}
     found: dict[str, str] = {}
     for number, optimizer in enumerate(optimizers):
@@ -152,7 +152,7 @@ def _of_groups(optimizer: Optimizer) -> dict[str, str]:
 
 
 def as_text(value: Any, depth: int = DEPTH) -> str:
-    """A value in words that are the same for the same value in another process.
+    """A value as text, the same for the same value in another process.
 
     Example:
         >>> as_text(partial(nn.Linear, 3, bias=False)), as_text({1: [0.5, None]})
@@ -180,7 +180,7 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
 
 
 def _settings(value: object) -> Mapping[str, Any]:
-    """The arguments that an object was made with, where they can be told; layers are told one by one."""
+    """The arguments that an object was made with, as far as they are known; layers are listed one by one."""
     if isinstance(value, nn.Module):
         return {}
     try:
@@ -197,17 +197,11 @@ def _call(function: Any, args: tuple, keywords: Mapping[str, Any], depth: int) -
 
 
 def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: Mapping[str, Any]) -> list[Change]:
-    """What a run goes on with that is not what its last rounds were run with.
-
-    Args:
-        content: Of the checkpoint.
-        choices: Of the run that goes on.
-        made_with: Versions and processor that it goes on with.
-    """
+    """Options and versions of a resumed run that differ from those of its last rounds."""
     before = content["choices"]
     versions = content["made_with"]
     if not before:
-        return [Change("options", "not told by format 3", "not compared")]
+        return [Change("options", "not in format 3", "not compared")]
     found = [Change(name, str(versions.get(name)), str(made_with.get(name))) for name in MADE_WITH]
     names = [*before, *(name for name in choices if name not in before)]
     if versions.get("fedlit") != made_with.get("fedlit"):  # another version has other options

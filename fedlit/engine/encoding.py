@@ -1,7 +1,7 @@
-"""Uploads on their way: `trainer.upload_encoder` encodes what leaves a client and decodes it before anybody looks.
+"""`trainer.upload_encoder`: encodes what leaves a client and decodes it before it is validated.
 
-What is encoded are the parameters that are shared and trained; buffers, counters and what goes up only pass as they
-are. What was lost stays with the client (`ClientState.residual`) if the encoder says `error_feedback`.
+Shared parameters that train are encoded; buffers, counters and `upload_only` entries are sent as they are. With
+`error_feedback`, what was lost stays with the client (`ClientState.residual`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class Encoded(NamedTuple):
 
 
 class Encoding:
-    """The way from clients to the server in one round.
+    """Encodes and decodes the uploads of one round.
 
     Args:
         encoder: Of `trainer.upload_encoder`.
@@ -69,7 +69,7 @@ class Encoding:
         return encoded, None
 
     def _meant(self, upload: Upload, residual: State) -> State:
-        """What a client would have the server know: what it uploads, and what was lost before."""
+        """The upload plus what was lost before."""
         meant = {name: upload.state[name] for name in self.before}
         for name in meant.keys() & residual.keys():
             meant[name] = meant[name] + residual[name]
@@ -102,7 +102,7 @@ class Encoding:
 
 
 def _copied(state: State) -> State:
-    """What an encoder may write into: the server's own state, and what is compared afterwards, are not lent."""
+    """A copy, which an encoder may write into."""
     return {name: tensor.clone() for name, tensor in state.items()}
 
 

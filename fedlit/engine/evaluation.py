@@ -34,7 +34,7 @@ from fedlit.rng import derive, isolated
 
 
 def personalises(learner: nn.Module) -> TypeGuard[FederatedModule]:
-    """Whether a client's model is more than what is loaded."""
+    """Whether a method adapts the model that is loaded for a client."""
     return isinstance(learner, FederatedModule) and is_overridden("personalise", learner, FederatedModule)
 
 
@@ -47,14 +47,7 @@ def personalise_client(state: FederationState, stage: Stage, learner: nn.Module,
 
 
 def personalise(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> None:
-    """Let a method adapt the client's model that is loaded; the next state that is loaded forgets it.
-
-    Args:
-        fabric: Precision.
-        learner: With the client's values, in the modes that training begins with.
-        client: Whose samples.
-        seed: Of all that is drawn.
-    """
+    """Let a method adapt the client's model that is loaded, on the client's samples; loading a state undoes it."""
     structure = structure_of(learner.state_dict(keep_vars=True))
     with (
         isolated(seed),
@@ -73,7 +66,7 @@ def personalise(fabric: Fabric, learner: FederatedModule, client: Client, seed: 
 
 @contextmanager
 def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> Iterator[None]:
-    """Within, the learner is what `personalise` makes of it; afterwards it is what it was, so that it may train on."""
+    """Within, the learner is what `personalise` makes of it; afterwards it is restored, so that it may train on."""
     if not personalises(learner):
         yield
         return
@@ -88,26 +81,19 @@ def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed:
 
 
 def _nowhere(*given: Any, **named: Any) -> None:
-    """What is logged in an evaluation is not recorded: a step that logs may be called there."""
+    """Discards what is logged in an evaluation."""
 
 
 EpochValues = list[tuple[int, str, str, float]]  # epoch, data, metric and value
 
 
 def is_followed(stage: Stage) -> bool:
-    """Whether a stage trains a client's own model that classifies; a copy that is averaged has rounds to be told by."""
+    """Whether epochs of a stage are evaluated: a client's own model is trained, not a copy that is averaged."""
     return stage.side == "clients" and stage.upload != "aggregate" and stage.reported_as is not None
 
 
 class EpochScores:
-    """Evaluates the live model when an epoch has ended; training goes on as if it had not.
-
-    Args:
-        state: Of the federation; its live module is in the middle of a visit.
-        stage: What is trained.
-        client: Who trains.
-        every: Epochs between evaluations.
-    """
+    """Evaluates the live model when an epoch has ended; training goes on as if it had not."""
 
     def __init__(self, state: FederationState, stage: Stage, client: Client, every: int) -> None:
         self.state = state
@@ -130,7 +116,7 @@ class EpochScores:
                 self.values += [(self.epoch, data, metric, value) for metric, value in scores.items()]
 
     def _samples(self) -> Iterator[tuple[str, AnyBatches]]:
-        """What it is evaluated on when the visit is over, too."""
+        """The same as at the end of the round."""
         data = self.state.data
         k = self.client.id
         yield "own", self.client.val_batches()
@@ -151,9 +137,10 @@ def scores_of_trained_copy(state: FederationState, stage: Stage, client: Client)
 
 @dataclass
 class EvaluationResult:
-    """What an evaluation found, and of which client it could not: plain values, which can go to other processes.
+    """Scores of an evaluation, and failures by client: plain values, which can be sent to other processes.
 
-    `failed` holds the fields of a `Failure`. `confused` tells of the global model on the test set, see `confusion`.
+    `values` are client, model, data, metric and value; `failed` holds the fields of a `Failure`; `confused` is the
+    confusion matrix of the global model on the test set.
     """
 
     values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
@@ -164,29 +151,10 @@ class EvaluationResult:
         self.values += [(client, model, data, name, value) for name, value in scores.items()]
 
 
-def evaluated_client(
-    state: FederationState, before: ModuleSnapshot, k: int, run_evaluation: Callable[[], EvaluationResult]
-) -> EvaluationResult:
-    """What is found of a client, or why nothing is: its model must not keep the others from being looked at."""
-
-    def evaluated() -> EvaluationResult:
-        try:
-            with state.live.restored(before):
-                return run_evaluation()
-        except (Exception, SystemExit) as error:
-            return EvaluationResult(failed={k: vars(failed(error))})
-
-    timeout = state.options.client_timeout
-    if timeout is None:
-        return evaluated()
-    found = in_child(evaluated, timeout, bool, pack, partial(checked_found, k))
-    return EvaluationResult(failed={k: vars(found)}) if isinstance(found, Failure) else found
-
-
-def check_usage(looks: Sequence[EvaluationResult]) -> None:
-    """A mistake that every client's look runs into is the method's, and ends the run; one client's is its own."""
-    mistakes = [told["reason"] for found in looks for told in found.failed.values() if told["is_usage"]]
-    if mistakes and len(mistakes) == len(looks):
+def check_usage(results: Sequence[EvaluationResult]) -> None:
+    """A mistake that all clients' evaluations run into is the method's, and ends the run."""
+    mistakes = [problem["reason"] for found in results for problem in found.failed.values() if problem["is_usage"]]
+    if mistakes and len(mistakes) == len(results):
         raise UsageError(mistakes[0].partition(": ")[2])
 
 
@@ -199,21 +167,24 @@ def unpack(packed: dict[str, Any]) -> EvaluationResult:
 
 
 def checked_found(k: int, packed: Mapping[str, Any]) -> EvaluationResult:
-    """What was found of a client in its own process or on its host, if that tells of this client and of numbers."""
+    """The result of a client's own process or host, if it is of this client and has numbers."""
     found = EvaluationResult()
     for client, model, data, metric, value in packed["values"]:
         if client != k or not isinstance(value, float):
-            raise ValueError(f"it tells of client {client}: {metric!r} is {value!r}.")
+            raise ValueError(f"it reports on client {client}: {metric!r} is {value!r}.")
         found.values.append((k, str(model), str(data), str(metric), value))
-    for client, told in packed["failed"].items():
+    for client, problem in packed["failed"].items():
         if client != k:
-            raise ValueError(f"it tells of client {client}.")
-        found.failed[k] = vars(reported(told))
+            raise ValueError(f"it reports on client {client}.")
+        found.failed[k] = vars(reported(problem))
     return found
 
 
 GROUP_BATCHES = 4  # clients that share batches fill so many, whatever the number of processes
 SERVERS = "pooled"  # what the server evaluates itself, on the test set, wherever clients are
+DEV_SAMPLES = 64  # a development run evaluates on so many
+FEW = 4  # of so many clients some samples are tried to see whether they may share a batch,
+TRIED_SAMPLES = 16  # so many in all
 
 
 @dataclass(frozen=True)
@@ -226,12 +197,7 @@ class EvaluationJob:
 
 
 def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Groups of clients in order, each closed as soon as it fills enough batches.
-
-    Args:
-        clients: Of whom each is in one group.
-        sizes: How many samples each has.
-        batch_size: Of an evaluation.
+    """Groups of clients in order, each closed as soon as it fills `GROUP_BATCHES` batches.
 
     Example:
         >>> consecutive([0, 1, 4, 5], [60, 60, 200, 10], batch_size=25)
@@ -249,83 +215,8 @@ def consecutive(clients: Sequence[int], sizes: Sequence[int], batch_size: int) -
     return groups
 
 
-def run_evaluation(scorer: "Scorer", job: EvaluationJob, round: int) -> EvaluationResult:
-    """One evaluation, by a random stream of its own."""
-    with isolated(derive(scorer.state.options.seed, "evaluate", scorer.stage.name, round, job.what, job.whose)):
-        return job.evaluate()
-
-
-def run_evaluations(
-    scorer: "Scorer", jobs: list[EvaluationJob], round: int
-) -> Iterator[tuple[EvaluationJob, EvaluationResult]]:
-    """What each evaluation found, in order; those of clients are made on their own hosts, if they have some."""
-    hosts = scorer.state.hosts
-    if hosts is not None:
-        asked = [(job.what, job.whose) for job in jobs if job.what != SERVERS]
-        answers = iter(hosts.found(scorer, round, asked))
-        for job in jobs:
-            yield job, run_evaluation(scorer, job, round) if job.what == SERVERS else next(answers)
-        return
-
-    def work(i: int) -> EvaluationResult:
-        return run_evaluation(scorer, jobs[i], round)
-
-    for i, found in in_order(scorer.state.fabric, range(len(jobs)), work, pack, unpack, _owners(scorer, jobs)):
-        yield jobs[i], found
-
-
-def _owners(scorer: "Scorer", jobs: Sequence[EvaluationJob]) -> list[int]:
-    """The process of each job: the home of the client whose own part is looked at."""
-    whose = [None if job.what in (SERVERS, "global") else job.whose for job in jobs]
-    return by_owner(whose, scorer.state.owner_ranks, scorer.state.fabric.world_size)
-
-
-def evaluated_by_owners(
-    state: FederationState, clients: Sequence[int], run_evaluation: Callable[[int], EvaluationResult]
-) -> Iterator[EvaluationResult]:
-    """What is found of each client's own model, by the process that has it."""
-    owners = by_owner(clients, state.owner_ranks, state.fabric.world_size)
-    for _, found in in_order(state.fabric, clients, run_evaluation, pack, unpack, owners):
-        yield found
-
-
-def loaded(scorer: "Scorer", client: int | None) -> nn.Module:
-    """The global model, or that of a client as it would use it."""
-    state = scorer.state
-    if client is None:
-        if not scorer.has_complete_global_model:
-            method = type(state.module).__name__
-            told = f"{method} has no global model; name one of its clients with `--client`"
-            raise ValueError(f"{told}, in Python with `client=`.")
-        state.load_global()
-        return scorer.network
-    _check_has_model(scorer, client)
-    copy_to_all_ranks(state, [client])
-    state.enter(client, "personal")
-    personalise_client(state, scorer.stage, scorer.personal, client, state.round)
-    return scorer.personal
-
-
-def _check_has_model(scorer: "Scorer", client: int) -> None:
-    number = scorer.state.data.num_clients
-    if not 0 <= client < number:
-        raise ValueError(f"`--client` must be 0 to {number - 1}, got {client}.")
-    if not scorer.has_model(client):
-        raise ValueError(f"`--client` {client} has trained no model of its own in stage {scorer.stage.name!r}.")
-
-
-DEV_SAMPLES = 64  # a development run evaluates on so many
-FEW = 4  # of so many clients some samples are tried to see whether they may share a batch,
-TRIED_SAMPLES = 16  # so many in all
-
-
 class Scorer:
-    """Evaluates the models that a federation holds, on several processes if there are.
-
-    Args:
-        state: Of the federation: its states, data and live module.
-        stage: Whose module is evaluated; by default the one that the federation has come to.
-    """
+    """Evaluates the models that a federation holds, on several processes if there are."""
 
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
         stage = stage or state.stage or state.module.configure_stages()[0]
@@ -391,25 +282,64 @@ class Scorer:
 
     def _evaluated(self, round: int) -> list[Row]:
         rows: list[Row] = []
-        looks: list[EvaluationResult] = []
-        for job, found in run_evaluations(self, self._jobs(round), round):
+        of_clients: list[EvaluationResult] = []
+        for job, found in self._results(self._jobs(round), round):
             rows += self._rows(found, round)
             if job.what in ("probe", "personal"):
-                looks.append(found)
+                of_clients.append(found)
             if found.confused is not None:
                 self.confused = found.confused
-        check_usage(looks)
+        check_usage(of_clients)
         return rows
+
+    def _results(self, jobs: list[EvaluationJob], round: int) -> Iterator[tuple[EvaluationJob, EvaluationResult]]:
+        """The result of each evaluation, in order; clients are evaluated on their own hosts, if they have some."""
+        state = self.state
+        if state.hosts is not None:
+            asked = [(job.what, job.whose) for job in jobs if job.what != SERVERS]
+            answers = iter(state.hosts.found(self, round, asked))
+            for job in jobs:
+                yield job, self.run(job, round) if job.what == SERVERS else next(answers)
+            return
+        whose = [None if job.what in (SERVERS, "global") else job.whose for job in jobs]
+        owners = by_owner(whose, state.owner_ranks, state.fabric.world_size)
+
+        def work(i: int) -> EvaluationResult:
+            return self.run(jobs[i], round)
+
+        for i, found in in_order(state.fabric, range(len(jobs)), work, pack, unpack, owners):
+            yield jobs[i], found
+
+    def run(self, job: EvaluationJob, round: int) -> EvaluationResult:
+        """One evaluation, by a random stream of its own."""
+        with isolated(derive(self.state.options.seed, "evaluate", self.stage.name, round, job.what, job.whose)):
+            return job.evaluate()
 
     def own_job(self, what: str, k: int, round: int) -> EvaluationJob:
         """An evaluation of one client, as its own host is asked for it."""
         evaluations: dict[str, Callable[[], EvaluationResult]] = {
             "global": partial(self._global_on_own, [k], round),
-            "probe": partial(self._probed, k, round),
-            "personal": partial(self._personal_on_own, k, round),
-            "personal pooled": partial(self._client_on_pooled, k, round),
+            "probe": partial(self._attempt, self._probed, k, round),
+            "personal": partial(self._attempt, self._personal_on_own, k, round),
+            "personal pooled": partial(self._attempt, self._client_on_pooled, k, round),
         }
         return EvaluationJob(what, k, evaluations[what])
+
+    def _attempt(self, evaluate_client: Callable[[int, int], EvaluationResult], k: int, round: int) -> EvaluationResult:
+        """The result of a client's evaluation, or why it failed; others are evaluated all the same."""
+
+        def evaluated() -> EvaluationResult:
+            try:
+                with self.state.live.restored(self.before):
+                    return evaluate_client(k, round)
+            except (Exception, SystemExit) as error:
+                return EvaluationResult(failed={k: vars(failed(error))})
+
+        timeout = self.state.options.client_timeout
+        if timeout is None:
+            return evaluated()
+        found = in_child(evaluated, timeout, bool, pack, partial(checked_found, k))
+        return EvaluationResult(failed={k: vars(found)}) if isinstance(found, Failure) else found
 
     def _jobs(self, round: int) -> list[EvaluationJob]:
         data = self.state.data
@@ -420,13 +350,13 @@ class Scorer:
         jobs = self._global_jobs(own, round) if self.changes_global else []  # else the stage that made it has done it
         if not self.has_personal_models:
             if is_overridden("probe", self.personal, FederatedModule):
-                jobs += [EvaluationJob("probe", k, partial(self._probed, k, round)) for k in own]
+                jobs += [self.own_job("probe", k, round) for k in own]
             return jobs
         seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
-            jobs += [EvaluationJob("personal", k, partial(self._personal_on_own, k, round)) for k in seen]
+            jobs += [self.own_job("personal", k, round) for k in seen]
         if self.stage.reported_on_pooled and not data.is_stand_in:
-            jobs += [EvaluationJob("personal pooled", k, partial(self._client_on_pooled, k, round)) for k in seen]
+            jobs += [self.own_job("personal pooled", k, round) for k in seen]
         return jobs
 
     def _global_jobs(self, clients: list[int], round: int) -> list[EvaluationJob]:
@@ -462,9 +392,9 @@ class Scorer:
         return sees_samples_apart(self.state.fabric, self.network, batches.first(TRIED_SAMPLES))
 
     def _rows(self, found: EvaluationResult, round: int) -> list[Row]:
-        """What was found, as rows; of which clients it could not be is noted."""
-        for k, told in found.failed.items():
-            failure = Failure(**told)
+        """Scores as rows; failures are noted."""
+        for k, problem in found.failed.items():
+            failure = Failure(**problem)
             self.failures[k] = replace(failure, reason=f"could not be evaluated: {failure.reason}")
         return [Row(round, self.stage.name, *values) for values in found.values]
 
@@ -478,16 +408,35 @@ class Scorer:
         is_everybody = personalises(self.personal) or self.stage.own_models
         whose = range(self._num_seen) if is_everybody else self.state.owners()
         clients = [k for k in whose if self.has_model(k)]
-        for found in evaluated_by_owners(self.state, clients, partial(self._client_on_pooled, round=self.state.round)):
+        owners = by_owner(clients, self.state.owner_ranks, self.state.fabric.world_size)
+        work = partial(self._attempt, self._client_on_pooled, round=self.state.round)
+        for _, found in in_order(self.state.fabric, clients, work, pack, unpack, owners):
             rows += self._rows(found, self.state.round)
         return rows
 
-    def predict(self, client: int | None, batches: AnyBatches | None = None) -> tuple[list[Tensor], list[Any]]:
-        """What the task takes outputs for, and targets, of each of some batches, else of the test set.
+    def load(self, client: int | None) -> nn.Module:
+        """The global model, or that of a client as it would use it."""
+        state = self.state
+        if client is None:
+            if not self.has_complete_global_model:
+                raise ValueError(
+                    f"{type(state.module).__name__} has no global model; name one of its clients with `--client`, in "
+                    "Python with `client=`."
+                )
+            state.load_global()
+            return self.network
+        if not 0 <= client < state.data.num_clients:
+            raise ValueError(f"`--client` must be 0 to {state.data.num_clients - 1}, got {client}.")
+        if not self.has_model(client):
+            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
+        copy_to_all_ranks(state, [client])
+        state.enter(client, "personal")
+        personalise_client(state, self.stage, self.personal, client, state.round)
+        return self.personal
 
-        By the network that `loaded` gives.
-        """
-        network = loaded(self, client)
+    def predict(self, client: int | None, batches: AnyBatches | None = None) -> tuple[list[Tensor], list[Any]]:
+        """Predictions of the task, and targets, of each of some batches, by default of the test set."""
+        network = self.load(client)
         if batches is None:
             batches = self.state.data.test_batches(client)
         return predictions(self.state.fabric, network, batches, task_of(self.state.module))
@@ -506,16 +455,19 @@ class Scorer:
         return found
 
     def _global_on_own(self, clients: list[int], round: int) -> EvaluationResult:
-        """In one pass, unless somebody's samples are not for this network: then one by one."""
+        """In one pass; one by one if that fails."""
         try:
             return self._global_on_all(clients, round)
-        except Exception:  # each will tell
+        except Exception:  # of one client, perhaps
             found = EvaluationResult()
             for k in clients:
-                one = evaluated_client(self.state, self.before, k, partial(self._global_on_all, [k], round))
+                one = self._attempt(self._global_on_one, k, round)
                 found.values += one.values
                 found.failed |= one.failed
             return found
+
+    def _global_on_one(self, k: int, round: int) -> EvaluationResult:
+        return self._global_on_all([k], round)
 
     def _global_on_all(self, clients: list[int], round: int) -> EvaluationResult:
         self.state.load_global()
@@ -539,20 +491,16 @@ class Scorer:
 
     def _personal_on_own(self, k: int, round: int) -> EvaluationResult:
         """On the client's validation samples, and on its share of the test set if it has one."""
-
-        def run_evaluation() -> EvaluationResult:
-            found = EvaluationResult()
-            self.state.enter(k, "personal", round)
-            personalise_client(self.state, self.stage, self.personal, k, round)
-            batches, _ = self.state.data.val_batches([k], round)
-            found.add(k, self._reported_as, self._whose(k), self._scores(self.personal, batches))
-            if self._has_own_test(k, round):
-                batches, _ = self.state.data.own_test_batches([k], round)
-                found.add(k, self._reported_as, "own_test", self._scores(self.personal, batches))
-            found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
-            return found
-
-        return evaluated_client(self.state, self.before, k, run_evaluation)
+        found = EvaluationResult()
+        self.state.enter(k, "personal", round)
+        personalise_client(self.state, self.stage, self.personal, k, round)
+        batches, _ = self.state.data.val_batches([k], round)
+        found.add(k, self._reported_as, self._whose(k), self._scores(self.personal, batches))
+        if self._has_own_test(k, round):
+            batches, _ = self.state.data.own_test_batches([k], round)
+            found.add(k, self._reported_as, "own_test", self._scores(self.personal, batches))
+        found.add(k, self._reported_as, self._whose(k), self._probe(k, round))
+        return found
 
     def _has_own_test(self, k: int, round: int) -> bool:
         own_test = self.state.data.at_round(round).own_test
@@ -560,25 +508,17 @@ class Scorer:
 
     def _probed(self, k: int, round: int) -> EvaluationResult:
         """What a method measures by itself where a client's model is the global one."""
-
-        def run_evaluation() -> EvaluationResult:
-            found = EvaluationResult()
-            self.state.enter(k, "server", round)
-            found.add(k, "global", self._whose(k), self._probe(k, round))
-            return found
-
-        return evaluated_client(self.state, self.before, k, run_evaluation)
+        found = EvaluationResult()
+        self.state.enter(k, "server", round)
+        found.add(k, "global", self._whose(k), self._probe(k, round))
+        return found
 
     def _client_on_pooled(self, k: int, round: int) -> EvaluationResult:
-        def run_evaluation() -> EvaluationResult:
-            found = EvaluationResult()
-            self.state.enter(k, "personal")
-            personalise_client(self.state, self.stage, self.personal, k, round)
-            scores = self._scores(self.personal, self.state.data.test_batches(k))
-            found.add(k, self._reported_as, "pooled", scores)
-            return found
-
-        return evaluated_client(self.state, self.before, k, run_evaluation)
+        found = EvaluationResult()
+        self.state.enter(k, "personal")
+        personalise_client(self.state, self.stage, self.personal, k, round)
+        found.add(k, self._reported_as, "pooled", self._scores(self.personal, self.state.data.test_batches(k)))
+        return found
 
     @property
     def _reported_as(self) -> str:
@@ -605,4 +545,4 @@ class Scorer:
         return check_probe_names(logs.result() | scores, self.measures.names, self.personal)
 
     def _whose(self, k: int) -> str:
-        return "own" if k < self.state.data.num_clients - self.state.data.unseen_clients else "unseen"
+        return "own" if k < self._num_seen else "unseen"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
-from fedlit.engine.evaluation import Scorer, loaded, personalised
+from fedlit.engine.evaluation import Scorer, personalised
 from fedlit.engine.live_module import failed
 from fedlit.engine.local_training import train_client
 from fedlit.engine.metrics import MetricSet, Scores, evaluate, measures_classes
@@ -38,7 +38,7 @@ Predictions = Tensor | list[Tensor]
 
 
 def predict(state: FederationState, client: int | None, own: OwnImages | None, folder: Path | None) -> Predictions:
-    """What the task takes outputs for; the first process writes predictions_* and says where.
+    """Predictions of the task; rank 0 writes predictions_* and prints where.
 
     Class probabilities ``[N, C]`` of a classification; batches that differ in shape, as texts do in length, are a list.
 
@@ -46,7 +46,7 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         state: Of the federation.
         client: Whose model; None is the global one.
         own: Images in place of the test set.
-        folder: Of the run; where the user stands if there is none.
+        folder: Of the run; the current folder if there is none.
     """
     whose = "global" if client is None else f"client_{client}"
     batches = None
@@ -64,7 +64,7 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
 
 
 def together(parts: list[Any]) -> Any:
-    """Of all batches as one, where they are tensors that fit; else a list of them."""
+    """All batches as one tensor, where they fit; else a list of them."""
     are_tensors = all(isinstance(part, Tensor) for part in parts)
     if are_tensors and len({part.shape[1:] for part in parts}) == 1:
         return torch.cat(parts)
@@ -74,7 +74,7 @@ def together(parts: list[Any]) -> Any:
 def _written(
     state: FederationState, folder: Path, whose: str, predictions: Predictions, target: Any, files: list[str] | None
 ) -> Path:
-    """Where they are left: classes with their probabilities, or outputs as they are."""
+    """The file they are written to: classes with their probabilities, or outputs as they are."""
     more = {} if files is None else {"file": files}
     if isinstance(task_of(state.module), Classification) and isinstance(predictions, Tensor):
         if isinstance(target, Tensor):
@@ -85,7 +85,7 @@ def _written(
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
     """What `predict` uses, as a copy on the CPU in evaluation mode."""
-    network = loaded(scorer, client)
+    network = scorer.load(client)
     data = scorer.state.data
     x = next(iter(data.test_batches(client).first(2)))[0]
     if with_preprocessing and not isinstance(x, Tensor):
@@ -108,8 +108,8 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
 def behind(method: FederatedModule, x: Any) -> nn.Module:
     """The part of a method that does all that its `forward` does; the method itself if `forward` does more.
 
-    It is known by what it does: it is given the very inputs of `forward`, what it returns is returned, and by itself it
-    returns the same: a method may lend it other weights (`torch.func.functional_call`).
+    It is found by running `forward`: it is given the same inputs, its output is returned, and by itself it returns the
+    same (a method may call it with other weights by `torch.func.functional_call`).
     """
     heard: list[tuple[nn.Module, Any]] = []
 
@@ -170,12 +170,7 @@ class Alone(FederatedModule):
 
 
 def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Failure]]:
-    """Let every unseen client join, on its own; neither the server nor another client notices. And who could not.
-
-    Args:
-        state: Restored from where the federation ended.
-        epochs: Passes over the client's samples.
-    """
+    """Let every unseen client join, on its own, without changing server or other clients; rows, and failures."""
     unseen = state.data.unseen_clients
     if epochs < 1:
         raise ValueError(f"`--epochs` must be at least 1, got {epochs}.")
@@ -201,7 +196,7 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
 
 
 def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
-    """What became of a new client, by epoch."""
+    """Scores of a new client by epoch."""
     rows = []
     for name, learner in _learners(state, k):
         followed = _followed(state, learner, k, epochs)
@@ -229,12 +224,7 @@ def epochs_to_converge(values: list[float], rises: bool = True) -> int:
 
 
 def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
-    """Means over new clients: before any training, after the last epoch, and in the best.
-
-    Args:
-        rows: Of `adapt`, whose rounds are epochs.
-        measures: Which know whether a higher value is better.
-    """
+    """Means over new clients: before any training, after the last epoch, and in the best."""
     measured = [row for row in rows if row.metric != CONVERGENCE]
     board = BestTracker(measures, None)
     before: dict[str, float] = {}
@@ -243,12 +233,12 @@ def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
         for key, parts in board.last.items():
             before.setdefault(key, parts["mean"])
     after = {key: parts["mean"] for key, parts in board.last.items()}
-    told = epochs_table(before, after, board.rated)
+    table = epochs_table(before, after, board.rated)
     needed = summary(row for row in rows if row.metric == CONVERGENCE)
     if needed:
         words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]
-        told += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {', '.join(words)}"
-    return told
+        table += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {', '.join(words)}"
+    return table
 
 
 def _model(key: str) -> str:
@@ -283,7 +273,7 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     learner.stage = STAGE
     learner.on_client_start(client)  # it may start from what the server holds
     score()
-    # One visit: what a method freezes is what the client received, not its own last epoch.
+    # One local training: what a method freezes is what the client received, not its own last epoch.
     plan = Plan(STAGE, state.options.seed, epochs, after_epoch=score)
     with preserved():
         outcome = train_client(state.fabric, learner, client, plan, (), ClientState())
@@ -294,7 +284,7 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
 
 
 def draw_adaptation(folder: Path, measures: MetricSet, title: str) -> None:
-    """adapt.png, of what stands in adapt.csv."""
+    """Draw adapt.png from adapt.csv."""
     draw_curves(
         folder / "adapt.csv",
         folder / "adapt.png",

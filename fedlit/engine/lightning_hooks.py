@@ -149,13 +149,7 @@ def _of_class(kind: type, hooks: frozenset[str]) -> frozenset[str]:
 
 
 def check_hooks(module: FederatedModule, stages: Collection[Stage], command: Command) -> None:
-    """Refuse what a method overrides and a federation would not call, before the first round.
-
-    Args:
-        module: The method.
-        stages: Its stages, whose modules are checked, too.
-        command: What the federation is asked for.
-    """
+    """Refuse what a method overrides and a federation would not call, before the first round."""
     trained = [stage.module or module for stage in stages]
     for part in {id(part): part for part in (module, *trained)}.values():
         _check_part(part, command)
@@ -196,15 +190,7 @@ INTERNAL = {  # not offered to methods
 
 
 class LocalTrainer:
-    """What a method finds as `self.trainer` in local training.
-
-    Args:
-        fabric: Device, precision and processes.
-        learner: What is trained.
-        client: Who trains.
-        plan: How it trains.
-        logs: What it has logged so far.
-    """
+    """What a method finds as `self.trainer` in local training."""
 
     accumulate_grad_batches = 1
     barebones = False
@@ -326,11 +312,7 @@ class LocalTrainer:
 
 
 class LocalStrategy:
-    """What Lightning's methods need of a Trainer's strategy and precision.
-
-    Args:
-        trainer: Of this local training.
-    """
+    """What Lightning's methods need of a Trainer's strategy and precision."""
 
     def __init__(self, trainer: LocalTrainer) -> None:
         # In a circle, networks of clients and their gradients would stay until Python's collector comes by.
@@ -365,12 +347,7 @@ class LocalStrategy:
 
 
 class LocalOptimizer(LightningOptimizer):
-    """An optimiser whose step has Lightning's hooks.
-
-    Args:
-        optimizer: As it was configured.
-        trainer: Of this local training.
-    """
+    """An optimiser whose step has Lightning's hooks."""
 
     def __init__(self, optimizer: Optimizer, trainer: LocalTrainer) -> None:
         super().__init__(optimizer)

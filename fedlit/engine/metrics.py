@@ -83,8 +83,8 @@ class MetricSet:
         """Whether each is to rise or to fall, in order, for whoever reads the records."""
         return {name: "max" if self.rises(name) else "min" for name in self.names}
 
-    def told(self, name: str) -> str:
-        """A metric, as whoever asked for it knows it."""
+    def describe(self, name: str) -> str:
+        """A metric, by the option or method that it comes from."""
         if name in self.more:
             return f"`trainer.metrics.{name}`"
         return f"{name!r} of `metrics` of {type(self.method).__name__}"
@@ -142,8 +142,8 @@ def predictions(fabric: Fabric, network: nn.Module, batches: AnyBatches, task: T
 def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
     """Whether what a network says of a sample depends neither on others in its batch nor on chance: tried on these.
 
-    BatchNorm without running statistics does the one, dropout that never sleeps the other. Then clients must not share
-    a batch: who stands beside whom depends on the number of processes.
+    BatchNorm without running statistics does the one, dropout in evaluation mode the other. Then clients must not share
+    a batch, whose clients depend on the number of processes.
     """
     if not isinstance(batches, Batches):  # they would have to be read twice
         return False
@@ -156,7 +156,7 @@ def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) 
             ]
             together, _ = outputs(fabric, network, replace(batches, batch_size=batches.num_samples))
             apart = torch.cat([outputs(fabric, network, part)[0] for part in parts])
-        except Exception:  # its evaluation will tell, or its samples are no tensors that could be cut
+        except Exception:  # its evaluation will report it, or its samples are no tensors that could be cut
             return False
         after = torch_states()
         draws = any(not torch.equal(state, after[device]) for device, state in before.items())
@@ -187,11 +187,7 @@ class MeanLoss:
 
 
 class MetricAccumulator:
-    """The scores of a model, while its outputs come.
-
-    Args:
-        measures: What is measured.
-    """
+    """The scores of a model, while its outputs come."""
 
     def __init__(self, measures: MetricSet) -> None:
         self.measures = measures
@@ -228,12 +224,12 @@ class MetricAccumulator:
         return {name: found[name] for name in self.measures.names if name in found}
 
     def _leave_out(self, name: str, error: Exception) -> None:
-        warn_left_out(self.measures.told(name), error)
+        warn_left_out(self.measures.describe(name), error)
         del self.metrics[name]
 
 
 def warn_left_out(metric: str, error: Exception) -> None:
-    """One that cannot be measured says nothing, and is told of."""
+    """Warn of a metric that cannot be computed and has no row."""
     reason = " ".join(f"{type(error).__name__}: {error}".split())
     warnings.warn(f"{metric} is left out where it cannot be measured: {reason}", Notice, 2)
 
@@ -289,7 +285,7 @@ def scores_by_group(
                 metrics[name].reset()
                 scores[name] = float(metrics[name](logits[start:stop], target[start:stop]))
             except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
-                warn_left_out(name if measures is None else measures.told(name), error)
+                warn_left_out(name if measures is None else measures.describe(name), error)
         groups.append(scores)
     return groups
 

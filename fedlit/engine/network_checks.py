@@ -37,7 +37,7 @@ SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeEr
 
 
 def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> MetricSet:
-    """What is measured can be told apart, and is what is monitored and watched."""
+    """Metrics have different names, and what is monitored is among them."""
     check_task(model)
     measures = _measures(model, options.metrics)
     for name in options.metrics:
@@ -109,11 +109,11 @@ def check_targets(model: FederatedModule, target: Any, num_classes: int) -> None
     if are_classes and num_classes > 0:
         return
     kind = type(model).__name__
-    told = f"`model.task` of {kind} is classification, whose targets are class indices [N], but the data's are"
+    problem = f"`model.task` of {kind} is classification, whose targets are class indices [N], but the data's are"
     remedy = "another is of fedlit.tasks, such as Regression"
     if model.card is not None and model.card.tasks:
         remedy = f"{kind} is for nothing else"
-    raise ValueError(f"{told} {describe_tree(target)}; {remedy}.")
+    raise ValueError(f"{problem} {describe_tree(target)}; {remedy}.")
 
 
 def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, target: Any, whose: str) -> None:
@@ -135,12 +135,12 @@ def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, tar
             float(trial.compute())
         except Exception as error:
             raise ValueError(
-                f"`model`: {measures.told(name)} cannot score {shapes} by one number: {first_line(error)}"
+                f"`model`: {measures.describe(name)} cannot score {shapes} by one number: {first_line(error)}"
             ) from error
 
 
 def describe_tree(tree: Any) -> str:
-    """What a tree of tensors is, for a person."""
+    """Dtypes and shapes of a tree of tensors."""
     if isinstance(tree, Tensor):
         return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
     if isinstance(tree, Mapping):
@@ -151,7 +151,7 @@ def describe_tree(tree: Any) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What went wrong; with the kind of error where its text alone would not tell."""
+    """The first line of an error, with its class where the text alone is not clear."""
     lines = str(error).splitlines()
     name = type(error).__name__
     if not lines:
@@ -210,18 +210,18 @@ def _clients_to_try(data: FederatedData) -> list[int]:
 
 
 def _chosen(model: FederatedModule, client: Client) -> str:
-    """What was chosen for a client; two for whom it is equal need not both be tried."""
+    """A client's choices; of two clients with equal ones, only the first is tried."""
     num_clients = client.data.num_clients
     choices = {name: value for name, value in vars(model).items() if _is_choice(name, value, num_clients)}
     builds_by_choice = NETWORK_CHOICES & choices.keys()
     if is_overridden("configure_client", model, FederatedModule) and not builds_by_choice:
-        return str(client.id)  # who knows what it builds
+        return str(client.id)  # it may build anything
     chosen = [kind(for_client(None, given, client)) for given in choices.values()]
     return repr([client.num_classes, *chosen])
 
 
 def _is_choice(name: str, value: object, num_clients: int) -> bool:
-    """Whether an attribute can be a choice per client; another that is called so is its author's own affair."""
+    """Whether an attribute is a choice per client."""
     if not name.startswith("client_"):
         return False
     return value is None or isinstance(value, dict) or (isinstance(value, list) and len(value) == num_clients)
@@ -266,8 +266,7 @@ def _outputs(network: nn.Module, whose: str, x: Any) -> Any:
         if "dtype" in str(error):
             hint = "; see `trainer.precision`"
         inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else describe_tree(x)
-        told = f"the {whose} cannot take inputs {inputs}: {first_line(error)}{hint}"
-        raise ValueError(f"`model`: {told}") from error
+        raise ValueError(f"`model`: the {whose} cannot take inputs {inputs}: {first_line(error)}{hint}") from error
 
 
 def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, number: int) -> None:
@@ -311,8 +310,8 @@ def layout_for(model: FederatedModule, data: FederatedData, fabric: Fabric, fast
                 _try_networks(trial, x)
                 _try_step(trial, client, (x, target), fabric)
         except Exception as error:  # a method raises what it likes
-            told = f"images of {type(model).__name__} keep their layout; a trial in that of fast mode: "
-            warnings.warn(f"`trainer.fast`: {told}{first_line(error)}", Notice, stacklevel=2)
+            message = f"images of {type(model).__name__} keep their layout; a trial in that of fast mode: "
+            warnings.warn(f"`trainer.fast`: {message}{first_line(error)}", Notice, stacklevel=2)
             return torch.contiguous_format
     return torch.channels_last
 
@@ -330,7 +329,7 @@ def _try_networks(trial: FederatedModule, x: Any) -> None:
 
 @torch.enable_grad()
 def _try_step(trial: FederatedModule, client: Client, samples: tuple[Any, Any], fabric: Fabric) -> None:
-    """A step of the user's own on a copy of the method, as in a visit, and its gradients."""
+    """A step of the user's own and its gradients, on a copy of the method."""
     parts = [part for part in trial.modules() if isinstance(part, FederatedModule) and not _is_known(part)]
     if not parts:
         return

@@ -133,7 +133,7 @@ class Options:
         self._check_checkpointing()
 
     def _check_checkpointing(self) -> None:
-        """Nothing that says which checkpoints there are may stand beside the option that there are none."""
+        """Refuse options about checkpoints where none are written."""
         if self.enable_checkpointing:
             return
         for name, default in (("save_every_n_rounds", 1), ("monitor", None)):
@@ -158,7 +158,7 @@ class Options:
             )
 
     def _check_bad_clients(self) -> None:
-        """What is done about clients and processes that hang, outweigh the others or fail."""
+        """Options about clients and processes that hang, outweigh the others or fail."""
         if not self.process_timeout > 0:
             raise ValueError(f"`trainer.process_timeout` must be more than 0 seconds, got {self.process_timeout}.")
         if self.client_timeout is not None:
@@ -179,7 +179,7 @@ class Options:
                 raise ValueError(f"`trainer.privacy` and `trainer.{name}` exclude each other: it compares clients.")
 
     def _check_kinds(self) -> None:
-        """The command line has looked at them already; Python code has not."""
+        """Types, which the command line has checked already, and Python code has not."""
         check_kind("trainer.client_epochs", self.client_epochs, Mapping, "a mapping from client id")
         check_kind("trainer.metrics", self.metrics, Mapping, "a mapping from names to metrics")
         check_kind("trainer.monitor", self.monitor, (str, NoneType), "metric/model_on_data")
@@ -194,7 +194,7 @@ class Options:
             check_kind("trainer.upload_encoder", self.upload_encoder, Encoder, "an Encoder, such as TopK()")
 
     def _fix(self) -> None:
-        """Copies that cannot be changed: what a user goes on to do with a list or a mapping is not meant for a run."""
+        """Immutable copies of lists and mappings, which a user may change later."""
         for name in ("client_epochs", "metrics"):
             object.__setattr__(self, name, MappingProxyType({**getattr(self, name)}))
         for name in ("logger", "callbacks"):
@@ -202,7 +202,7 @@ class Options:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def _check_metrics(self) -> None:
-        """Names that can be told apart, in a line of metrics.csv."""
+        """Names that can be written to metrics.csv."""
         for name in self.metrics:
             if not name or not name.isprintable():
                 raise ValueError(f"`trainer.metrics` must have names of printable characters, got {name!r}.")
@@ -218,18 +218,18 @@ class Options:
             )
 
     def epochs_of(self, client: int) -> int:
-        """Passes over a client's samples in a visit, where its stage does not say."""
+        """Local epochs of a client, where its stage does not say."""
         return self.client_epochs.get(client, self.local_epochs or 1)
 
 
-IN_A_VISIT = "`self.trainer` of a method has it, in a visit"
+IN_TRAINING = "`self.trainer` of a method has it, in local training"
 CALLED_HERE = {
     "callback_metrics": "`state.scores.last`",
     "checkpoint_callback": "`save_every_n_rounds`, an option",
     "current_epoch": "`state.round`",
     "datamodule": "`state.data`",
     "early_stopping_callback": "fedlit.callbacks.StopAt",
-    "estimated_stepping_batches": IN_A_VISIT,
+    "estimated_stepping_batches": IN_TRAINING,
     "global_rank": "`fabric.global_rank`",
     "global_step": "`state.round`",
     "lightning_module": "`state.module`",
@@ -239,8 +239,8 @@ CALLED_HERE = {
     "max_epochs": "`num_rounds` and `local_epochs`, options",
     "max_steps": "`num_rounds` and `local_steps`, options",
     "model": "`state.module`",
-    "num_training_batches": IN_A_VISIT,
-    "optimizers": IN_A_VISIT,
+    "num_training_batches": IN_TRAINING,
+    "optimizers": IN_TRAINING,
     "progress_bar_callback": "`enable_progress_bar`, an option",
     "save_checkpoint": "`save_every_n_rounds`, an option",
     "train_dataloader": "`state.data`",
@@ -278,7 +278,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {  # options of Lightning, Flower, PFLlib
 
 
 def no_such_attribute(name: str, known: Iterable[str]) -> AttributeError:
-    """What to raise where a federation is asked for what it has not."""
+    """The error for an attribute that a federation does not have."""
     if name.startswith("_"):  # copying and pickling ask for such
         return AttributeError(f"'Federation' object has no attribute {name!r}")
     if name in CALLED_HERE:
@@ -288,7 +288,7 @@ def no_such_attribute(name: str, known: Iterable[str]) -> AttributeError:
 
 
 def no_such_option(name: str, options: Iterable[str]) -> TypeError:
-    """What to raise where a federation is given an option that it has not, from Python."""
+    """The error for an option that a federation does not have, from Python."""
     meant = [option.removeprefix("trainer.") for option in SYNONYMS.get(name, ())]
     meant = meant or get_close_matches(name, list(options), n=1)
     hint = f" Did you mean `{'` or `'.join(meant)}`?" if meant else ""

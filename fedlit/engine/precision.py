@@ -71,12 +71,7 @@ class Scaler(torch.amp.GradScaler):
 
 
 def renew_scaler(fabric: Fabric, kept: dict[str, Any] | None = None) -> Scaler | None:
-    """A scale that does not depend on which client came before; None without one.
-
-    Args:
-        fabric: Its precision gets the scaler.
-        kept: From the same client's `Scaler.kept`.
-    """
+    """A scale that does not depend on which client came before; None without one."""
     if not has_scaler(fabric):
         return None
     scaler = Scaler(fabric.device.type, kept)
@@ -124,12 +119,7 @@ def _has_it(tensor: object) -> bool:
 
 
 class Converted:
-    """Batches with the dtype of the precision.
-
-    Args:
-        fabric: Knows it.
-        batches: As they come.
-    """
+    """Batches with the dtype of the precision."""
 
     def __init__(self, fabric: Fabric, batches: AnyBatches) -> None:
         self.fabric = fabric

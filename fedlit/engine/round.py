@@ -76,7 +76,7 @@ class Ledger:
         """What a client was sent; `sent` is how much where clients are not all sent the same."""
         found = self.common if sent is None else downloads(self.state, self.stage, sent)
         for kind, size in found:
-            if kind != CONSTANT or k not in self.state.equipped:
+            if kind != CONSTANT or k not in self.state.received_constants:
                 yield self._row(k, "down", kind, size)
 
     def _row(self, k: int, direction: str, kind: str, size: int) -> LedgerRow:
@@ -150,7 +150,7 @@ class RemoteExecutor:
         hosts = round.state.hosts
         assert hosts is not None
         positions = {k: position for position, k in enumerate(round.clients, 1)}
-        for k, result, sent in hosts.visited(round):
+        for k, result, sent in hosts.train(round):
             round.report(positions[k], len(round.clients))
             yield k, round.runner.validated_again(result, sent)
 

@@ -1,4 +1,4 @@
-"""Before the first round, on every process: the data, the checkpoint that is meant, and the folder of the run."""
+"""Before the first round, on every process: the data, the checkpoint to resume, and the folder of the run."""
 
 import os
 import warnings
@@ -88,11 +88,11 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedDat
 
 
 def launch(fabric: Fabric) -> None:
-    """Let all processes be there, unless they are."""
+    """Start all processes, unless they run already."""
     if not fabric._launched:
         try:
             fabric.launch()
-        except BaseException:  # a signal, for one; they would wait for us
+        except BaseException:  # a signal, for one; the children would wait for this process
             if isinstance(fabric.strategy, ClientParallelStrategy):
                 fabric.strategy.end_children()
             raise
@@ -102,14 +102,7 @@ def launch(fabric: Fabric) -> None:
 def data_or_stand_in(
     fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, options: Options
 ) -> FederatedData:
-    """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks.
-
-    Args:
-        fabric: Of the federation.
-        datamodule: As the user gave it.
-        ckpt_path: As the user typed it; None: samples are needed, so nothing stands in for them.
-        options: Which say where runs are.
-    """
+    """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks."""
     launch(fabric)
     checkpoint = None if ckpt_path is None else chosen_checkpoint(fabric, ckpt_path, options, training=False)
     kept = None if checkpoint is None else read_checkpoint(checkpoint).content.get("preprocessing")
@@ -125,13 +118,13 @@ def data_or_stand_in(
             data = stand_in(kept, datamodule)
         except ValueError:
             raise error from None
-        told = f"The data are not there ({reason.rstrip('.')}); inputs are prepared as in the run of {checkpoint}."
-        warnings.warn(told, Notice, stacklevel=2)
+        message = f"The data are not there ({reason.rstrip('.')}); inputs are prepared as in the run of {checkpoint}."
+        warnings.warn(message, Notice, stacklevel=2)
         return data
 
 
-def by_the_first(fabric: Fabric, work: Callable[[], str | None]) -> str | None:
-    """What the first process finds, on every process; if it refuses, it says why, and all end."""
+def on_rank_0(fabric: Fabric, work: Callable[[], str | None]) -> str | None:
+    """The result of rank 0, on every rank; if it raises, all end."""
     found = None
     refusal: Exception | None = None
     if fabric.is_global_zero:
@@ -148,24 +141,24 @@ def by_the_first(fabric: Fabric, work: Callable[[], str | None]) -> str | None:
 
 
 def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, training: bool) -> Path | None:
-    """The first process says which: another might find the folder that the first is about to claim."""
+    """The checkpoint that rank 0 finds: another rank might find the folder that rank 0 is about to claim."""
 
     def find() -> str | None:
         found = find_checkpoint(ckpt_path, options.default_root_dir, training, options.run_name)
         return None if found is None else str(found)
 
-    told = by_the_first(fabric, find)
-    return None if told is None else Path(told)
+    path = on_rank_0(fabric, find)
+    return None if path is None else Path(path)
 
 
 def read_checkpoint(path: Path | None) -> ResumePoint:
-    """What to begin from; a damaged `last.ckpt` is told of, and the one before it read."""
+    """What to begin from; where `last.ckpt` is damaged, warn and read the one before it."""
     if path is None:
         return ResumePoint()
     content, checkpoint, fallback = load_last(path)
     if fallback is not None:
-        told = f"{fallback}; going back to {checkpoint.name}, of round {content['round']}."
-        warnings.warn(told, Notice, stacklevel=2)
+        message = f"{fallback}; going back to {checkpoint.name}, of round {content['round']}."
+        warnings.warn(message, Notice, stacklevel=2)
     return ResumePoint(checkpoint, content, fallback)
 
 
@@ -187,11 +180,11 @@ class RunFolder:
         self._lock: TextIO | None = None
 
     def take(self, checkpoint: Path) -> None:
-        """Go on in the folder of a checkpoint, if it lies in one; nobody else may be writing there, or have written."""
+        """Resume in the folder of a checkpoint, if it is in one and no other process writes there."""
         folder = folder_of(checkpoint)
         if folder is not None and folder.is_dir() and not self.options.fast_dev_run:
             self._hold(folder)
-            by_the_first(self.fabric, partial(check_records, folder))
+            on_rank_0(self.fabric, partial(check_records, folder))
 
     def claim(self) -> Path | None:
         """Begin in a new folder, unless there is one."""
@@ -204,7 +197,7 @@ class RunFolder:
             sweep_runs(root)
             return str(claim_folder(root, name))
 
-        self._hold(Path(str(by_the_first(self.fabric, claimed))))
+        self._hold(Path(str(on_rank_0(self.fabric, claimed))))
         return self.path
 
     def _hold(self, folder: Path) -> None:
@@ -212,11 +205,11 @@ class RunFolder:
             self._lock = lock_folder(folder)
             sweep(folder)
 
-        by_the_first(self.fabric, lock)
+        on_rank_0(self.fabric, lock)
         self.path = folder
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.close()
 
@@ -233,7 +226,7 @@ def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, opt
 
 
 def set_fast(module: FederatedModule, fast: bool, layout: torch.memory_format = torch.channels_last) -> None:
-    """Let a method and its parts round otherwise where that is faster, with images in this layout, or no longer."""
+    """Switch fast mode of a method and its parts, with images in this layout."""
     was_fast = module.fast
     for part in module.modules():
         if isinstance(part, FederatedModule):

@@ -171,11 +171,7 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
 
 
 class ClientSampler:
-    """Draws the clients of a round.
-
-    Args:
-        state: Of the federation: its data, and who has done what.
-    """
+    """Draws the clients of a round."""
 
     def __init__(self, state: FederationState) -> None:
         self.state = state
@@ -207,7 +203,7 @@ class ClientSampler:
         return [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
 
     def _few(self, candidates: list[int]) -> list[int]:
-        """As many as tell whether it runs: two, or what the rule of the federation needs."""
+        """The clients of a development run: two, or what the rule of the federation needs."""
         rule = self.state.options.aggregator
         needed = 1 if rule is None else fewest_uploads(rule)
         return candidates[: max(2, needed)]
@@ -260,11 +256,11 @@ class ClientSampler:
 
 
 def _check_selected(chosen: Sequence[int], may: Sequence[int], method: str, round: int) -> None:
-    told = f"`select_clients` of {method} in round {round} must choose clients that may take part, each once"
+    rule = f"`select_clients` of {method} in round {round} must choose clients that may take part, each once"
     if not chosen:
-        raise ValueError(f"{told}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
+        raise ValueError(f"{rule}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
     if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
-        raise ValueError(f"{told}, got {list(chosen)} of {list(may)}.")
+        raise ValueError(f"{rule}, got {list(chosen)} of {list(may)}.")
 
 
 def cohort_size(options: Options, num_candidates: int) -> int:
@@ -274,9 +270,9 @@ def cohort_size(options: Options, num_candidates: int) -> int:
 
 
 def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
-    """How many clients of a round must bring something usable: `trainer.min_clients`, or what the rule needs.
+    """Minimum number of valid updates of a round: `trainer.min_clients`, or what the rule needs.
 
-    Under `trainer.privacy` none: a round that depended on who came would tell who did.
+    Under `trainer.privacy` none: a round that depended on who took part would reveal it.
     """
     if stage.upload != "aggregate":
         return min(options.min_clients, num_clients)
@@ -294,12 +290,12 @@ def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
 
 
 def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:
-    """Whether a client has something of its own, or may still come to have; one that opted out of a stage has not."""
+    """Whether a client has a state of its own, or may still get one in this stage."""
     return bool(state.memories.names(k)) or num_samples(state.data.assignment, k, stage) > 0
 
 
 class TooFewClients(RuntimeError):
-    """A round was given up, and all rounds before it are as they were; or none of the new clients could join."""
+    """Too few clients of a round returned a valid update, or no new client could join."""
 
 
 def run_with_retries(
@@ -309,15 +305,7 @@ def run_with_retries(
     train: Callable[[list[int]], RoundRecord],
     note: Callable[[int, RoundRecord], None],
 ) -> RoundRecord:
-    """Train clients until enough of them are usable.
-
-    Args:
-        sampler: Draws clients, others at every attempt.
-        stage: That the round belongs to.
-        number: Of the round.
-        train: One attempt.
-        note: Told of an attempt that has failed: its number, and what it left.
-    """
+    """Train clients until enough of them are usable."""
     options = sampler.state.options
     failed: dict[int, Failure] = {}
     ledger: list[LedgerRow] = []
@@ -325,7 +313,7 @@ def run_with_retries(
         clients = sampler.sample(stage, number, attempt, failed)
         record = train(clients)
         record.attempt = attempt
-        record.ledger = [*ledger, *record.ledger]  # what a repeated round sends crosses borders, too
+        record.ledger = [*ledger, *record.ledger]  # what failed attempts sent counts, too
         if record.is_whole:
             break
         note(number, record)
@@ -334,12 +322,12 @@ def run_with_retries(
         others = [k for k in sampler.candidates(stage, number) if k not in failed]
         needed = fewest_usable(options, stage, len(clients))
         if attempt > options.max_round_retries or len(others) < needed:
-            raise TooFewClients(_told(number, len(clients), needed, record))
+            raise TooFewClients(_message(number, len(clients), needed, record))
     return record
 
 
-def _told(number: int, num_clients: int, needed: int, record: RoundRecord) -> str:
-    """What is said at the end, in a line, and below it in full what the first client died of."""
+def _message(number: int, num_clients: int, needed: int, record: RoundRecord) -> str:
+    """The error in a line, and below it the traceback of the first client that failed."""
     usable = num_clients - len(record.failures)
     what = f"Every client of round {number} failed"
     if usable:

@@ -1,7 +1,8 @@
-"""What a federation is: the states of server and clients, how far it has come, and the live module of this process.
+"""The state of a federation: of server and clients, the number of rounds, and the live module of this process.
 
-Others ask; what changes, changes here: at the end of a round of clients (`end_client_round`), of one of the server
-(`end_server_round`), and when a checkpoint is resumed."""
+It changes here alone: at the end of a round of clients (`end_client_round`), of one of the server
+(`end_server_round`), and when a checkpoint is resumed.
+"""
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -54,15 +55,7 @@ def has_custom_download(module: FederatedModule) -> bool:
 def sent_by(
     module: FederatedModule, client: Client, current: Mapping[str, Tensor], uploads: Mapping[int, State], seed: int
 ) -> Download:
-    """What a method's `download` gives a client, checked and copied: what the client does with it is its own affair.
-
-    Args:
-        module: With the server's state.
-        client: Who is to receive it.
-        current: What it would receive else.
-        uploads: The last of every client, where they are kept.
-        seed: Of all that is drawn.
-    """
+    """What a method's `download` sends a client, validated and copied."""
     copy = {name: tensor.clone() for name, tensor in current.items()}
     may_differ = is_overridden("configure_client", module, FederatedModule)  # whose networks may have other shapes
     with isolated(seed), refusing_logs(module, "download"):
@@ -86,29 +79,29 @@ def _like(live: Tensor, given: Tensor, may_differ: bool) -> Tensor:
     return live.new_empty(given.shape)
 
 
-Names = dict[int, tuple[str, ...]]  # of what stays with each client, which nobody else has
+Names = dict[int, tuple[str, ...]]  # of the entries of each client's state, which its host keeps
 
 
 class Hosts(Protocol):
-    """Where clients are visited and evaluated, and where what stays with them stays."""
+    """Where clients train and are evaluated, and where their states are kept."""
 
-    def visited(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", "Download | None"]]:
-        """What the clients of a round bring, in the order of their ids, and what each was sent, if that differs.
+    def train(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", "Download | None"]]:
+        """The results of a round's clients, in the order of their ids, and what each was sent, if that differs.
 
-        A memory is never among it.
+        They hold no client states.
         """
 
     def found(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["EvaluationResult"]:
-        """What evaluations found, each named by what is looked at and whose it is."""
+        """The results of evaluations, each named by what is evaluated and whose it is."""
 
     def adopt(self, round: int, clients: Sequence[int]) -> Names:
-        """The visits of these clients count: the next ones go on from them. What each keeps from now on."""
+        """The training of these clients is committed; the names of what each keeps from now on."""
 
     def kept(self) -> dict[str, Any]:
-        """For a checkpoint: which visit of each client was the last that counts, and `names` of what it keeps."""
+        """For a checkpoint: the last committed training of each client, and `names` of what it keeps."""
 
     def resume(self, kept: Mapping[str, Any]) -> Names:
-        """Go on from there; what each client keeps."""
+        """Resume from there; what each client keeps."""
 
 
 # Unless the user says: the model that clients use themselves, on their own samples.
@@ -131,7 +124,7 @@ class BestTracker:
         self.best: dict[str, dict[str, float]] = {}
 
     def resume(self, last: dict[str, dict[str, float]], best: dict[str, dict[str, float]]) -> None:
-        """Go on from what a checkpoint holds."""
+        """Restore what a checkpoint holds."""
         self.last = last
         self.best = best
 
@@ -154,7 +147,7 @@ class BestTracker:
 
     @property
     def rated(self) -> dict[str, dict[str, float]]:
-        """The best of metrics and losses; of what else a method logs, such as a count, nobody knows what is better."""
+        """The best of metrics and losses; of what else a method logs, the better direction is unknown."""
         measured = self.measures.names
         found = {}
         for key, entry in self.best.items():
@@ -174,18 +167,18 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What a round of clients comes to.
+    """The result of a round of clients.
 
     Attributes:
-        agreed: What the server holds from now on.
+        agreed: The server's next state.
         server_memory: Of the optimiser of a stage that the server trains in.
         server_momenta: What `trainer.server_optimizer` holds.
-        clients: Who was visited.
-        memories: What stays with them.
-        homes: The processes that have it.
-        collected: What the server keeps as it came.
+        clients: Who trained.
+        memories: Their client states.
+        owner_ranks: The ranks that have them.
+        collected: Uploads that the server keeps.
         uploads: Their last uploads, if the stage keeps them.
-        elsewhere: Names of what stays with them on hosts of their own.
+        elsewhere: Names of client states on hosts of their own.
     """
 
     agreed: State
@@ -210,18 +203,18 @@ class FederationState:
         layout: In which convolutions compute in fast mode.
 
     Attributes:
-        initial: What every client begins with, below what it has from server and itself.
-        attributes: What the server's side has changed in the method's.
+        initial: The state that every client begins with.
+        attributes: Of the method, that the server's side has changed.
         shared: Names of what travels both ways.
         download_only: Names of what only the server sends.
         upload_only: Names of what only clients send.
         constant: Names of what would travel, but was frozen when the run began: clients are sent it once.
         frozen: Names of other parameters that required no gradients when the run began.
-        equipped: Clients that have been sent what is constant.
+        received_constants: Clients that have been sent what is constant.
         global_state: What the server holds: the shared state, what it sends beside it, and what it keeps for itself.
-        collected: Uploads that the server keeps as they came, by client; on several processes each at its home.
-        memories: What stays with each client whose home is this process; of others, the names.
-        homes: On several processes, the one that has what stays with a client, of those that have something.
+        collected: Uploads that the server keeps, by client; on several ranks each with the client's owner.
+        memories: The client states that this rank owns; of others, the names.
+        owner_ranks: On several ranks, the one that has a client's state, of clients that have one.
         uploads: The last upload of every client, where a stage keeps them.
         server_memory: Of the optimiser of a stage that the server trains in.
         server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
@@ -229,9 +222,9 @@ class FederationState:
         stage: Of the last round; None before the first.
         measures: What is measured of every model.
         scores: The last and the best of every metric.
-        secret: What noise and sampling under `trainer.privacy` follow from, if that is to be known to nobody.
-        hosts: Where clients are visited, if not here.
-        told: On a client's own host, what the server sent it apart from others; None: the server is here.
+        secret: The seed of noise and sampling under `trainer.privacy`, unless `noise_seed` is given.
+        hosts: Where clients train, if not here.
+        own_download: On a client's host, what the server sent it alone; None: the server is here.
     """
 
     def __init__(
@@ -261,12 +254,12 @@ class FederationState:
         self.owner_ranks: dict[int, int] = {}
         self.uploads = StateStore(self.memories.store)
         self.has_custom_download = has_custom_download(module)
-        self.equipped: set[int] = set()
+        self.received_constants: set[int] = set()
         self.server_memory = ClientState()
         self.server_momenta: dict[str, OptimizerState] = {}
         self.secret: str | None = None
         self.hosts: Hosts | None = None
-        self.told: Download | None = None
+        self.own_download: Download | None = None
         self.round = 0
         self.stage: Stage | None = None
         self._partition_hash: str | None = None  # computed once: it takes a moment
@@ -329,7 +322,7 @@ class FederationState:
         self.live.put(self.initial)
 
     def use(self, data: FederatedData) -> None:
-        """Go on with other data: to evaluate on them."""
+        """Use other data, to evaluate on them."""
         if self.round and data.num_clients != self.data.num_clients:
             raise ValueError(
                 f"`data.num_clients` is {data.num_clients}, but the federation has been fitted with "
@@ -355,13 +348,13 @@ class FederationState:
         return {**self.collected_of(k), **self._uploaded(k), **kept}
 
     def collected_of(self, k: int) -> State:
-        """What a client has uploaded for the server to keep: where it is elsewhere, to ask is a mistake."""
+        """What a client has uploaded for the server to keep."""
         if k not in self.collected:
             return {}
         return self.collected[k]
 
     def personal_states(self) -> dict[int, State]:
-        """What every client has of its own; all processes must ask."""
+        """What every client has of its own; collective."""
         clients = sorted({*self.memories, *self.owner_ranks, *self.owners()})
         copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
@@ -378,7 +371,7 @@ class FederationState:
         return sorted({*self.collected, *kept, *uploaded})
 
     def _uploaded(self, k: int) -> State:
-        """What a client goes on with although it has uploaded it: who is sent something else has nothing newer."""
+        """A client's last upload, which it continues from where `download` sends each client something else."""
         if not self.has_custom_download or k not in self.uploads:
             return {}
         return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
@@ -421,8 +414,8 @@ class FederationState:
 
     def sent_to(self, k: int, round: int) -> Download:
         """What the method sends a client; the live module holds the server's state afterwards."""
-        if self.told is not None:
-            return self.told
+        if self.own_download is not None:
+            return self.own_download
         self.load_global()
         seed = derive(self.options.seed, "download", round, k)
         current = {**self.shared_state, **self.sent_state}
@@ -434,18 +427,18 @@ class FederationState:
         self.live.reset_modes()
         self.live.put(self.global_state)
 
-    def end_client_round(self, brought: RoundResult) -> None:
-        """The clients of a round are done, and the server with them; one that is cut short before has left no trace."""
-        self.global_state = brought.agreed
-        self.server_memory = brought.server_memory
-        self.server_momenta = brought.server_momenta
-        self.memories.adopt(brought.memories)
-        self.memories.know(brought.elsewhere)
-        self.owner_ranks |= brought.owner_ranks
-        self.collected.adopt(brought.collected)
-        self.uploads.adopt(brought.uploads)
+    def end_client_round(self, result: RoundResult) -> None:
+        """Commit a round of clients; one that is interrupted before leaves no trace."""
+        self.global_state = result.agreed
+        self.server_memory = result.server_memory
+        self.server_momenta = result.server_momenta
+        self.memories.adopt(result.memories)
+        self.memories.know(result.elsewhere)
+        self.owner_ranks |= result.owner_ranks
+        self.collected.adopt(result.collected)
+        self.uploads.adopt(result.uploads)
         if self.constant:
-            self.equipped.update(brought.clients)
+            self.received_constants.update(result.clients)
 
     def end_server_round(self, state: State, memory: ClientState) -> None:
         """The server has trained what it holds."""
@@ -460,7 +453,7 @@ class FederationState:
         return self.scores.note(number, rows)
 
     def resume(self, round: int, stage: Stage | None, global_state: State, initial: State) -> None:
-        """Go on from these; `initial` holds what the server does not."""
+        """Restore the server's state; `initial` holds the entries that it does not."""
         self.round = round
         self.stage = stage
         self.global_state = global_state
@@ -471,9 +464,9 @@ class FederationState:
         memories: Iterable[tuple[int, ClientState]],
         collected: Iterable[tuple[int, State]],
         uploads: Iterable[tuple[int, State]],
-        equipped: Iterable[int],
+        received_constants: Iterable[int],
     ) -> None:
-        """Go on with what stayed with clients, one after the other, and what the server keeps of them."""
+        """Restore client states, and what the server keeps of clients."""
         for k, memory in memories:
             self.memories[k] = memory
         self.collected.clear()
@@ -481,16 +474,16 @@ class FederationState:
         for k, state in collected:
             self.collected.add(k, state)
         self.uploads.update(uploads)
-        self.equipped = set(equipped)
+        self.received_constants = set(received_constants)
 
     def resume_server(self, memory: ClientState, momenta: dict[str, OptimizerState]) -> None:
-        """Go on with what the server's optimisers have kept."""
+        """Restore the states of the server's optimisers."""
         self.server_memory = memory
         self.server_momenta = momenta
 
 
 def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
-    """The entries of the state that travel in every round; with `batch_norm: local`, BatchNorm layers stay at home."""
+    """The entries that are shared in every round; with `batch_norm: local`, without those of BatchNorm layers."""
     stay = set(constant_names(module))
     if batch_norm == "local":
         stay |= batch_norm_names(module)

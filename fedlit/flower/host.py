@@ -16,7 +16,7 @@ import fedlit
 from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing
 from fedlit.engine.client_runner import ClientResult, pack
-from fedlit.engine.evaluation import Scorer, run_evaluation
+from fedlit.engine.evaluation import Scorer
 from fedlit.engine.evaluation import pack as pack_found
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import ClientState
@@ -142,7 +142,7 @@ class Host:
         scorer = Scorer(self.state, self.schedule.stage(number))
         found = []
         for what in asked["jobs"]:
-            one = run_evaluation(scorer, scorer.own_job(what, self.client, number), number)
+            one = scorer.run(scorer.own_job(what, self.client, number), number)
             one.failed = {k: {**told, "details": ""} for k, told in one.failed.items()}
             found.append(pack_found(one))
         return {"failed": False, "found": found}
@@ -165,7 +165,7 @@ class Host:
         state = self.state
         k = self.client
         apart = asked["sent"]
-        state.told = Download(apart["state"], apart["received"]) if apart else None
+        state.own_download = Download(apart["state"], apart["received"]) if apart else None
         state.module.num_clients = asked["num_sharing"]
         last = next((stage for stage in self.schedule.stages if stage.name == asked["last_stage"]), None)
         state.resume(asked["round"] - 1, last, {**self._first, **common["state"]}, {})
@@ -176,7 +176,7 @@ class Host:
         memories = [(k, ClientState(**on_device["memory"]))] if before else []
         collected = [(k, on_device["collected"])] if before and before["collected"] else []
         uploads = [(k, on_device["uploaded"])] if before and before["uploaded"] else []
-        state.resume_clients(memories, collected, uploads, equipped=())
+        state.resume_clients(memories, collected, uploads, received_constants=())
 
 
 def digest_of(state: FederationState) -> str:

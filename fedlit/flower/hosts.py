@@ -67,7 +67,7 @@ class RemoteHosts:
         self.names |= found
         return found
 
-    def visited(self, round: ClientRound) -> Iterator[tuple[int, ClientResult, Download | None]]:
+    def train(self, round: ClientRound) -> Iterator[tuple[int, ClientResult, Download | None]]:
         """Let all train at once; what comes early waits for its turn."""
         state = round.state
         stage = round.stage

@@ -50,7 +50,7 @@ def test_a_server_that_is_killed_in_a_round_goes_on_to_the_same_bits_and_nobody_
     assert again.hosts.experiment == first.hosts.experiment
     assert equal(again.global_state, here.global_state)
     elsewhere = federation(tmp_path / "server")
-    with pytest.raises(ValueError, match="whose clients have hosts of their own; it goes on there"):
+    with pytest.raises(ValueError, match="whose clients have hosts of their own; resume it there"):
         elsewhere.fit(seeded("FML"), data_for("FML"), "last")
     elsewhere.load(seeded("FML"), data_for("FML"), "last")
     assert elsewhere.network() is not None
@@ -96,7 +96,7 @@ def huge(what, answer):
         (lambda what, answer: wire.pack({"failed": False}), "its answer cannot be used: KeyError"),
         (with_more, "undeclared 'hidden'"),
         (huge, "at most"),
-        (as_other, "could not be evaluated: its answer cannot be used: ValueError: it tells of client 0"),
+        (as_other, "could not be evaluated: its answer cannot be used: ValueError: it reports on client 0"),
     ],
 )
 def test_an_answer_that_cannot_be_used_leaves_its_client_out_and_no_other(garble, reason, tmp_path):

@@ -89,12 +89,7 @@ def _revived(data: Tensor, device: torch.device) -> Any:
 
 
 def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
-    """What every process has for this one, by its rank; values as in `broadcast`.
-
-    Args:
-        fabric: Launched.
-        parcels: What this one has for each, by rank; None is nothing.
-    """
+    """What every process has for this one, by its rank; values as in `broadcast`."""
     if fabric.world_size == 1:
         return [*parcels]
     payloads = [_serialised(parcel) if parcel is not None else b"" for parcel in parcels]

@@ -100,14 +100,14 @@ class ClientParallelStrategy(DDPStrategy):
         port = environment.main_port
         is_alone = self.num_nodes == 1 and type(environment) is LightningEnvironment  # not torchrun's, not SLURM's
         is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        door = None
+        listening = None
         if is_alone and host in (LOOPBACK, "localhost"):
             host = LOOPBACK
             for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):  # Linux, macOS
                 os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
             if is_server:
-                door = socket.create_server((host, port), backlog=world_size).detach()
-        options: dict[str, Any] = {"timeout": TO_MEET, "wait_for_workers": False, "master_listen_fd": door}
+                listening = socket.create_server((host, port), backlog=world_size).detach()
+        options: dict[str, Any] = {"timeout": TO_MEET, "wait_for_workers": False, "master_listen_fd": listening}
         return dist.TCPStore(host, port, world_size, is_server, **options)
 
     def _say(self, line: str) -> None:
@@ -146,7 +146,7 @@ def join_attempt(
 ) -> dist.Store:
     """A part of the store for this attempt of the run alone; there all ranks have given their first sign of life.
 
-    torchrun keeps its store over restarts, with addresses of the dead, and attempts cannot be told apart by their
+    torchrun keeps its store over restarts, with addresses of the dead, and attempts cannot be distinguished by their
     numbers, since every host counts its own restarts. So each rank asks with a random word, and rank 0 answers with the
     random name of the attempt until the rank is seen there.
 
