@@ -189,7 +189,9 @@ def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
         return None
     seed = options.privacy.noise_seed if state.secret is None else state.secret  # neither where there is no noise
     key = derive_key(str(seed), "privacy", stage.name, number)
-    return NoisedMean(options.privacy, expected_clients(state.data, options), state.shared, key)
+    # How many clients have samples, or have not failed, does not enter.
+    expected_clients = options.fraction_fit * (state.data.num_clients - state.data.unseen_clients)
+    return NoisedMean(options.privacy, expected_clients, state.shared, key)
 
 
 def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
@@ -197,11 +199,6 @@ def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
     if options.privacy is None:
         return None
     return NoisedMean(options.privacy, 1.0, shared_names(model, options.batch_norm), derive_key(0, "trial"))
-
-
-def expected_clients(data: FederatedData, options: Options) -> float:
-    """Clients of a round on average; how many have samples, or have not failed, does not enter."""
-    return options.fraction_fit * (data.num_clients - data.unseen_clients)
 
 
 def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:

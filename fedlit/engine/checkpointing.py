@@ -109,21 +109,19 @@ CHECKED_CLIENTS = 50
 
 def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
     """What must agree for a run to be resumed: method, seed, stages, clients, their data, shapes."""
+    options = state.options
+    privacy = None
+    if options.privacy is not None:  # with other noise or another fraction, epsilon could not be computed
+        privacy = f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
     return {
         "method": type(state.module).__name__,
         "stages": [stage.name for stage in schedule.stages],
-        "seed": state.options.seed,
+        "seed": options.seed,
         "num_clients": state.data.num_clients,
         "shared state": _shapes(state.global_state),
         "partition": state.partition_hash,
-        "privacy": _privacy(state),
+        "privacy": privacy,
     }
-
-
-def _privacy(state: FederationState) -> str | None:
-    """What rounds so far were noised by: with another noise or fraction, epsilon could not be computed."""
-    options = state.options
-    return None if options.privacy is None else f"{options.privacy!r} at `fraction_fit` {options.fraction_fit}"
 
 
 def run_with(state: FederationState) -> dict[str, Any]:

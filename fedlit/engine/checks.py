@@ -1,8 +1,7 @@
 """Checks of method, data and options together, before the first round."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from fedlit.engine.network_checks import check_clients, check_measures, first_li
 from fedlit.engine.options import Options
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices
-from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage, with_followers
 from fedlit.notices import Notice
 
@@ -53,23 +51,6 @@ def check_travels(model: FederatedModule) -> None:
             raise ValueError(f"`model`: {name!r} of {kind} is said to be both `{said[0]}` and `{said[1]}`; say one.")
 
 
-def has_global_model(model: FederatedModule, stages: Sequence[Stage], batch_norm: Literal["average", "local"]) -> bool:
-    """Whether the server holds every value of a stage's global model; else there is none to evaluate."""
-    if all(stage.upload == "none" and stage.side == "clients" for stage in stages):
-        return False
-    stays = batch_norm_names(model) if batch_norm == "local" else set()
-    one_way = model.download_only + model.upload_only + model.server_only
-    held = set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if name not in stays and (model.is_shared(name) or name.startswith(one_way)):
-            held.add(id(tensor))
-    for stage in stages:
-        values = (stage.module or model).global_model().state_dict(keep_vars=True).values()
-        if values and all(id(value) in held for value in values):
-            return True
-    return False
-
-
 def check_experiment(
     command: Command, model: FederatedModule, data: FederatedData, options: Options, fabric: Fabric
 ) -> list[Stage]:
@@ -93,7 +74,7 @@ def check_experiment(
     if command == "fit":
         _warn_of_modes(model)
         _warn_of_unused_options(model, stages, options)
-        _warn_of_missing_rows(model, stages, data, options)
+        _warn_of_missing_rows(data)
     _check_trainable(stages, data)
     _check_opt_out(stages, data)
     _check_public(with_followers(stages), model, data)
@@ -109,15 +90,12 @@ def check_experiment(
     return stages
 
 
-def _warn_of_missing_rows(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
-    """Warn of rows that metrics.csv will not have."""
+def _warn_of_missing_rows(data: FederatedData) -> None:
+    """Clients without validation samples have no rows of their own."""
     without = sum(1 for own in data.assignment.val if not len(own))
     if without:
         message = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
         warnings.warn(f"{message}: nothing is measured on their own.", Notice, stacklevel=2)
-    if data.unseen_clients and not has_global_model(model, stages, options.batch_norm):
-        message = f"`data.unseen_clients`: {type(model).__name__} has no global model to evaluate on them"
-        warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
 
 
 def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options: Options) -> None:

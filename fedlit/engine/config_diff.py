@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedlit.data import FederatedData
 from fedlit.data.in_words import in_words
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.optimisation import as_list
@@ -23,7 +22,7 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
     """The options of trainer, data, partition, method and optimiser that are plain values."""
     parts: dict[str, Mapping[str, Any]] = {
         "trainer": vars(state.options),
-        "data": _of_data(state.data),
+        "data": arguments_of(state.data),
         "data.partition": arguments_of(state.data.partition),
         "model": {**state.module.hparams, **arguments_of(state.module)},
         "model.optimizer": getattr(state.module.optimizer, "keywords", {}),  # a partial, from the command line
@@ -38,20 +37,14 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
                 value = str(value)
             if isinstance(value, bool | int | float | str):
                 values[f"{part}.{name}"] = value
+    if state.data.train_dataset is not None:  # given as objects, so none was chosen by name
+        values.pop("data.dataset", None)
     return values
 
 
 def title_of(state: FederationState) -> str:
     """The method and its data, for pictures."""
     return f"{type(state.module).__name__} on {in_words(state.data)}"
-
-
-def _of_data(data: FederatedData) -> dict[str, Any]:
-    """The options of the data; without `dataset` where data sets were given."""
-    arguments = arguments_of(data)
-    if data.train_dataset is not None:
-        del arguments["dataset"]
-    return arguments
 
 
 def arguments_of(made: object) -> dict[str, Any]:

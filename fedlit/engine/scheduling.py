@@ -222,10 +222,14 @@ class ClientSampler:
         with isolated(seed), refusing_logs(module, "select_clients"):
             chosen = module.select_clients(round, may)
         chosen = broadcast(self.state.fabric, None if chosen is None else [int(k) for k in chosen])
-        if chosen is not None:
-            _check_selected(chosen, may, type(module).__name__, round)
-            chosen = sorted(chosen)
-        return chosen
+        if chosen is None:
+            return None
+        rule = f"`select_clients` of {type(module).__name__} in round {round} must choose clients that may take part"
+        if not chosen:
+            raise ValueError(f"{rule}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
+        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
+            raise ValueError(f"{rule}, each once, got {list(chosen)} of {may}.")
+        return sorted(chosen)
 
     def _drawn(
         self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
@@ -253,14 +257,6 @@ class ClientSampler:
             known = (assignment, found)
             self._eligible[stage.samples] = known
         return known[1]
-
-
-def _check_selected(chosen: Sequence[int], may: Sequence[int], method: str, round: int) -> None:
-    rule = f"`select_clients` of {method} in round {round} must choose clients that may take part, each once"
-    if not chosen:
-        raise ValueError(f"{rule}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
-    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
-        raise ValueError(f"{rule}, got {list(chosen)} of {list(may)}.")
 
 
 def cohort_size(options: Options, num_candidates: int) -> int:

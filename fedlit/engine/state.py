@@ -57,7 +57,6 @@ def sent_by(
 ) -> Download:
     """What a method's `download` sends a client, validated and copied."""
     copy = {name: tensor.clone() for name, tensor in current.items()}
-    may_differ = is_overridden("configure_client", module, FederatedModule)  # whose networks may have other shapes
     with isolated(seed), refusing_logs(module, "download"):
         given = module.download(client, copy, MappingProxyType(uploads))  # type: ignore[arg-type]
     whose = f"`download` of {type(module).__name__}, for client {client.id}"
@@ -65,18 +64,13 @@ def sent_by(
         raise UsageError(f"{whose}, must give a mapping from names to tensors, got {type(given).__name__}.")
     live = module.state_dict()
     known = {name: tensor for name, tensor in given.items() if name in live}
-    expected = {name: _like(live.get(name, tensor), tensor, may_differ) for name, tensor in given.items()}
+    expected = {name: live.get(name, tensor) for name, tensor in given.items()}
+    if is_overridden("configure_client", module, FederatedModule):  # clients' networks may have other shapes
+        expected = {name: tensor.new_empty(given[name].shape) for name, tensor in expected.items()}
     if problem := defect(Upload(client.id, dict(given)), expected):
         raise UsageError(f"{whose}, gave what cannot be used: {problem}.")
     received = {name: tensor.detach().clone() for name, tensor in given.items() if name not in known}
     return Download(known, received)
-
-
-def _like(live: Tensor, given: Tensor, may_differ: bool) -> Tensor:
-    """What an entry must be like: the server's own, of any shape where clients' networks may have others."""
-    if not may_differ:
-        return live
-    return live.new_empty(given.shape)
 
 
 Names = dict[int, tuple[str, ...]]  # of the entries of each client's state, which its host keeps
