@@ -1,5 +1,6 @@
 """The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from fedlit.engine.server_attributes import UnserializableAttribute
 from fedlit.engine.server_training import ServerResult, serve, trained_by_server
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
+from fedlit.notices import Notice
 from fedlit.records.fit_log import FitLog
 from fedlit.records.frames import read_metrics
 from fedlit.records.progress import Progress
@@ -193,6 +195,10 @@ class Fit:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         for event in resume_point.events():
             self.log.recorder.event(**event, round=state.round)
+        scorers = [Scorer(state, stage) for stage in self.schedule.stages]
+        if state.data.unseen_clients and not any(scorer.has_complete_global_model for scorer in scorers):
+            message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
+            warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
         if state.round == 0:
             self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed
