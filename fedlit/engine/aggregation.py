@@ -39,7 +39,7 @@ TRIED = 10  # so many uploads of a round are enough to see whether a rule works
 
 @contextmanager
 def combining_by(module: FederatedModule, rule: Rule | None) -> Iterator[None]:
-    """Let a method's `combine` go by a rule; None is its mean."""
+    """Within, a method's `combine` uses a rule; None is its mean."""
     before = module._rule
     if rule is not None:
         module._rule = partial(rule)  # not the rule itself: one that is a module would become a part of the method
@@ -58,7 +58,7 @@ def with_rule_errors(rule: Rule, round: int) -> Rule:
         try:
             agreed = rule(received, current)
             problem = defect(Upload(-1, agreed), {key: current[key] for key in agreed if key in current})
-        except (Exception, SystemExit) as error:  # a rule raises what it likes
+        except (Exception, SystemExit) as error:  # a rule may raise anything
             raise RuleFailed(f"{about}: {failure(error).reason}") from error
         if problem is not None:
             raise RuleFailed(f"{about}: it gave an impossible state, {problem}")
@@ -123,7 +123,7 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
     try:
         with isolated(0), logging_to_means(trial), combining_by(trial, watched):
             trial.aggregate(opaque(iter(uploads), options), current)
-    except (Exception, SystemExit) as error:  # a rule raises what it likes
+    except (Exception, SystemExit) as error:  # a rule may raise anything
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
     for answer in answers:
         problem = problem or defect(Upload(-1, answer), shared)
@@ -137,7 +137,7 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
 
 
 class Budget:
-    """What a run's rounds cost, and whether the next is allowed; without `trainer.privacy` all are."""
+    """The privacy budget of a run; without `trainer.privacy` all rounds are allowed."""
 
     def __init__(self, schedule: Schedule, options: Options) -> None:
         self.schedule = schedule
@@ -162,7 +162,7 @@ class Budget:
         )
 
     def _num_paid(self, number: int) -> int:
-        """How many of the first rounds cost."""
+        """How many of the first `number` rounds spend budget."""
         paid = 0
         for part in self.schedule.parts:
             if part.stage.upload == "aggregate":
@@ -175,7 +175,7 @@ class Budget:
         return {} if spent is None else {"epsilon": spent}
 
     def rows(self, number: int) -> list[Row]:
-        """What metrics.csv says of it after a round."""
+        """Epsilon after a round, for metrics.csv."""
         spent = self.epsilon(number)
         if spent is None:
             return []
@@ -242,7 +242,7 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
 
 
 def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options) -> None:
-    """Who takes part is drawn for each client by itself, and delta is small against the number of clients."""
+    """Refuse a minimum of clients, and a delta that is large for the number of clients."""
     if options.min_clients > 1:
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but under `trainer.privacy` every client takes part by "
@@ -348,7 +348,7 @@ def check_server_optimizer(
         for parameter in parameters.values():
             parameter.grad = torch.zeros_like(parameter)
         step(factory, parameters, {})
-    except Exception as error:  # an optimiser raises what it likes
+    except Exception as error:  # an optimiser may raise anything
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(lines[0] if OPTION[:-1] in lines[0] else f"{OPTION}: {lines[0]}") from error
     rule = rule or Mean()

@@ -65,7 +65,7 @@ class SavedClients:
         return sorted({*self.state.memories, *self.state.collected.here()})
 
     def _numbers(self, k: int) -> Numbers:
-        """Of what a client has now."""
+        """The numbers of a client's state and collected upload in the store."""
         memories = self.state.memories
         collected = self.state.collected
         memory = memories.number(k) if k in memories else None

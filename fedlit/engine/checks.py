@@ -109,7 +109,7 @@ def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options
 
 
 def _check_state(model: FederatedModule) -> None:
-    """What is shared and saved is tensors, of shapes that are known, and a client's network is a copy of them."""
+    """Refuse state that cannot be shared, saved or copied: lazy or computed parameters, and extra state."""
     for name, value in model.state_dict().items():
         if is_lazy(value):
             raise ValueError(f"`model`: {name!r} has no shape yet; give a lazy layer's sizes, or run it in `__init__`.")
@@ -174,7 +174,7 @@ def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
 
 
 def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
-    """What leaves a client must not know opted-out samples, neither directly nor by what it trained on them before."""
+    """Refuse stages that upload what was trained on opted-out samples, then or in an earlier stage."""
     if all(mask.all() for mask in data.assignment.opted_in):
         return
     seen_all = False
@@ -188,7 +188,7 @@ def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
 
 
 def _check_public(stages: list[Stage], model: FederatedModule, data: FederatedData) -> None:
-    """Who needs the public pool has one, and clients see its labels only where those are public, too."""
+    """Stages that use the public pool have one, and clients see its labels only where those are public, too."""
     for stage in stages:
         if stage.public == "no":
             continue
@@ -209,7 +209,7 @@ def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
     for name, metric in metrics.items():
         try:
             float(metric.clone()(torch.eye(num_classes), torch.arange(num_classes)))
-        except Exception as error:  # a metric raises what it likes
+        except Exception as error:  # a metric may raise anything
             raise ValueError(
                 f"`trainer.metrics.{name}` cannot score {num_classes} classes by one number: {first_line(error)}"
             ) from error

@@ -146,12 +146,12 @@ class ClientStore(MutableMapping[int, ClientState]):
         return self.store.peek(self._numbers[client])
 
     def number(self, client: int) -> int:
-        """Of a client's state in the store; another state has another number."""
+        """The number of a client's state in the store; it changes with the state."""
         return self._numbers[client]
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is here, in memory or on disk."""
+        """Bytes of all states here, in memory or on disk."""
         return sum(self.store.size(number) for number in self._numbers.values())
 
     @property
@@ -244,7 +244,7 @@ class CollectedUploads(StateStore):
         return self.memories.names(client)
 
     def number(self, client: int) -> int:
-        """Of an upload in the store; another upload has another number."""
+        """The number of an upload in the store; it changes with the upload."""
         return self.memories.number(client)
 
     def peek(self, client: int) -> State:
@@ -253,7 +253,7 @@ class CollectedUploads(StateStore):
 
     @property
     def num_bytes(self) -> int:
-        """Of all that is here."""
+        """Bytes of all uploads here."""
         return self.memories.num_bytes
 
     def add(self, client: int, state: State) -> None:

@@ -24,7 +24,7 @@ from fedlit.rng import derive, isolated
 
 
 class Encoded(NamedTuple):
-    """What leaves a client: what its encoder made of a part of the state, and the rest as it is."""
+    """An encoded upload: the encoder's output, and the entries that are not encoded."""
 
     content: Any
     plain: State
@@ -47,10 +47,9 @@ class Encoding:
         self.seed = seed
 
     def send(self, outcome: LocalResult) -> tuple[Encoded | None, Failure | None]:
-        """What has left a client, and what is wrong with it.
+        """Encode an upload and decode it; the encoded upload, and its failure.
 
-        The outcome's upload becomes what the server makes of it, and what its memory holds of earlier losses what is
-        left over for the next upload.
+        The outcome's upload becomes the decoded one, and its residual what was lost.
         """
         upload = outcome.upload
         assert upload is not None  # the stage aggregates
@@ -63,7 +62,7 @@ class Encoding:
             arrived = self.decoded(upload.client, encoded)
             outcome.upload = replace(upload, state=arrived)
             outcome.memory.residual = self._lost(meant, arrived)
-        except Exception as error:  # an encoder raises what it likes
+        except Exception as error:  # an encoder may raise anything
             found = failed(error)
             return encoded, replace(found, reason=f"unusable upload: {found.reason}")
         return encoded, None
@@ -76,7 +75,7 @@ class Encoding:
         return meant
 
     def encoded(self, upload: Upload, meant: State) -> Encoded:
-        """What a client sends for an upload."""
+        """Encode an upload."""
         seed = derive(self.seed, "encode", upload.client)
         draw = torch.Generator().manual_seed(seed)
         with isolated(seed), torch.no_grad():
@@ -94,7 +93,7 @@ class Encoding:
         return ordered | found
 
     def _lost(self, meant: State, arrived: State) -> State:
-        """What a client has to add to its next upload."""
+        """The residual that a client adds to its next upload."""
         if not self.encoder.error_feedback:
             return {}
         left = {name: tensor - arrived[name] for name, tensor in meant.items()}
@@ -139,7 +138,7 @@ def encoding_of(state: FederationState, stage: Stage, number: int) -> Encoding |
 
 
 def encoded_names(module: FederatedModule, shared: Sequence[str]) -> list[str]:
-    """Of what is shared, the parameters that train and have values; one with two names is encoded under each."""
+    """Names of shared parameters that train and are not empty; one with two names is encoded under each."""
     state = module.state_dict()
     return [name for name in trained_names(module, shared) if state[name].numel()]
 

@@ -39,7 +39,7 @@ def personalises(learner: nn.Module) -> TypeGuard[FederatedModule]:
 
 
 def personalise_client(state: FederationState, stage: Stage, learner: nn.Module, k: int, round: int) -> None:
-    """Let a method adapt the model of client k that is loaded, on all its samples: nothing of it leaves the client."""
+    """Adapt the loaded model of client k, if the method does so, on all its samples: none of it is uploaded."""
     if not personalises(learner):
         return
     client = replace(state.data.client(k, round), samples="all")
@@ -128,7 +128,7 @@ class EpochScores:
 
 
 def scores_of_trained_copy(state: FederationState, stage: Stage, client: Client) -> Scores:
-    """Of a client's copy, which is loaded, on its own validation samples."""
+    """Scores of the loaded copy of a client on its own validation samples."""
     learner = stage.module or state.module
     network = learner if stage.own_models else learner.global_model()
     with isolated(derive(state.options.seed, "trained", stage.name, client.round, client.id)):
@@ -234,7 +234,7 @@ class Scorer:
 
     @cached_property
     def before(self) -> ModuleSnapshot:
-        """Of the module, before the first client is evaluated."""
+        """Snapshot of the module before the first client is evaluated."""
         return self.state.live.snapshot()
 
     @property
@@ -245,7 +245,7 @@ class Scorer:
 
     @cached_property
     def has_personal_models(self) -> bool:
-        """Whether what a client uses differs from the global model; what it merely trains with is no model."""
+        """Whether the model that a client uses differs from the global model."""
         if self.stage.upload != "aggregate" or personalises(self.personal) or self.stage.own_models:
             return True
         is_own = is_overridden("forward", self.learner, FederatedModule)
@@ -264,7 +264,7 @@ class Scorer:
         return True
 
     def _held(self, network: nn.Module) -> list[bool]:
-        """Of each value of a network, whether the server holds it; what goes up only is nobody's."""
+        """Of each entry of a network, whether the server holds it or it is `upload_only`."""
         live = self.state.live.tensors()
         ours = {id(live[name]) for name in (*self.state.global_state, *self.state.upload_only) if name in live}
         return [id(tensor) in ours for tensor in network.state_dict(keep_vars=True).values()]
@@ -483,7 +483,7 @@ class Scorer:
         return found
 
     def _scores_of_each(self, batches: AnyBatches, sizes: np.ndarray) -> list[Scores]:
-        """Of the global model, for clients whose samples lie end to end."""
+        """Scores of the global model, for clients whose samples are concatenated."""
         if len(sizes) == 1:
             return [evaluate(self.state.fabric, self.network, batches, self.measures)]
         logits, target = outputs(self.state.fabric, self.network, batches)
@@ -507,7 +507,7 @@ class Scorer:
         return bool(own_test) and len(own_test[k]) > 0 and self._whose(k) == "own"
 
     def _probed(self, k: int, round: int) -> EvaluationResult:
-        """What a method measures by itself where a client's model is the global one."""
+        """The method's `probe` where a client's model is the global one."""
         found = EvaluationResult()
         self.state.enter(k, "server", round)
         found.add(k, "global", self._whose(k), self._probe(k, round))
@@ -535,7 +535,7 @@ class Scorer:
 
     @torch.no_grad()
     def _probe(self, k: int, round: int) -> Scores:
-        """What a method measures of a client's model by itself, returned or logged."""
+        """Values that the method's `probe` returns or logs."""
         modes = modes_of(self.personal)
         self.personal.eval()
         with logging_to_means(self.personal) as logs:

@@ -47,7 +47,7 @@ Method = FederatedModule | Callable[[], FederatedModule]
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a fit leaves.
+    """The result of a fit.
 
     Attributes:
         method: That was fitted.
@@ -125,7 +125,7 @@ def make_profiler(given: Profiler | str | None) -> Profiler:
 
 
 def report_profile(profiler: Profiler, folder: Path | None) -> None:
-    """Let a profiler say, or write into the folder of the run, what it has found."""
+    """Print the profile, or write it into the folder of the run."""
     if isinstance(profiler, PassThroughProfiler):
         return
     profiler.setup("fit", log_dir=None if folder is None else str(folder))

@@ -84,7 +84,7 @@ def _written(
 
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
-    """What `predict` uses, as a copy on the CPU in evaluation mode."""
+    """A copy of the network that `predict` uses, on the CPU in evaluation mode."""
     network = scorer.load(client)
     data = scorer.state.data
     x = next(iter(data.test_batches(client).first(2)))[0]

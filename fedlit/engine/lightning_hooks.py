@@ -306,7 +306,7 @@ class LocalTrainer:
         raise UsageError("`self.loggers` are written by the federation after each round; use `self.log` here.")
 
     def take(self, optimizers: list[Optimizer], schedulers: list[LRSchedulerConfig]) -> None:
-        """What `configure_optimizers` gave."""
+        """Set what `configure_optimizers` returned."""
         self.optimizers = optimizers
         self.lr_scheduler_configs = schedulers
 
@@ -320,7 +320,7 @@ class LocalStrategy:
 
     @cached_property
     def _lightning_optimizers(self) -> list["LocalOptimizer"]:
-        """Where `LightningModule.optimizers` looks; each is a class of its own, which takes a moment to make."""
+        """Read by `LightningModule.optimizers`; made on demand, since each is a class of its own."""
         return [LocalOptimizer(optimizer, self.trainer) for optimizer in self.trainer.optimizers]
 
     def backward(self, loss: Tensor, optimizer: Optimizer | None, *args: Any, **options: Any) -> None:
@@ -403,7 +403,7 @@ def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterato
 
 @contextmanager
 def trial_training(method: FederatedModule, client: Client, fabric: Fabric) -> Iterator[None]:
-    """The same before the first round: as if a local training of one epoch were to begin."""
+    """Attach a trainer before the first round, as for a local training of one epoch."""
     plan = Plan(Stage("trial"), seed=0)
     parts = [part for part in method.modules() if isinstance(part, LightningModule)]
     with attached(parts, LocalTrainer(fabric, method, client, plan, Means())):

@@ -1,4 +1,4 @@
-"""What is measured of a model, batch by batch: from outputs to scores."""
+"""Metrics of a model, batch by batch: from outputs to scores."""
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -29,14 +29,14 @@ LOSS = "loss"
 
 
 def measures_classes(method: FederatedModule) -> bool:
-    """Whether cross-entropy and accuracy are all that a method measures; of many clients they come in one pass."""
+    """Whether a method measures cross-entropy and accuracy alone; those of many clients take one pass."""
     kind = type(method)
     is_own = kind.loss is not FederatedModule.loss or kind.metrics is not FederatedModule.metrics
     return not is_own and "loss" not in vars(method) and type(task_of(method)) is Classification
 
 
 class MetricSet:
-    """What is measured of every model of a method.
+    """Loss and metrics of every model of a method.
 
     Args:
         method: Whose `loss` and `metrics`.
@@ -68,7 +68,7 @@ class MetricSet:
 
     @property
     def first(self) -> str:
-        """What models are compared by unless the user says."""
+        """The metric that models are compared by, by default."""
         return next(iter(self.own), LOSS)
 
     def rises(self, name: str) -> bool:
@@ -94,7 +94,7 @@ CLASSES = Classification()
 
 
 def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iterator[tuple[Any, Any]]:
-    """What a network gives for each batch, in single precision at least, and the batch's targets, on the device."""
+    """Outputs of a network for each batch, in single precision at least, and targets, on the device."""
     modes = modes_of(network)
     network.eval()
     context = autocast(fabric)
@@ -130,7 +130,7 @@ def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Te
 
 
 def predictions(fabric: Fabric, network: nn.Module, batches: AnyBatches, task: Task) -> tuple[list[Tensor], list[Any]]:
-    """What outputs mean, and the targets, of each batch."""
+    """Predictions and targets of each batch."""
     found: list[Tensor] = []
     targets: list[Any] = []
     for output, target in each_output(fabric, network, batches):
@@ -140,7 +140,7 @@ def predictions(fabric: Fabric, network: nn.Module, batches: AnyBatches, task: T
 
 
 def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
-    """Whether what a network says of a sample depends neither on others in its batch nor on chance: tried on these.
+    """Whether outputs depend neither on other samples of the batch nor on chance, tried on these batches.
 
     BatchNorm without running statistics does the one, dropout in evaluation mode the other. Then clients must not share
     a batch, whose clients depend on the number of processes.
@@ -208,11 +208,11 @@ class MetricAccumulator:
         for name, metric in list(self.metrics.items()):
             try:
                 metric.update(*given)
-            except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
+            except Exception as error:  # a metric may raise anything, perhaps on one client's samples only
                 self._leave_out(name, error)
 
     def scores(self) -> Scores:
-        """Of all batches."""
+        """Scores of all batches."""
         found = {LOSS: self.loss.mean}
         for name, metric in list(self.metrics.items()):
             try:
@@ -284,7 +284,7 @@ def scores_by_group(
             try:
                 metrics[name].reset()
                 scores[name] = float(metrics[name](logits[start:stop], target[start:stop]))
-            except Exception as error:  # a metric raises what it likes, perhaps on one client's samples only
+            except Exception as error:  # a metric may raise anything, perhaps on one client's samples only
                 warn_left_out(name if measures is None else measures.describe(name), error)
         groups.append(scores)
     return groups
@@ -310,7 +310,7 @@ def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int 
 
 
 def confusion(logits: Tensor, target: Tensor) -> Tensor:
-    """How many samples of each class (rows) were taken for which (columns), ``[C, C]``.
+    """Confusion matrix ``[C, C]``: true classes in rows, predicted ones in columns.
 
     Example:
         >>> confusion(torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]), torch.tensor([0, 1, 0]))

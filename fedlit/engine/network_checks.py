@@ -67,7 +67,7 @@ def _measures(model: FederatedModule, more: Mapping[str, Metric]) -> MetricSet:
     kind = type(model).__name__
     try:
         measures = MetricSet(model, more)
-    except Exception as error:  # a method raises what it likes
+    except Exception as error:  # a method may raise anything
         raise ValueError(f"`model`: `metrics` of {kind}: {first_line(error)}") from error
     own = measures.own
     if not isinstance(own, dict) or not all(isinstance(metric, Metric) for metric in own.values()):
@@ -81,7 +81,7 @@ def _measures(model: FederatedModule, more: Mapping[str, Metric]) -> MetricSet:
 
 
 def _check_monitor(measures: MetricSet, monitor: str | None) -> None:
-    """What is never measured would never be best."""
+    """Refuse to monitor what is never measured."""
     if monitor is None:
         return
     metric, _, where = monitor.rpartition("/")
@@ -122,7 +122,7 @@ def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, tar
     shapes = f"outputs {describe_tree(output)} of the {whose} with targets {describe_tree(target)}"
     try:
         loss = loss_of(model)(output, target)
-    except Exception as error:  # a method raises what it likes
+    except Exception as error:  # a method may raise anything
         task = task_of(model).name
         raise ValueError(f"`model`: `loss` of {kind} ({task}) cannot compare {shapes}: {first_line(error)}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -251,7 +251,7 @@ def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> 
         check_number(model, optimizers)
         for optimizer in optimizers:
             check_settings(optimizer, model)
-    except Exception as error:  # a method raises what it likes
+    except Exception as error:  # a method may raise anything
         source = "`model.optimizer`"
         if overridden(model, frozenset({"configure_optimizers"})):
             source = f"`model`: `configure_optimizers` of {type(model).__name__}"
@@ -261,7 +261,7 @@ def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> 
 def _outputs(network: nn.Module, whose: str, x: Any) -> Any:
     try:
         return applied(network, x)
-    except Exception as error:  # a network raises what it likes
+    except Exception as error:  # a network may raise anything
         hint = ""
         if "dtype" in str(error):
             hint = "; see `trainer.precision`"
@@ -309,7 +309,7 @@ def layout_for(model: FederatedModule, data: FederatedData, fabric: Fabric, fast
             with autocast(fabric)():
                 _try_networks(trial, x)
                 _try_step(trial, client, (x, target), fabric)
-        except Exception as error:  # a method raises what it likes
+        except Exception as error:  # a method may raise anything
             message = f"images of {type(model).__name__} keep their layout; a trial in that of fast mode: "
             warnings.warn(f"`trainer.fast`: {message}{first_line(error)}", Notice, stacklevel=2)
             return torch.contiguous_format

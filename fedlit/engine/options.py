@@ -49,7 +49,7 @@ MOST_OF = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `Federation` was given; it says what each means. Defaults stand there, and only there."""
+    """Options of a `Federation`, which documents them and has their defaults."""
 
     num_rounds: int
     local_epochs: int | None

@@ -62,7 +62,7 @@ class Scaler(torch.amp.GradScaler):
         return self.num_updates if is_lowest else 0
 
     def kept(self) -> dict[str, Any]:
-        """What the client's next local training begins with: plain numbers.
+        """The scale that the client's next local training begins with, as plain numbers.
 
         A scale below 1 is of gradients that are no numbers at any scale, and would make all others vanish.
         """

@@ -34,7 +34,7 @@ CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first
 
 
 def set_deterministic(wanted: Deterministic | None) -> None:
-    """What Lightning's Trainer sets for `deterministic`, and leaves so; None sets nothing."""
+    """Set what Lightning's Trainer sets for `deterministic`; None sets nothing."""
     if wanted is None:
         return
     torch.use_deterministic_algorithms(bool(wanted), warn_only=wanted == "warn")
@@ -45,7 +45,7 @@ def set_deterministic(wanted: Deterministic | None) -> None:
 
 @dataclass
 class ResumePoint:
-    """What a command begins from.
+    """The checkpoint that a command begins from, if any.
 
     Attributes:
         checkpoint: The file that was read, if one was.
@@ -60,7 +60,7 @@ class ResumePoint:
     changes: list[Change] = field(default_factory=list)
 
     def events(self) -> list[dict[str, Any]]:
-        """What events.jsonl should know."""
+        """Events for events.jsonl."""
         found: list[dict[str, Any]] = []
         if self.fallback is not None:
             found.append({"what": "fell_back", "on": str(self.checkpoint), "reason": self.fallback})
@@ -152,7 +152,7 @@ def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, t
 
 
 def read_checkpoint(path: Path | None) -> ResumePoint:
-    """What to begin from; where `last.ckpt` is damaged, warn and read the one before it."""
+    """Read a checkpoint; where `last.ckpt` is damaged, warn and read the one before it."""
     if path is None:
         return ResumePoint()
     content, checkpoint, fallback = load_last(path)

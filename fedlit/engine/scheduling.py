@@ -164,7 +164,7 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
             factors.append(factor)
             optimizer.step()
             stepper.step()
-    except Exception as error:  # some schedules end after so many steps; one's own raises what it likes
+    except Exception as error:  # some schedules end after so many steps; one's own may raise anything
         lines = str(error.args[0] if error.args else type(error).__name__).splitlines()
         raise ValueError(f"`trainer.lr_schedule`: {lines[0]}") from error
     return factors
@@ -195,7 +195,7 @@ class ClientSampler:
         return self._few(candidates) if self.state.options.fast_dev_run else candidates
 
     def candidates(self, stage: Stage, round: int) -> list[int]:
-        """Who may be drawn. Nobody uploads twice what the server collects: who has done that has no more to do."""
+        """Clients that may be drawn; those whose upload the server has collected are done."""
         may = self.eligible(stage, round)
         if not may:
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
@@ -279,7 +279,7 @@ def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
 
 
 def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
-    """How many samples of its own a client may train on in a stage; who shares none has nothing to do with the pool."""
+    """Number of its own samples that a client may train on in a stage; without one it takes no part."""
     if stage.samples == "all":
         return len(assignment.train[k])
     return int(np.count_nonzero(assignment.opted_in[k]))

@@ -41,21 +41,21 @@ if TYPE_CHECKING:
 
 
 class Download(NamedTuple):
-    """What a client is sent: entries of the method's state, and what else the method reads in `self.received`."""
+    """A download: entries of the method's state, and other tensors, which the method finds in `self.received`."""
 
     state: State
     received: State
 
 
 def has_custom_download(module: FederatedModule) -> bool:
-    """Whether clients are not all sent the same."""
+    """Whether a method overrides `download`, so that clients are sent different states."""
     return is_overridden("download", module, FederatedModule)
 
 
 def sent_by(
     module: FederatedModule, client: Client, current: Mapping[str, Tensor], uploads: Mapping[int, State], seed: int
 ) -> Download:
-    """What a method's `download` sends a client, validated and copied."""
+    """The download that a method sends a client, validated and copied."""
     copy = {name: tensor.clone() for name, tensor in current.items()}
     with isolated(seed), refusing_logs(module, "download"):
         given = module.download(client, copy, MappingProxyType(uploads))  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ Names = dict[int, tuple[str, ...]]  # of the entries of each client's state, whi
 
 
 class Hosts(Protocol):
-    """Where clients train and are evaluated, and where their states are kept."""
+    """Remote hosts on which clients train and are evaluated, and which keep their states."""
 
     def train(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", "Download | None"]]:
         """The results of a round's clients, in the order of their ids, and what each was sent, if that differs.
@@ -268,20 +268,20 @@ class FederationState:
 
     @property
     def shared_state(self) -> State:
-        """What travels both ways of what the server holds."""
+        """The server's entries that are sent and averaged."""
         return {name: self.global_state[name] for name in self.shared}
 
     @property
     def sent_state(self) -> State:
-        """What a client receives beside the shared state."""
+        """The server's entries that are sent only."""
         return {name: self.global_state[name] for name in self.download_only}
 
     def expected_upload(self, k: int, sent: Download | None = None) -> State:
-        """Of the names, shapes and dtypes that a client's upload must have.
+        """A state with the names, shapes and dtypes that a client's upload must have.
 
         Args:
             k: The client.
-            sent: What it was sent, where that is not what everybody is: it uploads no more than it holds.
+            sent: Its own download, if it has one: it uploads no more than it holds.
         """
         shared = self.shared_state
         if sent is not None:
@@ -291,11 +291,11 @@ class FederationState:
 
     @property
     def constant_state(self) -> State:
-        """What clients are sent once."""
+        """The server's entries that clients are sent once."""
         return {name: self.global_state[name] for name in self.constant}
 
     def _first_global_state(self) -> State:
-        """What the server begins with; what is constant is there once."""
+        """The server's first state; constant entries are not copied."""
         held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
         return held | {name: self.initial[name] for name in self.constant}
 
@@ -329,26 +329,26 @@ class FederationState:
 
     @property
     def partition_hash(self) -> str:
-        """Of the labels, about a hundred inputs, and who holds what: a checkpoint goes on with the same."""
+        """Hash of labels, about a hundred inputs and the assignment, which must be the same to resume a run."""
         if self._partition_hash is None:
             self._partition_hash = partition_hash(self.data)
         return self._partition_hash
 
     def personal(self, k: int) -> State:
-        """What a client has of its own: what it uploaded for the server to keep, and what it keeps."""
+        """A client's own entries: its collected upload and its client state."""
         if k not in self.memories and self.memories.names(k):
             raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
         kept = self.memories[k].state if k in self.memories else {}
         return {**self.collected_of(k), **self._uploaded(k), **kept}
 
     def collected_of(self, k: int) -> State:
-        """What a client has uploaded for the server to keep."""
+        """A client's collected upload, if it has one."""
         if k not in self.collected:
             return {}
         return self.collected[k]
 
     def personal_states(self) -> dict[int, State]:
-        """What every client has of its own; collective."""
+        """The own entries of every client; collective."""
         clients = sorted({*self.memories, *self.owner_ranks, *self.owners()})
         copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
@@ -407,7 +407,7 @@ class FederationState:
         self.module.received = self.live.nothing_received if sent is None else sent.received
 
     def sent_to(self, k: int, round: int) -> Download:
-        """What the method sends a client; the live module holds the server's state afterwards."""
+        """The method's download for a client; afterwards the live module holds the server's state."""
         if self.own_download is not None:
             return self.own_download
         self.load_global()
@@ -491,7 +491,7 @@ def num_sharing(data: FederatedData) -> int:
 
 
 def partition_hash(data: FederatedData) -> str:
-    """Of the targets, about a hundred inputs (of samples that are read, a few), and who holds what."""
+    """Hash of targets, about a hundred inputs (a few of samples that are read), and the assignment."""
     digest = sha256()
     for content in data.splits.train.fingerprint():
         digest.update(content)

@@ -47,7 +47,7 @@ class ProcessLost(Interrupted):
 
 @dataclass
 class Peer:
-    """What the store last said of another rank, and for how many seconds nothing new."""
+    """The last sign of life of another rank, and the seconds since."""
 
     beat: str = ""
     state: str = "work"
@@ -127,7 +127,7 @@ class Liveness:
         self._activity = "broken"
 
     def refuse(self) -> bool:
-        """Let all ranks end with this one, because of what the user gave; whether this one is to say why."""
+        """End all ranks because of invalid input; whether this one prints why."""
         self._is_refused = self._is_first("refused")
         return self._is_refused
 
@@ -140,7 +140,7 @@ class Liveness:
         return self.rank > 0 and self.lost.wait(2)
 
     def leave(self) -> None:
-        """At the end of the process: say goodbye, or that it ends by an error."""
+        """At the end of the process: report that it ends, or that it failed."""
         if os.getpid() != self._pid:
             return
         if self.answered.is_set():  # torch would wait for the lost rank while it takes itself down
@@ -275,7 +275,7 @@ _current: Liveness | None = None
 
 
 def current() -> Liveness | None:
-    """Of this process; None if it is the only one of its run."""
+    """The liveness of this process; None if it is the only one of its run."""
     return _current
 
 
@@ -313,7 +313,7 @@ def end_if_one_died(children: Mapping[int, Popen]) -> None:
 
 
 def ending(child: Popen | None) -> str:
-    """How a process ended that is about to."""
+    """How a process ended, waiting for it if need be."""
     try:
         code = None if child is None else child.wait(5)
     except TimeoutExpired:

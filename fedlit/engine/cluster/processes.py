@@ -89,7 +89,7 @@ def _revived(data: Tensor, device: torch.device) -> Any:
 
 
 def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
-    """What every process has for this one, by its rank; values as in `broadcast`."""
+    """All-to-all: what every rank sends to this one, by rank; values as in `broadcast`, None is nothing."""
     if fabric.world_size == 1:
         return [*parcels]
     payloads = [_serialised(parcel) if parcel is not None else b"" for parcel in parcels]
@@ -106,7 +106,7 @@ def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
 
 
 def largest(fabric: Fabric, *numbers: int) -> list[int]:
-    """Of each number, the largest that any process gives."""
+    """All-reduce by maximum of each number."""
     if fabric.world_size == 1:
         return [*numbers]
     found = torch.tensor(numbers, device=_wire(fabric.device))
@@ -115,7 +115,7 @@ def largest(fabric: Fabric, *numbers: int) -> list[int]:
 
 
 def meet(fabric: Fabric) -> None:
-    """Wait until every process has come here."""
+    """Barrier."""
     largest(fabric, 0)
 
 
@@ -148,7 +148,7 @@ def _finish(work: dist.Work) -> None:
 
 
 def _wire(device: torch.device) -> torch.device:
-    """Where tensors must lie to be sent."""
+    """The device from which tensors are sent."""
     return torch.device("cpu") if dist.get_backend() == "gloo" else device
 
 
@@ -169,7 +169,7 @@ def by_owner(clients: Sequence[int | None], owners: Mapping[int, int], num_proce
     """The rank of each task: the owner of its client, however many there are; else the rank with the fewest.
 
     Args:
-        clients: The client of each task; None is nobody's.
+        clients: The client of each task, or None.
         owners: The rank that holds a client's state, of clients that have one.
         num_processes: Number of ranks.
     """

@@ -63,7 +63,7 @@ class ClientParallelStrategy(DDPStrategy):
         super().setup_environment()
 
     def end_children(self) -> None:
-        """Those that were started and have not been met."""
+        """Kill children that were started and have not joined."""
         for child in getattr(self.launcher, "procs", []):
             child.kill()
 
@@ -93,7 +93,7 @@ class ClientParallelStrategy(DDPStrategy):
         alive.has_met = True
 
     def _store(self, rank: int, world_size: int) -> dist.Store:
-        """Of rank 0, which others of the network cannot reach where there is one host; or of torchrun."""
+        """The store of rank 0, on loopback if there is one host; or of torchrun."""
         environment = self.cluster_environment
         assert environment is not None
         host = environment.main_address
@@ -136,7 +136,7 @@ def make_fabric(options: Options) -> Fabric:
 
 
 def _devices(accelerator: str, devices: int | str) -> list[torch.device]:
-    """Those that Fabric would take, a process each."""
+    """The devices that Fabric would use."""
     strategy = Fabric(accelerator=accelerator, devices=devices).strategy
     return [*(getattr(strategy, "parallel_devices", None) or [strategy.root_device])]
 
