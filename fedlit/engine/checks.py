@@ -68,7 +68,9 @@ def check_experiment(
     _check_state(model)
     check_travels(model)
     stages = model.configure_stages()
-    _check_stages(stages, model, options)
+    names = [stage.name for stage in with_followers(stages)]
+    if not stages or len(set(names)) < len(names):
+        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
     measures = check_measures(model, stages, options)
     check_hooks(model, with_followers(stages), command)
     if command == "fit":
@@ -128,21 +130,6 @@ def _check_state(model: FederatedModule) -> None:
                 "`get_extra_state`; what is to travel is a buffer, and plain attributes that the server's side changes "
                 "are saved by themselves."
             )
-
-
-def _check_stages(stages: list[Stage], model: FederatedModule, options: Options) -> None:
-    """Stages have different names, and one of them measures what is monitored."""
-    all_stages = with_followers(stages)
-    names = {stage.name for stage in all_stages}
-    if not stages or len(names) < len(all_stages):
-        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
-    if options.monitor is None:
-        return
-    measured = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
-    monitored = options.monitor.rpartition("/")[2].partition("_on_")[0]
-    if monitored not in measured:
-        known = ", ".join(sorted(measured))
-        raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
 
 
 def _warn_of_modes(model: FederatedModule) -> None:

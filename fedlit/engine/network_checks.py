@@ -30,75 +30,56 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
 from fedlit.rng import isolated
-from fedlit.tasks import Classification, Task
+from fedlit.tasks import Classification
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
 SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 
 def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> MetricSet:
-    """Metrics have different names, and what is monitored is among them."""
-    check_task(model)
-    measures = _measures(model, options.metrics)
-    for name in options.metrics:
-        if name in (*measures.own, LOSS):
-            known = " and ".join([*measures.own, LOSS])
-            raise ValueError(
-                f"`trainer.metrics` must leave {known} to the federation, which measures them anyway; "
-                f"give {name!r} another name."
-            )
-    _check_monitor(measures, options.monitor)
-    for stage in stages:
-        _check_early_stopping(stage, stage.module or model)
-    return measures
-
-
-def check_task(model: FederatedModule) -> None:
-    """A method is for the task that it has."""
+    """Task, metrics and what is monitored or stops training early; the metrics."""
     kind = type(model).__name__
-    if isinstance(model.task, type) and issubclass(model.task, Task):
-        raise ValueError(f"`model.task` of {kind} must be a task, such as {model.task.__name__}(), got the class.")
     allowed = () if model.card is None else model.card.tasks
     if allowed and task_of(model).name not in allowed:
         raise ValueError(f"`model.task`: {kind} is for {' and '.join(allowed)}, got {task_of(model).name}.")
-
-
-def _measures(model: FederatedModule, more: Mapping[str, Metric]) -> MetricSet:
-    kind = type(model).__name__
     try:
-        measures = MetricSet(model, more)
+        measures = MetricSet(model, options.metrics)
     except Exception as error:  # a method may raise anything
         raise ValueError(f"`model`: `metrics` of {kind}: {first_line(error)}") from error
     own = measures.own
     if not isinstance(own, dict) or not all(isinstance(metric, Metric) for metric in own.values()):
         raise ValueError(f"`model`: `metrics` of {kind} must give metrics of torchmetrics by name, got {own!r}.")
-    for name in own:
-        if not isinstance(name, str) or not name or not name.isprintable() or name == LOSS:
+    for name in options.metrics:
+        if name in (*own, LOSS):
             raise ValueError(
-                f"`model`: `metrics` of {kind} must have names of printable characters other than {LOSS}, got {name!r}."
+                f"`trainer.metrics` must leave {' and '.join([*own, LOSS])} to the federation, which measures them "
+                f"anyway; give {name!r} another name."
+            )
+    if options.monitor is not None:
+        _check_monitor(measures, stages, options.monitor)
+    for stage in stages:
+        known = [LOSS, *MetricSet(stage.module or model, {}).own]
+        if stage.early_stopping is not None and stage.early_stopping.metric not in known:
+            raise ValueError(
+                f"Early stopping of stage {stage.name!r} must watch {' or '.join(known)}, got "
+                f"{stage.early_stopping.metric}."
             )
     return measures
 
 
-def _check_monitor(measures: MetricSet, monitor: str | None) -> None:
+def _check_monitor(measures: MetricSet, stages: list[Stage], monitor: str) -> None:
     """Refuse to monitor what is never measured."""
-    if monitor is None:
-        return
     metric, _, where = monitor.rpartition("/")
     if metric not in measures.names and where not in LOGGED:
         raise ValueError(
             f"`trainer.monitor` must be metric/model_on_data, such as {measures.first}/global_on_pooled, "
             f"with a metric of {', '.join(measures.names)}, got {monitor}."
         )
-
-
-def _check_early_stopping(stage: Stage, learner: FederatedModule) -> None:
-    rule = stage.early_stopping
-    if rule is None:
-        return
-    known = [LOSS, *MetricSet(learner, {}).own]
-    if rule.metric not in known:
-        raise ValueError(f"Early stopping of stage {stage.name!r} must watch {' or '.join(known)}, got {rule.metric}.")
+    models = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
+    monitored = where.partition("_on_")[0]
+    if monitored not in models:
+        known = ", ".join(sorted(models))
+        raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
 
 
 def check_targets(model: FederatedModule, target: Any, num_classes: int) -> None:
