@@ -102,10 +102,6 @@ class StopRequest:
     asked: bool = False
     signal: int | None = None
 
-    def by_signal(self, signal: int) -> None:
-        self.asked = True
-        self.signal = signal
-
 
 PROFILERS: dict[str, type[Profiler]] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler}
 
@@ -211,7 +207,7 @@ class Fit:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
         self.state.attributes.begin()
         try:
-            with self._heard_signals():
+            with self._handling_signals():
                 for number in range(self.state.round + 1, len(self.schedule) + 1):
                     if self._is_to_stop():
                         break
@@ -401,15 +397,16 @@ class Fit:
             self.stop.signal = signal or None
         return bool(asked)
 
-    def _heard_signals(self) -> AbstractContextManager[None]:
+    def _handling_signals(self) -> AbstractContextManager[None]:
         """Signals end a run in good order; where clients have hosts, at once: it may wait for a host forever."""
         if self.state.hosts is not None:
             return nullcontext()
         return stop_signals(self._stop_by_signal)
 
     def _stop_by_signal(self, number: int) -> None:
-        """Say at once what the run is waiting for."""
-        self.stop.by_signal(number)
+        """Print at once what the run is waiting for."""
+        self.stop.asked = True
+        self.stop.signal = number
         what = self.waiting_for if self.state.fabric.world_size == 1 else f"round {self.state.round + 1}"
         self.progress.say(f"stopping after {what}; again to end now")
 
