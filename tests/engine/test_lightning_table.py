@@ -67,7 +67,7 @@ def test_a_hook_of_a_command_is_refused_there_and_nowhere_else(command):
     federation = fitted(plain, data, num_rounds=1)
     getattr(federation, command)(plain, data)
     for hook in sorted(named(f"refused in {command}")):
-        with pytest.raises(ValueError, match=f"Mine overrides `{hook}`, but `fedlit {command}` looks at `forward`"):
+        with pytest.raises(ValueError, match=f"Mine overrides `{hook}`, but `fedlit {command}` calls `forward`"):
             getattr(federation, command)(overriding(FedAvg, hook)(linear, SGD), data)
     method = overriding(FedAvg, f"{command}_step")(linear, SGD)
     federation = fitted(method, data, num_rounds=1)
@@ -167,9 +167,9 @@ def test_what_works_gives_what_the_trainer_would(use, automatic, last):
 
 
 ENDS = {
-    "logger": (lambda self, _: self.logger, "`self.logger` is told by the federation"),
-    "loggers": (lambda self, _: self.loggers, "`self.loggers` are told by the federation"),
-    "all_gather": (lambda self, loss: self.all_gather(loss), "`self.all_gather` has no meaning in a visit"),
+    "logger": (lambda self, _: self.logger, "`self.logger` is written by the federation"),
+    "loggers": (lambda self, _: self.loggers, "`self.loggers` are written by the federation"),
+    "all_gather": (lambda self, loss: self.all_gather(loss), "`self.all_gather` has no meaning in local training"),
 }
 
 
