@@ -6,6 +6,7 @@ lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: do
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -136,6 +137,7 @@ def _has_own_train(part: nn.Module) -> bool:
 
 STRUCTURE = ("_parameters", "_buffers", "_modules")
 Container = dict[str, Any] | list[Any] | set[Any]
+Parts = dict[str, Any]
 
 
 class ModuleSnapshot:
@@ -150,7 +152,7 @@ class ModuleSnapshot:
 
     def __init__(self, module: nn.Module) -> None:
         self.attributes: list[tuple[nn.Module, dict[str, Any]]] = []
-        self.structure: list[tuple[Container, Container]] = []
+        self.structure: list[tuple[Parts, Parts]] = []
         self.filled: list[tuple[Container, Container]] = []
         self.empty: list[Container] = []
         for part in module.modules():
@@ -176,7 +178,9 @@ class ModuleSnapshot:
         for part, attributes in self.attributes:
             if not are_same(vars(part), attributes):
                 return False
-        for container, content in (*self.structure, *self.filled):
+        if not all(has_same_parts(container, content) for container, content in self.structure):
+            return False
+        for container, content in self.filled:
             if not are_same(container, content):
                 return False
         return all(_is_equal(buffer, before) for buffer, before in self.passing)
@@ -224,6 +228,11 @@ def are_same(now: Container, before: Container) -> bool:
         return bool(now == before)
     except Exception:  # tensors and arrays have no single truth: they are others
         return False
+
+
+def has_same_parts(now: Parts, before: Parts) -> bool:
+    """Whether these are the very parts and tensors: into another of equal value, no state would be loaded."""
+    return now.keys() == before.keys() and all(map(is_, now.values(), before.values()))
 
 
 def _refill(container: Container, content: Container) -> None:

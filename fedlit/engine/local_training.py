@@ -17,7 +17,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
-from fedlit.engine.live_module import STRUCTURE, Modes, are_same, modes_of, restore
+from fedlit.engine.live_module import STRUCTURE, Modes, has_same_parts, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
@@ -242,7 +242,7 @@ class ModuleParts:
     def live_tensors(self) -> State:
         """The tensors of the method after local training, which must have left their structure as it was."""
         tensors = self.tensors
-        if not all(are_same(*members) for members in self._members):  # a buffer that was set anew, for one
+        if not all(has_same_parts(*members) for members in self._members):  # a buffer that was set anew, for one
             tensors = self.module.state_dict(keep_vars=True)
         if structure_of(tensors) != self.structure:
             raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
