@@ -7,7 +7,7 @@ counters) are never averaged: the largest wins.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite, sqrt
 from typing import Any
@@ -28,6 +28,10 @@ class Upload:
     client: int
     state: State
     weight: float = 1.0
+
+    def copy(self) -> "Upload":
+        """The same in tensors of its own."""
+        return replace(self, state={name: tensor.clone() for name, tensor in self.state.items()})
 
 
 class RoundUploads(ABC):

@@ -71,8 +71,7 @@ def with_own_tensors(result: ClientResult) -> ClientResult:
     """The same with a copy of the upload, which holds the live tensors: to be used after the next state is loaded."""
     outcome = result.outcome
     if isinstance(outcome, LocalResult) and outcome.upload is not None:
-        copied = {name: tensor.clone() for name, tensor in outcome.upload.state.items()}
-        outcome.upload = replace(outcome.upload, state=copied)
+        outcome.upload = outcome.upload.copy()
     return result
 
 
@@ -305,7 +304,11 @@ class ClientRunner:
             trained.upload = self._held(k, trained.upload, sent)
         if self.constant or state.frozen:
             self._forget_frozen(trained)
-        scores = scores_of_trained_copy(state, stage, client) if self.is_scored else {}
+        scores: Scores = {}
+        if self.is_scored:
+            if trained.upload is not None:
+                trained.upload = trained.upload.copy()  # a forward pass may change live tensors: buffers, embeddings
+            scores = scores_of_trained_copy(state, stage, client)
         return self._validated(trained, scores, memory, sent)
 
     def _validated(

@@ -107,3 +107,22 @@ def test_a_server_that_exits_does_not_end_a_run_in_silence():
         fitted(LeavesLater(linear, SGD))
     with pytest.raises(ValueError, match=r"`trainer\.aggregator` leaves, tried on .*: SystemExit"):
         fitted(FedAvg(linear, SGD), aggregator=leaves)
+
+
+class Looked(nn.Module):
+    """A network that counts in every forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = linear()
+        self.register_buffer("passes", torch.zeros(2))
+
+    def forward(self, x):
+        self.passes += 1
+        return self.network(x)
+
+
+def test_an_upload_is_what_was_trained_whatever_its_evaluation_changes():
+    often, seldom = (fitted(FedAvg(Looked, SGD), local_steps=2, num_rounds=2, eval_every_n_rounds=n) for n in (1, 2))
+    for federation in (often, seldom):
+        assert federation.global_state["network.passes"].tolist() == [4, 4]
