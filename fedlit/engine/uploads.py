@@ -192,8 +192,9 @@ class BufferedUploads(RoundUploads):
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[Upload]:
+        """A copy of each: who changes one finds it next time as it came, as on several processes or from a file."""
         for client in list(self._numbers):
-            yield self[client]
+            yield self[client].copy()
 
     def __getitem__(self, client: int) -> Upload:
         state = self.store.get(self._numbers[client]).state
@@ -204,8 +205,7 @@ class BufferedUploads(RoundUploads):
 
     def add(self, upload: Upload) -> None:
         """Keep a copy of one more: its tensors may be the live ones."""
-        state = {name: tensor.clone() for name, tensor in upload.state.items()}
-        self._numbers[upload.client] = self.store.put(ClientState(state))
+        self._numbers[upload.client] = self.store.put(ClientState(upload.copy().state))
         self.weights[upload.client] = upload.weight
 
     def drop(self, client: int) -> None:
@@ -220,7 +220,7 @@ class BufferedUploads(RoundUploads):
             self.drop(client)
 
     def mean(self) -> State:
-        return weighted_mean(iter(self))
+        return weighted_mean(self[client] for client in self._numbers)
 
     def without(self, prefixes: tuple[str, ...]) -> "BufferedUploads":
         shown = BufferedUploads(self.store, (*self.hidden, *prefixes))

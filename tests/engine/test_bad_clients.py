@@ -126,3 +126,24 @@ def test_an_upload_is_what_was_trained_whatever_its_evaluation_changes():
     often, seldom = (fitted(FedAvg(Looked, SGD), local_steps=2, num_rounds=2, eval_every_n_rounds=n) for n in (1, 2))
     for federation in (often, seldom):
         assert federation.global_state["network.passes"].tolist() == [4, 4]
+
+
+class Scales(FedAvg):
+    """An `aggregate` that writes into uploads, and looks at them again."""
+
+    factor = 0.5
+
+    def aggregate(self, uploads, current):
+        for upload in uploads:
+            for tensor in upload.state.values():
+                tensor.mul_(self.factor)
+        return self.combine(uploads, current)
+
+
+@pytest.mark.parametrize("personal_memory", [0, 2])
+def test_what_is_written_into_an_upload_is_gone_at_the_next_look(personal_memory):
+    states = []
+    for kind in (Scales, type("Plain", (Scales,), {"factor": 1.0})):
+        torch.manual_seed(0)
+        states.append(fitted(kind(linear, SGD), num_rounds=2, personal_memory=personal_memory).global_state)
+    assert equal(*states)
