@@ -37,18 +37,23 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
 
 
 class _Proximal(torch.autograd.Function):
-    """`proximal_penalty` as one node; the gradient of w is mu (w - w^t)."""
+    """`proximal_penalty` as one node; the gradient of w is mu (w - w^t), and that of the gradient mu."""
 
     @staticmethod
     def forward(ctx: Any, mu: float, anchors: list[Tensor], *w: Tensor) -> Tensor:
+        moved = torch._foreach_sub(w, anchors)
         ctx.mu = mu
-        ctx.moved = torch._foreach_sub(w, anchors)
-        return mu / 2 * torch.stack(torch._foreach_norm(ctx.moved)).square().sum()
+        ctx.w = w
+        ctx.save_for_backward(*moved)  # freed by the backward pass, also of a loss that somebody keeps
+        return mu / 2 * torch.stack(torch._foreach_norm(moved)).square().sum()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, None, *_scaled(ctx.moved, ctx.mu, grad)
+        moved = ctx.saved_tensors
+        if not torch.is_grad_enabled():
+            return None, None, *_scaled(moved, ctx.mu, grad)
+        moving = [value + (w - w.detach()) for value, w in zip(moved, ctx.w, strict=True)]  # by `create_graph`
+        return None, None, *(ctx.mu * grad * value for value in moving)
 
 
 def add_to_gradient(

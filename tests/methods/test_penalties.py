@@ -61,3 +61,22 @@ def test_other_shapes_are_refused():
     w, anchors = drawn()
     with pytest.raises(ValueError, match="shapes"):
         proximal_penalty(w, [anchors[0][:1], *anchors[1:]], mu=1.0)
+
+
+def test_second_derivatives_are_those_of_the_formula():
+    found = []
+    for penalty in (proximal_penalty, by_formula):
+        w, anchors = drawn()
+        loss = sum(w.pow(3).sum() for w in w) + 0.7 * penalty(w, anchors, 0.3)
+        inner = torch.autograd.grad(loss, w, create_graph=True)
+        found.append(torch.autograd.grad(sum(g.square().sum() for g in inner), w))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_loss_that_is_kept_holds_no_copy_of_the_parameters():
+    w, anchors = drawn()
+    loss = proximal_penalty(w, anchors, mu=0.3)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="second time"):  # they are gone
+        loss.backward()
