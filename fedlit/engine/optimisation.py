@@ -260,7 +260,8 @@ class PlainStep:
         self.training_step: Callable[..., Any] = learner.training_step
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
         self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
-        self.clears_plainly = type(self.optimizer).zero_grad is Optimizer.zero_grad
+        own_clear = getattr(self.optimizer.zero_grad, "__func__", None)
+        self.clears_plainly = own_clear is Optimizer.zero_grad
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         """One batch."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 KNOWN = (SGD, Adam, AdamW)
 SPECIAL = ("differentiable", "capturable", "amsgrad")  # options that ask for more than the update
@@ -51,7 +52,11 @@ def is_plain(optimizer: Optimizer) -> bool:
     """Whether a step is the update and nothing else; asked in every step, since a user may change options or hooks."""
     if type(optimizer) not in KNOWN:
         return False
+    if "step" in vars(optimizer):  # a user's own, or a scheduler's that counts
+        return False
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return False
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
         return False
     return all(_is_plain(group) for group in optimizer.param_groups)
 
