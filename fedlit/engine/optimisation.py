@@ -44,7 +44,7 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
     if may_fuse:
         may_fuse = not any(getattr(part, "sparse", False) for part in learner.modules())
     for optimizer in optimizers:
-        prepare(optimizer, may_fuse and not _is_partly_kept(optimizer, names, state))
+        prepare(optimizer, may_fuse)
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"] if state else ():
@@ -53,17 +53,6 @@ def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str]
     for config in schedulers:
         _scale(config.scheduler, plan.lr_factor)
     return optimizers, schedulers
-
-
-def _is_partly_kept(optimizer: Optimizer, names: dict[Tensor, str], state: OptimizerState) -> bool:
-    """Whether momenta of SGD go on for some parameters of a group and begin for others, which its fused form cannot."""
-    if not state or type(optimizer) is not torch.optim.SGD:
-        return False
-    for group in optimizer.param_groups:
-        kept = {names.get(parameter) in state for parameter in group["params"]}
-        if len(kept) == 2:
-            return True
-    return False
 
 
 def check_number(learner: FederatedModule, optimizers: list[Optimizer]) -> None:

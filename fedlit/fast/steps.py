@@ -21,7 +21,20 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
     for group in optimizer.param_groups if type(optimizer) in KNOWN else ():
         chosen = group["foreach"] is not None or group["fused"] is not None or group["differentiable"]
         if not chosen and not _has_tensors(group) and all(parameter.is_cpu for parameter in group["params"]):
-            group["fused" if fast else "foreach"] = True
+            group["fused" if fast and _may_fuse(group) else "foreach"] = True
+            if group["fused"] and group.get("momentum"):
+                _begin_momenta(group, optimizer.state)
+
+
+def _may_fuse(group: Group) -> bool:
+    """A first step that is no other than the next; with dampening, SGD's is."""
+    return not group.get("dampening")
+
+
+def _begin_momenta(group: Group, state: dict[Tensor, Any]) -> None:
+    """At rest: fused SGD takes momenta for all or for none, and a parameter may have its first gradient later."""
+    for parameter in group["params"]:
+        state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def clear(optimizer: Optimizer) -> None:
