@@ -388,7 +388,8 @@ class ClientRound:
         copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
         seed = derive(options.seed, "aggregate", self.stage.name, self.number)
         with isolated(seed), logging_to_means(module) as logs, combining_by(module, step or rule):
-            agreed = {**current, **module.aggregate(opaque(self.uploads, options), copy)}
+            given = module.aggregate(opaque(self.uploads, options), copy)
+        agreed = {**current, **given}
         if step is not None and step.momenta is not None:
             self.server_momenta = {self.stage.name: step.momenta}
         for name, value in logs.result().items():
@@ -396,7 +397,8 @@ class ClientRound:
         if problem := defect(Upload(-1, agreed), current):
             raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
         check_unchanged(agreed, self.state.constant_state, "in `aggregate`")
-        return agreed
+        # What was given may be the live module's tensors, in which the next client trains, or the method's own.
+        return {**current, **{name: agreed[name].detach().clone() for name in given if name not in constant}}
 
     def _commit(self, agreed: State) -> None:
         """The one place where a round of clients changes the federation."""
