@@ -22,9 +22,6 @@ from fedlit.data.own_images import read_own_images
 from fedlit.encoders import Encoder
 from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
-from fedlit.engine.cluster.processes import meet
-from fedlit.engine.cluster.strategy import make_fabric
-from fedlit.engine.config_diff import title_of
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler
 from fedlit.engine.inference import adapt, draw_adaptation, own_network, predict, table_of_epochs
@@ -32,6 +29,7 @@ from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options, no_such_attribute, no_such_option
 from fedlit.engine.plan import KeepOptimizer
+from fedlit.engine.processes import meet
 from fedlit.engine.run_setup import (
     ResumePoint,
     RunFolder,
@@ -40,9 +38,11 @@ from fedlit.engine.run_setup import (
     fresh_state,
     read_checkpoint,
     set_deterministic,
+    title_of,
 )
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState, Hosts
+from fedlit.engine.strategy import make_fabric
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP

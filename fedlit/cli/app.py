@@ -31,9 +31,9 @@ from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import of_own_run, tell_configs, with_recipes_found
 from fedlit.cli.refusal import DEBUG, give_up
 from fedlit.data import FederatedData
+from fedlit.engine import liveness
 from fedlit.engine.aggregation import RuleFailed
-from fedlit.engine.cluster import liveness
-from fedlit.engine.cluster.liveness import ProcessLost
+from fedlit.engine.liveness import ProcessLost
 from fedlit.engine.plan import UsageError
 from fedlit.engine.scheduling import TooFewClients
 from fedlit.federation import Federation

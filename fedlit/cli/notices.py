@@ -8,7 +8,7 @@ from typing import TextIO
 
 from lightning.pytorch.utilities import rank_zero_only
 
-from fedlit.engine.cluster import liveness
+from fedlit.engine import liveness
 from fedlit.notices import Notice
 
 

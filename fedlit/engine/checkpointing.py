@@ -12,10 +12,9 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.client_store import assign_owners
-from fedlit.engine.cluster.processes import broadcast
-from fedlit.engine.config_diff import NOT_THERE, changes, choices
 from fedlit.engine.plan import ClientState
-from fedlit.engine.run_setup import ResumePoint
+from fedlit.engine.processes import broadcast
+from fedlit.engine.run_setup import NOT_THERE, ResumePoint, changes, choices
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin

@@ -16,8 +16,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlit.aggregation import State
-from fedlit.engine.cluster.processes import broadcast, exchanged, in_blocks
 from fedlit.engine.plan import ClientState
+from fedlit.engine.processes import broadcast, exchanged, in_blocks
 from fedlit.records.torch_file import dump
 
 if TYPE_CHECKING:

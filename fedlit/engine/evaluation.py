@@ -16,13 +16,13 @@ from fedlit.data.client import Client
 from fedlit.data.loaded import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
-from fedlit.engine.cluster.processes import by_owner, in_order
 from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore, restored_requires_grad
 from fedlit.engine.local_training import structure_of
 from fedlit.engine.logged_values import check_probe_names, logging_to, logging_to_means
 from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, predictions, scores_by_group, sees_samples_apart
 from fedlit.engine.plan import UsageError
 from fedlit.engine.precision import autocast
+from fedlit.engine.processes import by_owner, in_order
 from fedlit.engine.scheduling import has_trained_or_may
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule, task_of

@@ -16,17 +16,15 @@ from fedlit.aggregation import State
 from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import Budget, RuleFailed
 from fedlit.engine.checkpointing import Saving
-from fedlit.engine.cluster.liveness import ProcessLost
-from fedlit.engine.cluster.processes import check_processes, largest
-from fedlit.engine.config_diff import chosen_values, title_of
 from fedlit.engine.evaluation import Scorer
+from fedlit.engine.liveness import ProcessLost
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted, Plan
-from fedlit.engine.round import ClientRound
-from fedlit.engine.run_setup import ResumePoint
+from fedlit.engine.processes import check_processes, largest
+from fedlit.engine.round import ClientRound, ServerResult, serve, trained_by_server
+from fedlit.engine.run_setup import ResumePoint, chosen_values, title_of
 from fedlit.engine.scheduling import ClientSampler, Schedule, TooFewClients, run_with_retries
 from fedlit.engine.server_attributes import UnserializableAttribute
-from fedlit.engine.server_training import ServerResult, serve, trained_by_server
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice

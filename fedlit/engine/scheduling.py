@@ -14,10 +14,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from fedlit.aggregation import fewest_uploads
 from fedlit.data.assignment import Assignment
 from fedlit.data.client import SERVER
-from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Options
 from fedlit.engine.plan import BeforeStep, KeepOptimizer, Plan, unwatched
+from fedlit.engine.processes import broadcast
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage

@@ -21,12 +21,12 @@ from fedlit.aggregation import State, Upload, defect
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.engine.client_store import ClientStore, CollectedUploads, SpillStore, StateStore, copy_to_all_ranks
-from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import LOSS, MetricSet
 from fedlit.engine.options import Options
 from fedlit.engine.plan import ClientState, OptimizerState, UsageError
+from fedlit.engine.processes import broadcast
 from fedlit.engine.server_attributes import ServerAttributes
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.parts import batch_norm_names

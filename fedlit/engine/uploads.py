@@ -14,9 +14,9 @@ from torch import Tensor
 from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload, defect, weighted_mean
 from fedlit.data.client import SERVER, Client
 from fedlit.engine.client_store import SpillStore
-from fedlit.engine.cluster.processes import broadcast
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
+from fedlit.engine.processes import broadcast
 from fedlit.engine.state import Download, FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage

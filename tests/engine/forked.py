@@ -7,8 +7,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from fedlit.engine.cluster import liveness
-from fedlit.engine.cluster.liveness import ProcessLost
+from fedlit.engine import liveness
+from fedlit.engine.liveness import ProcessLost
 
 
 def free_port() -> int:

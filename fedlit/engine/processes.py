@@ -15,8 +15,8 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fedlit.engine.cluster import liveness
-from fedlit.engine.cluster.liveness import ProcessLost
+from fedlit.engine import liveness
+from fedlit.engine.liveness import ProcessLost
 
 Result = TypeVar("Result")
 A_SECOND = timedelta(seconds=1)

@@ -17,10 +17,10 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
-from tqdm.auto import tqdm  # type: ignore[import-untyped]  # tqdm carries no types
+from tqdm.auto import tqdm
 
-from fedlit.engine.cluster import liveness
-from fedlit.engine.cluster.liveness import Liveness, ProcessLost
+from fedlit.engine import liveness
+from fedlit.engine.liveness import Liveness, ProcessLost
 from fedlit.engine.options import Options
 from fedlit.records.stop_signals import stop_signals
 

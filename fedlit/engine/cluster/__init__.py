@@ -1,1 +1,0 @@
-"""Several processes: how they meet, share a round's clients, and notice that one is gone."""
