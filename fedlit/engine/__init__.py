@@ -1,1 +1,1 @@
-"""The engine: what a federation is, a round, a visit, evaluation; on Lightning Fabric."""
+"""Runs a method on Lightning Fabric: state of the federation, rounds, local training, evaluation, checkpoints."""

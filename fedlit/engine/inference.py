@@ -189,7 +189,7 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
         k, failure = next(iter(failures.items()))
         if failure.is_usage:
             raise UsageError(failure.reason.partition(": ")[2])
-        raise TooFewClients(f"No unseen client could join; client {k}: {failure.told}\n{failure.details}")
+        raise TooFewClients(f"No unseen client could join; client {k}: {failure.summary}\n{failure.details}")
     if not rows:
         raise ValueError("no unseen client has validation samples to be measured on; see `data.val_size`.")
     return rows, failures

@@ -47,17 +47,17 @@ def check_still_frozen(module: nn.Module, constant: Collection[str]) -> None:
     frozen = set(frozen_names(module))
     for name in constant:
         if name not in frozen:
-            raise UsageError(_told(name, "was thawed"))
+            raise UsageError(_message(name, "was thawed"))
 
 
 def check_unchanged(state: Mapping[str, Tensor], constant: Mapping[str, Tensor], where: str) -> None:
     """Refuse a change of what clients are sent only once."""
     for name, value in constant.items():
         if state[name] is not value and not torch.equal(state[name], value):
-            raise UsageError(_told(name, f"was changed {where}"))
+            raise UsageError(_message(name, f"was changed {where}"))
 
 
-def _told(name: str, what: str) -> str:
+def _message(name: str, what: str) -> str:
     return (
         f"`model`: {name!r} required no gradients when the run began, so clients were sent it once, and it {what}; "
         "let it require gradients at first and freeze it in `on_round_start` of a callback, or make it a buffer."

@@ -331,4 +331,4 @@ def _message(number: int, num_clients: int, needed: int, record: RoundRecord) ->
     if record.attempt > 1:
         what += f", at attempt {record.attempt}"
     client, failure = next(iter(record.failures.items()))
-    return f"{what}; client {client}: {failure.told}\n{failure.details}".rstrip()
+    return f"{what}; client {client}: {failure.summary}\n{failure.details}".rstrip()

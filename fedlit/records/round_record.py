@@ -26,11 +26,11 @@ class Failure:
     is_usage: bool = False
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The reason, and where in somebody's own code it arose, if it did there.
 
         Example:
-            >>> Failure("KeyError: 'x'", '  File "/home/me/mine.py", line 6, in training_step').told
+            >>> Failure("KeyError: 'x'", '  File "/home/me/mine.py", line 6, in training_step').summary
             "KeyError: 'x' (mine.py, line 6)"
         """
         for path, line in reversed(PLACE.findall(self.details)):
