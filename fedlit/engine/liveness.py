@@ -93,6 +93,7 @@ class Liveness:
         self._is_over = False
         self._is_refused = False
         self._exchanging = threading.Lock()
+        self._threads: list[threading.Thread] = []
         self._pid = os.getpid()
 
     @property
@@ -105,7 +106,9 @@ class Liveness:
         _current = self
         atexit.register(self.leave)
         for loop in (self._talk, self._watch):  # the first blocks where the store's host is stopped
-            threading.Thread(target=loop, daemon=True, name="fedlit-liveness").start()
+            thread = threading.Thread(target=loop, daemon=True, name="fedlit-liveness")
+            self._threads.append(thread)
+            thread.start()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -153,6 +156,8 @@ class Liveness:
             if self.rank == 0 and self._ending == "left":
                 self._await_others(10)
         self._is_over = True
+        for thread in self._threads:  # one that Python ends inside a call of the store would abort the process
+            thread.join(5)
 
     def _is_first(self, key: str) -> bool:
         try:
@@ -217,6 +222,8 @@ class Liveness:
     def _watch(self) -> None:
         while self.loss is None:
             sleep(self.tick)
+            if self._is_over:
+                return
             self._wait = self._wait + self.tick if self._activity == "wait" else 0.0
             for rank, peer in self.peers.items():
                 peer.silence += self.tick
