@@ -244,8 +244,9 @@ class _MMD(torch.autograd.Function):
         return k[:n, :n].mean() + k[n:, n:].mean() - 2 * k[:n, n:].mean()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        if torch.is_grad_enabled():  # else its part of a second derivative would be missing without a word
+            raise RuntimeError("`mmd` can be differentiated once; it cannot be with `create_graph=True`.")
         joint = ctx.saved_tensors[0] * grad
         dtype_a, dtype_b = ctx.dtypes
         return joint[: ctx.n].to(dtype_a), joint[ctx.n :].to(dtype_b), None

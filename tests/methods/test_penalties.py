@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from fedlit.losses import add_to_gradient, proximal_penalty
+from fedlit.losses import add_to_gradient, mmd, proximal_penalty
 
 SHAPES = [(7, 5), (7,), (3, 2, 2)]
 
@@ -80,3 +80,10 @@ def test_a_loss_that_is_kept_holds_no_copy_of_the_parameters():
     loss.backward()
     with pytest.raises(RuntimeError, match="second time"):  # they are gone
         loss.backward()
+
+
+def test_mmd_is_differentiated_once_or_refused():
+    a, b = torch.randn(3, 2, requires_grad=True), torch.randn(4, 2)
+    assert torch.autograd.grad(mmd(a, b), a)[0].abs().sum() > 0
+    with pytest.raises(RuntimeError, match="`mmd` can be differentiated once"):
+        torch.autograd.grad(mmd(a, b), a, create_graph=True)
