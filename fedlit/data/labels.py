@@ -22,8 +22,8 @@ def describe_labels(data: FederatedData) -> str | None:
 
 def warn_of_labels(data: FederatedData) -> None:
     """A notice where no sample is of class 0: who has meant it knows."""
-    told = describe_labels(data)
-    if told is not None:
+    labels = describe_labels(data)
+    if labels is not None:
         lowest = data.splits.lowest_class
         remedy = f"if they count from {lowest}, subtract {lowest}"
-        warnings.warn(f"{told}, so that no sample is of class 0; {remedy}.", Notice, stacklevel=2)
+        warnings.warn(f"{labels}, so that no sample is of class 0; {remedy}.", Notice, stacklevel=2)

@@ -140,7 +140,7 @@ class Reader(Dataset):
         try:
             yield from batches
         finally:
-            del batches  # tells them to end, and waits a few seconds
+            del batches  # asks them to end, and waits a few seconds
             for worker in workers:
                 worker.kill()
                 worker.join()

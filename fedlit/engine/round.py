@@ -60,18 +60,18 @@ class ServerResult(NamedTuple):
     overflowed: dict[int, int]
 
 
-def serve(state: FederationState, round: int, plan: Plan, tell: Callable[[int, int], None]) -> RoundRecord:
+def serve(state: FederationState, round: int, plan: Plan, report: Callable[[int, int], None]) -> RoundRecord:
     """A round of the server's own: it trains what it holds, with what it has collected.
 
     Args:
         state: Of the federation.
         round: Its number, from 1.
         plan: How the server trains.
-        tell: Called before it does.
+        report: Called before it trains, with 1 and 1.
     """
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
-    served = trained_by_server(state, round, plan, state.global_state, gather_collected(state), tell)
+    served = trained_by_server(state, round, plan, state.global_state, gather_collected(state), report)
     state.end_server_round(served.state, served.memory)
     return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
@@ -82,9 +82,9 @@ def trained_by_server(
     plan: Plan,
     held: State,
     uploads: Mapping[int, State],
-    tell: Callable[[int, int], None],
+    report: Callable[[int, int], None],
 ) -> ServerResult:
-    """Let the first process train what the server holds, and tell the others; the federation's state stays as it is.
+    """Let the first process train what the server holds, and send the result to the others; the federation's state stays as it is.
 
     Args:
         state: Of the federation.
@@ -92,12 +92,12 @@ def trained_by_server(
         plan: How the server trains.
         held: What it starts from.
         uploads: What clients have uploaded, by client id.
-        tell: Called before it does.
+        report: Called before it trains, with 1 and 1.
     """
     name = plan.stage.name
 
     def work(_: int) -> dict[str, Any]:
-        tell(1, 1)
+        report(1, 1)
         with state.options.profiler.profile("server"):
             with state.attributes.serving():
                 done = _trained(state, round, plan, held, uploads)

@@ -209,7 +209,7 @@ class FederatedModule(LightningModule):
         return replace(upload, state=shared)
 
     def global_model(self) -> nn.Module:
-        """The network that all clients agree on; evaluated as `global`, and as `trained` right after a visit.
+        """The network that all clients agree on; evaluated as `global`, and as `trained` right after local training.
 
         It is `network`, or the method itself, by its own `forward`, if it has no `network`.
         """
