@@ -84,7 +84,7 @@ def trained_by_server(
     uploads: Mapping[int, State],
     report: Callable[[int, int], None],
 ) -> ServerResult:
-    """Let the first process train what the server holds, and send the result to the others; the federation's state stays as it is.
+    """Let the first process train what the server holds and send the result to the others; nothing is committed yet.
 
     Args:
         state: Of the federation.
