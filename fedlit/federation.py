@@ -34,7 +34,7 @@ from fedlit.engine.run_setup import (
     ResumePoint,
     RunFolder,
     chosen_checkpoint,
-    data_or_stand_in,
+    data_or_placeholder,
     fresh_state,
     read_checkpoint,
     set_deterministic,
@@ -423,7 +423,7 @@ class Federation:
         torch.set_num_threads(self.options.num_threads)
         set_deterministic(self.options.deterministic)
         keep_large_blocks()
-        data = data_or_stand_in(self.fabric, datamodule, None if samples else ckpt_path, self.options)
+        data = data_or_placeholder(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
         if training or path is not None or self._state is None or self._state.module is not model:
@@ -455,7 +455,7 @@ class Federation:
             return model, datamodule
         if state is None:
             raise ValueError(f"`{command}` needs a `model`: this federation has fitted none.")
-        if datamodule is None and not state.data.is_stand_in:
+        if datamodule is None and not state.data.is_placeholder:
             datamodule = state.data
         return state.module, datamodule
 

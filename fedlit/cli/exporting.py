@@ -12,7 +12,7 @@ from fedlit.cli.app import FederatedCLI, refused_in_one_line
 from fedlit.cli.notices import notices_in_one_line
 from fedlit.cli.recipes import tell_configs, with_recipes_found
 from fedlit.data import FederatedData
-from fedlit.data.stand_in import noise_like
+from fedlit.data.remote import noise_like
 from fedlit.inputs import batch_size
 from fedlit.records.export_formats import ENDINGS
 from fedlit.records.exports import NotTheSame, export
@@ -41,7 +41,7 @@ def write(given: Namespace, args: list[str]) -> None:
     except NotTheSame as error:
         sys.stderr.write(f"fedlit: error: {error}\n")
         raise SystemExit(1) from error
-    kind = "random inputs" if cli.trainer.state.data.is_stand_in else "test samples"
+    kind = "random inputs" if cli.trainer.state.data.is_placeholder else "test samples"
     print(f"{output}: on {batch_size(x, x)} {kind}, outputs differ by at most {difference:.1e} of the largest.")
 
 
@@ -61,4 +61,4 @@ def _samples(data: FederatedData, client: int | None, raw: bool) -> Any:
         x = next(iter(test.batches(np.arange(some), some)))[0]
     else:
         [x] = [x for x, _ in replace(data.test_batches(client).first(SAMPLES), batch_size=SAMPLES)]
-    return noise_like(x) if data.is_stand_in else x
+    return noise_like(x) if data.is_placeholder else x

@@ -14,8 +14,6 @@ from fedlit.cli.partitions import tell_partitions
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.tables import aligned
 from fedlit.data import FederatedData
-from fedlit.data.in_words import in_words
-from fedlit.data.labels import warn_of_labels
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
 from fedlit.records.pictures import draw_who_holds_what
@@ -61,10 +59,10 @@ def tell(args: list[str], picture: Path | None) -> None:
         data = cli.datamodule
         data.prepare_data()
         data.setup()
-        warn_of_labels(data)
+        data.warn_of_labels()
     print(told(data))
     if picture is not None:
-        draw_who_holds_what(data, picture, in_words(data))
+        draw_who_holds_what(data, picture, data.describe())
         print(f"\nLook at {picture}.")
 
 

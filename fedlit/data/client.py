@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from fedlit.data.loaded import AnyBatches
+from fedlit.data.loaders import AnyBatches
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData

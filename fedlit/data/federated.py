@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from inspect import signature
 from os import PathLike, fspath
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -18,20 +19,16 @@ from torch.utils.data import Dataset
 
 from fedlit.augment import Augmentation
 from fedlit.data import sources
-from fedlit.data.assignment import Assignment
-from fedlit.data.batches import Batches
-from fedlit.data.batching import Batching
+from fedlit.data.assignment import Assignment, Dealer
+from fedlit.data.batches import Batches, RowBatches
 from fedlit.data.checks import EMBEDDED, check_options
 from fedlit.data.client import Client, Samples
-from fedlit.data.dealer import Dealer
-from fedlit.data.inputs import Inputs
 from fedlit.data.items import Roles
-from fedlit.data.loaded import AnyBatches
-from fedlit.data.normalisation import measured_on_opted_in, normalisation
-from fedlit.data.parts import Splits
-from fedlit.data.public_pool import PublicPool, set_apart
-from fedlit.data.splitting import with_num_classes
-from fedlit.data.stacking import Reading
+from fedlit.data.loaders import AnyBatches
+from fedlit.data.preprocessing import Inputs, measured_on_opted_in, normalisation
+from fedlit.data.sources import Reading
+from fedlit.data.splits import Part, PublicPool, Read, Splits, set_apart, with_num_classes
+from fedlit.data.trees import chosen, joined, mapped
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
 from fedlit.rng import derive
@@ -103,8 +100,8 @@ class FederatedData(LightningDataModule):
     _splits: Splits | None = None
     _public_pool: PublicPool | None = None
     _assignment: Assignment | None = None
-    _batching: Batching | None = None
-    is_stand_in = False  # blank samples in place of data that are not there
+    _inputs: Inputs | None = None
+    is_placeholder = False  # blank samples in place of data that are not there
     only_client: int | None = None  # whose samples these are, on a host of its own
 
     def __init__(
@@ -200,14 +197,9 @@ class FederatedData(LightningDataModule):
         return _after_setup(self._assignment)
 
     @property
-    def batching(self) -> Batching:
-        """What makes batches, once `setup` has run."""
-        return _after_setup(self._batching)
-
-    @property
     def inputs(self) -> Inputs:
         """What is done to samples before a network sees them, once `setup` has run."""
-        return self.batching.inputs
+        return _after_setup(self._inputs)
 
     @property
     def client_names(self) -> list[str] | None:
@@ -229,15 +221,14 @@ class FederatedData(LightningDataModule):
         assignment = self._dealer.assign(round=0)
         if self._splits.measured:
             self._splits = measured_on_opted_in(self._splits, assignment)
-        self._batching = self._make_batching(self._splits, self._public_pool)
+        self._inputs = self._make_inputs(self._splits)
         self._resplit: tuple[int, Assignment] = (0, assignment)
         self._assignment = assignment  # last: a refusal above leaves nothing set up
 
-    def _make_batching(self, splits: Splits, pool: PublicPool) -> Batching:
+    def _make_inputs(self, splits: Splits) -> Inputs:
         by = normalisation(splits, self.mean, self.std)
         example = splits.train.example[0]
-        inputs = Inputs(example, self.partition, self.partition_seed, self.num_clients, self.augmentation, by)
-        return Batching(splits, pool, inputs, self.drop_last, self.eval_batch_size)
+        return Inputs(example, self.partition, self.partition_seed, self.num_clients, self.augmentation, by)
 
     def _read(self) -> Splits:
         owners = (self.partition.owner_list(test=False), self.partition.owner_list(test=True))
@@ -252,6 +243,33 @@ class FederatedData(LightningDataModule):
         if self.test_dataset is not None:
             given["data.test_dataset"] = self.test_dataset
         return sources.read_sets(given, how, wanted)
+
+    def describe(self) -> str:
+        """In a few words, for titles, such as ``fashion_sample, Dirichlet(alpha=0.3), 10 clients``."""
+        name = Path(str(self.dataset)).stem
+        if self.train_dataset is not None:
+            name = type(self.train_dataset).__name__
+        return f"{name}, {_describe_partition(self.partition)}, {self.num_clients} clients"
+
+    def describe_labels(self) -> str | None:
+        """Which labels there are, by the option that brings them; None if they begin at 0, or are no classes.
+
+        Most likely they count from 1, and a class that no sample has would be trained.
+        """
+        if not self.splits.lowest_class or self.is_placeholder:
+            return None
+        return f"labels of {self._source()} are {self.splits.lowest_class} to {self.splits.num_classes - 1}"
+
+    def _source(self) -> str:
+        return f"`data.dataset` {self.dataset}" if self.train_dataset is None else "`data.train_dataset`"
+
+    def warn_of_labels(self) -> None:
+        """A notice where no sample is of class 0."""
+        labels = self.describe_labels()
+        if labels is not None:
+            lowest = self.splits.lowest_class
+            remedy = f"if they count from {lowest}, subtract {lowest}"
+            warnings.warn(f"{labels}, so that no sample is of class 0; {remedy}.", Notice, stacklevel=2)
 
     def labels(self, part: Literal["train", "test"]) -> np.ndarray:
         """The class of each sample, ``[N]``; -1 of one in the public pool, and of all if targets are no classes."""
@@ -298,29 +316,87 @@ class FederatedData(LightningDataModule):
     ) -> AnyBatches:
         """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
         held = self.held(client, samples, round)
-        return self.batching.train(held, self.batch_size_of(client), generator, client, public)
+        return self._training_batches(held, self.batch_size_of(client), generator, client, public)
 
     def val_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
         """The validation samples of some clients, in order, and how many each has."""
         assignment = self.at_round(round)
         part = self.splits.part(assignment.val_split)
-        return self.batching.evaluated(part, [assignment.val[k] for k in clients], clients)
+        return self._evaluation_batches(part, [assignment.val[k] for k in clients], clients)
 
     def own_test_batches(self, clients: Sequence[int], round: int = 0) -> tuple[Batches, np.ndarray]:
         """The clients' shares of the test set, in order, and how many samples each has."""
         own_test = self.at_round(round).own_test
-        return self.batching.evaluated(self.splits.test, [own_test[k] for k in clients], clients)
+        return self._evaluation_batches(self.splits.test, [own_test[k] for k in clients], clients)
 
     def test_batches(self, client: int | None = None) -> Batches:
         """The pooled test set (of a client's task); dealt out and changed where clients see images differently."""
         if not self.pixels_differ:
-            return self.batching.whole(self.splits.test)
+            return self._pooled_test_batches()
         parts = self._dealer.deal_test_set()
-        return self.batching.evaluated(self.splits.test, parts, range(self.num_clients))[0]
+        return self._evaluation_batches(self.splits.test, parts, range(self.num_clients))[0]
 
     def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
-        return self.batching.public(self.batch_size, generator, labels)
+        part = self.splits.train
+        pool = self.public_pool
+        if isinstance(part, Read):
+            hidden = None if labels else torch.ones(len(pool), dtype=torch.bool)
+            ready = self.inputs.transform_read(None)
+            return part.batches(pool.index, self.batch_size, ready, generator, self.drop_last, hidden)
+        y = pool.targets(reveal=labels)
+        return Batches(pool.x, y, self.batch_size, generator, self.inputs.transform(None), self.drop_last)
+
+    def _training_batches(
+        self,
+        held: np.ndarray,
+        batch_size: int,
+        generator: torch.Generator | None,
+        client: int | None,
+        public: bool = False,
+    ) -> AnyBatches:
+        """Training samples at these places; `public` mixes the pool in, without its targets."""
+        part = self.splits.train
+        if isinstance(part, Read):
+            index = np.concatenate([held, self.public_pool.index]) if public else held
+            hidden = torch.arange(len(index)) >= len(held) if public else None
+            ready = self.inputs.transform_read(client)
+            return part.batches(index, batch_size, ready, generator, self.drop_last, hidden)
+        rows = torch.from_numpy(np.asarray(held, np.int64))
+        if client is not None and not public and not self.inputs.change(part.x):
+            return RowBatches((part.x, part.y), rows, batch_size, generator, self.drop_last)
+        x = chosen(part.x, rows)
+        y = chosen(part.y, rows)
+        if client is not None and not public and not self.inputs.is_random:
+            return Batches(self.inputs.ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
+        if public:
+            x = joined([x, self.public_pool.x])
+            y = joined([y, self.public_pool.targets()])
+        # On the way into each batch: a pool of floats would need four times the room.
+        return Batches(x, y, batch_size, generator, self.inputs.transform(client), self.drop_last)
+
+    def _evaluation_batches(
+        self, part: Part, parts: list[np.ndarray], clients: Sequence[int]
+    ) -> tuple[Batches, np.ndarray]:
+        """Samples of some clients end to end, each as its client sees it, and how many each has."""
+        sizes = np.array([len(own) for own in parts])
+        index = np.concatenate(parts)
+        if isinstance(part, Read):
+            owners = np.repeat(np.asarray(clients), sizes)
+            return part.batches(index, self.eval_batch_size, self.inputs.transform_read(owners)), sizes
+        if not self.inputs.differ:
+            return part.batches(index, self.eval_batch_size, self.inputs.transform(None)), sizes
+        ready = [self.inputs.ready(part.taken(own).x, k) for own, k in zip(parts, clients, strict=True)]
+        return Batches(torch.cat(ready), part.taken(index).y, self.eval_batch_size), sizes
+
+    def _pooled_test_batches(self) -> Batches:
+        part = self.splits.test
+        if isinstance(part, Read):
+            return part.batches(np.arange(len(part)), self.eval_batch_size, self.inputs.transform_read(None))
+        # Copies of the samples: a network may work on its input in place.
+        ready = self.inputs.transform(None)
+        copied = lambda x, _: ready(mapped(torch.clone, x), None)  # noqa: E731
+        return Batches(part.x, part.y, self.eval_batch_size, transform=copied)
 
     @property
     def pixels_differ(self) -> bool:
@@ -336,7 +412,7 @@ class FederatedData(LightningDataModule):
         """All clients' training samples as one: what a single client that owns everything would see."""
         index = np.concatenate(self.assignment.train)
         generator = torch.Generator().manual_seed(torch.initial_seed())
-        return self.batching.train(index, self.batch_size, generator, client=None)
+        return self._training_batches(index, self.batch_size, generator, client=None)
 
     def val_dataloader(self) -> Batches:
         return self.val_batches(range(self.num_clients))[0]
@@ -348,6 +424,7 @@ class FederatedData(LightningDataModule):
         return self.test_batches()
 
 
+LONGEST = 20  # characters of an option that a title has room for
 OPTIONS = frozenset(signature(FederatedData).parameters)
 
 
@@ -357,6 +434,16 @@ def _renamed(validation: str) -> str:
         return validation
     warnings.warn("`data.validation: pool` is now `data.validation: reserve`.", Notice, stacklevel=3)
     return "reserve"
+
+
+def _describe_partition(partition: Partition) -> str:
+    """The class and the first of its options: Dirichlet(alpha=0.3)."""
+    name = type(partition).__name__
+    option = next(iter(signature(type(partition)).parameters), "")
+    value = getattr(partition, option, None)
+    if isinstance(value, int | float | str) and len(str(value)) <= LONGEST:
+        return f"{name}({option}={value})"
+    return name
 
 
 def _after_setup(value: T | None) -> T:

@@ -9,8 +9,7 @@ from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.data.parts import Splits, Stacked
-from fedlit.data.public_pool import PublicPool
+from fedlit.data.splits import PublicPool, Splits, Stacked
 from fedlit.data.trees import joined, told
 
 
@@ -44,6 +43,12 @@ class JointData(FederatedData):
             if partition_seed is not None:
                 part.partition_seed = partition_seed
 
+    def describe(self) -> str:
+        return " + ".join(dict.fromkeys(part.describe() for part in self.parts))
+
+    def _source(self) -> str:
+        return "one of `data.parts`"
+
     def prepare_data(self) -> None:
         for part in self.parts:
             part.prepare_data()
@@ -70,7 +75,7 @@ class JointData(FederatedData):
         self._splits = splits
         nobody = np.empty(0, np.int64)
         self._public_pool = PublicPool(splits.train.taken(nobody), nobody)
-        self._batching = self._make_batching(splits, self._public_pool)
+        self._inputs = self._make_inputs(splits)
         self._part_of: list[FederatedData] = []
         for part in self.parts:
             self._part_of += [part] * part.num_clients

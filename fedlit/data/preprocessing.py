@@ -1,17 +1,203 @@
-"""From samples as a data set holds them to what a network is given: as a module of its own, and in a checkpoint."""
+"""From samples as a data set holds them to what a network is given: scaled, seen by a client, augmented, normalised."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
-from fedlit.data.normalisation import Normalisation, is_images
+from fedlit.data.assignment import Assignment
+from fedlit.data.splits import Part, Splits, Stacked, is_images, mean_std
+from fedlit.data.trees import Tree, told
+from fedlit.partition import Partition
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
+
+
+Channels = float | list[float] | None
+AT_ONCE = 256  # images that are looked at together
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """``(x - mean) / std``, both ``[C, 1, 1]`` (``[D]`` of features without places), or of one number for all."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.sub(self.mean.to(x.device)).div_(self.std.to(x.device))
+
+
+def normalisation(splits: Splits, mean: Channels, std: Channels) -> Normalisation | None:
+    """As the user has it, else as the data set has it; None leaves features as they are."""
+    x = splits.train.example[0]
+    if not isinstance(x, Tensor) or not (is_images(x) or x.is_floating_point()):
+        for name, given in (("mean", mean), ("std", std)):
+            if given is not None:
+                raise ValueError(
+                    f"`data.{name}` is for images or features in one tensor, but inputs are {told(x, True)}."
+                )
+        return None
+    shape = x.shape[1:]
+    num_channels = shape[0] if shape else 1
+    means = _per_channel("mean", mean, splits.mean, num_channels)
+    stds = _per_channel("std", std, splits.std, num_channels)
+    if min(stds, default=1) <= 0:
+        raise ValueError(f"`data.std` must be above 0, got {std}.")
+    if not means and not stds:
+        return None
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    places = [1] * (len(shape) - 1)  # of a channel: rows and columns of an image, none of a feature
+    mean_of = torch.tensor(means or [0.0], dtype=dtype).view(-1, *places)
+    std_of = torch.tensor(stds or [1.0], dtype=dtype).view(-1, *places)
+    return Normalisation(mean_of, std_of)
+
+
+def measured_on_opted_in(splits: Splits, assignment: Assignment) -> Splits:
+    """With mean and std of the opted-in samples: no other may shape what others' networks see."""
+    if not is_images(splits.train.example[0]):
+        return splits
+    held = zip(assignment.train, assignment.opted_in, strict=True)
+    opted_in = np.unique(np.concatenate([train[mask] for train, mask in held]))
+    if not len(opted_in):
+        opted_in = np.arange(len(splits.train))
+    mean, std = mean_std(_inputs(splits.train, opted_in))
+    return replace(splits, mean=mean, std=std)
+
+
+def _inputs(part: Part, index: np.ndarray) -> Iterable[Tensor]:
+    if isinstance(part, Stacked):
+        return [part.x[index]]
+    return (x for x, _ in part.batches(index, AT_ONCE))
+
+
+def _per_channel(name: str, given: Channels, own: tuple[float, ...], num_channels: int) -> list[float]:
+    values = list(own)
+    if given is not None:
+        values = np.atleast_1d(given).tolist()
+    if len(values) not in (0, 1, num_channels):
+        raise ValueError(f"`data.{name}` must be one number or {num_channels}, one per channel, got {len(values)}.")
+    return values
+
+
+class Inputs:
+    """What is done to inputs before a network sees them.
+
+    Images of one tensor are scaled to [0, 1] first; a tree of tensors is given as it is.
+
+    Args:
+        example: Inputs of one sample, ``[1, ...]``.
+        partition: Clients may see the same image differently.
+        seed: Of the partition.
+        num_clients: How many there are.
+        augmentation: Steps, random ones only in training.
+        normalisation: What comes last.
+    """
+
+    def __init__(
+        self,
+        example: Tree,
+        partition: Partition,
+        seed: int,
+        num_clients: int,
+        augmentation: Sequence[Augmentation],
+        normalisation: Normalisation | None,
+    ) -> None:
+        self.partition = partition
+        self.seed = seed
+        self.num_clients = num_clients
+        self.augmentation = augmentation
+        self.normalisation = normalisation
+        self._views: dict[int, list[Augmentation]] = {}
+        self._check(example)
+
+    def _check(self, example: Tree) -> None:
+        is_tensor = isinstance(example, Tensor)
+        if self.differ and not (is_tensor and example.ndim > 2):
+            raise ValueError(
+                f"`data.partition` changes how clients see images, but inputs are {told(example, of_many=True)}."
+            )
+        if self.augmentation and not is_tensor:
+            raise ValueError(
+                f"`data.augmentation` is for images in one tensor, but inputs are {told(example, of_many=True)}."
+            )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a training sample is augmented otherwise in every epoch."""
+        return any(step.random for step in self.augmentation)
+
+    @cached_property
+    def differ(self) -> bool:
+        """Whether clients see the same image differently."""
+        if self.partition.pixel_permutation(0, 1, 0) is not None:
+            return True
+        return any(self.partition.view(k, self.seed) for k in range(self.num_clients))
+
+    def view(self, client: int) -> list[Augmentation]:
+        """Steps through which a client sees every image."""
+        if client not in self._views:
+            self._views[client] = self.partition.view(client, self.seed)
+        return self._views[client]
+
+    def permutation(self, client: int, num_pixels: int) -> np.ndarray | None:
+        """The order in which a client sees its pixels, if it is one of its own."""
+        return self.partition.pixel_permutation(client, num_pixels, self.seed)
+
+    def change(self, x: Tree) -> bool:
+        """Whether a network is given anything but the samples as they are."""
+        if not isinstance(x, Tensor):
+            return False
+        return is_images(x) or bool(self.augmentation) or self.normalisation is not None or self.differ
+
+    def ready(self, x: Tree, client: int | None, generator: torch.Generator | None = None) -> Tree:
+        """Raw samples to network inputs; random augmentation only with a generator."""
+        if not isinstance(x, Tensor):
+            return x
+        if is_images(x):
+            x = x.to(torch.float32).div_(255)
+        if client is not None:
+            for step in self.view(client):
+                x = step(x, None)
+        for step in self.augmentation:
+            if generator is not None or not step.random:
+                x = step(x, generator)
+        if self.normalisation is not None:
+            x = self.normalisation(x)
+        if client is None or x.ndim < 2:
+            return x
+        permutation = self.permutation(client, x.shape[2:].numel())
+        if permutation is None:
+            return x
+        return x.flatten(2)[:, :, permutation].view_as(x)
+
+    def transform(self, client: int | None) -> Callable[[Tree, torch.Generator | None], Tree]:
+        """`ready` for the batches of a client."""
+        return lambda x, generator: self.ready(x, client, generator)
+
+    def transform_read(self, owners: np.ndarray | int | None) -> Callable[[Tree, torch.Generator | None, Tensor], Tree]:
+        """`ready` for batches that are read, by the positions of their samples.
+
+        Args:
+            owners: The client of each sample, ``[N]``, or of all; None if they see the same.
+        """
+
+        def ready(x: Tree, generator: torch.Generator | None, positions: Tensor) -> Tree:
+            if not isinstance(owners, np.ndarray) or not self.differ:
+                return self.ready(x, None if isinstance(owners, np.ndarray) else owners, generator)
+            whose = torch.from_numpy(owners[positions.numpy()])
+            seen = [self.ready(x[whose == k], int(k), generator) for k in whose.unique()]
+            rows = [(whose == k).nonzero().flatten() for k in whose.unique()]
+            return torch.cat(seen)[torch.cat(rows).argsort()]
+
+        return ready
 
 
 class Preprocessing(nn.Module):

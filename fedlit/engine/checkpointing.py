@@ -201,7 +201,7 @@ def _check_optimizers(state: FederationState, resume_point: ResumePoint) -> None
 def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
     """Restore a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
     theirs = content.get("fingerprint", {})
-    _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_stand_in)
+    _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_placeholder)
     if training:
         _check_stages(content, schedule, path)
         _check_hosts(state, content, path)
@@ -263,7 +263,7 @@ def _restore_clients(state: FederationState, content: dict[str, Any], momenta: M
 
 
 def _check_fingerprint(
-    theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool, is_stand_in: bool
+    theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool, is_placeholder: bool
 ) -> None:
     for key in ours if training else TO_EVALUATE:
         if theirs.get(key) != ours[key]:
@@ -271,7 +271,7 @@ def _check_fingerprint(
             if key in ("partition", "shared state"):  # too long to print
                 detail = ""
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
-    if not training and theirs.get("partition") != ours["partition"] and not is_stand_in:
+    if not training and theirs.get("partition") != ours["partition"] and not is_placeholder:
         warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
 
 

@@ -11,7 +11,6 @@ from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
-from fedlit.data.labels import warn_of_labels
 from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer, trial_rule
 from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import check_upload_encoder
@@ -88,7 +87,7 @@ def check_experiment(
     check_clients(model, data, fabric, measures)
     if measures.are_of_classes:
         _check_metrics(options.metrics, data.splits.num_classes)
-        warn_of_labels(data)
+        data.warn_of_labels()
     return stages
 
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fedlit.data.client import Client
-from fedlit.data.loaded import AnyBatches
+from fedlit.data.loaders import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore, restored_requires_grad
@@ -355,7 +355,7 @@ class Scorer:
         seen = [k for k in own if k < self._num_seen and self.has_model(k)]
         if self.stage.side == "clients":
             jobs += [self.own_job("personal", k, round) for k in seen]
-        if self.stage.reported_on_pooled and not data.is_stand_in:
+        if self.stage.reported_on_pooled and not data.is_placeholder:
             jobs += [self.own_job("personal pooled", k, round) for k in seen]
         return jobs
 
@@ -363,7 +363,7 @@ class Scorer:
         """None unless the server holds the whole model: with a client's own part it is that client's personal one."""
         if not self.has_complete_global_model:
             return []
-        jobs = [] if self.state.data.is_stand_in else [EvaluationJob(SERVERS, 0, self._global_on_pooled)]
+        jobs = [] if self.state.data.is_placeholder else [EvaluationJob(SERVERS, 0, self._global_on_pooled)]
         for group in self._groups(clients, round):
             jobs.append(EvaluationJob("global", group[0], partial(self._global_on_own, group, round)))
         return jobs

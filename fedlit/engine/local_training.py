@@ -15,7 +15,7 @@ from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
-from fedlit.data.loaded import AnyBatches
+from fedlit.data.loaders import AnyBatches
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
 from fedlit.engine.live_module import STRUCTURE, Modes, has_same_parts, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.data.batches import Batches
-from fedlit.data.loaded import AnyBatches
+from fedlit.data.loaders import AnyBatches
 from fedlit.engine.live_module import modes_of, restore
 from fedlit.engine.precision import autocast, convert_input, mapped_tensors
 from fedlit.inputs import applied, batch_size

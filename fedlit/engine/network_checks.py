@@ -14,8 +14,7 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.data.labels import describe_labels
-from fedlit.data.own_data import take_classes
+from fedlit.data.remote import take_classes
 from fedlit.engine.lightning_hooks import overridden, step_loss, takes_batch_idx, trial_training
 from fedlit.engine.logged_values import logging_to_means, refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
@@ -268,7 +267,7 @@ def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, 
     if len(shape) == 2 and shape[1] > client.num_classes and client.data.num_classes is None:
         remedy += f", or `data.num_classes: {shape[1]}` if no sample is of the highest classes"
     wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
-    labels = describe_labels(client.data)
+    labels = client.data.describe_labels()
     if labels is None:
         raise ValueError(f"`model`: {wanted}; {remedy}.")
     raise ValueError(

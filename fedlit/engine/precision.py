@@ -12,7 +12,7 @@ from lightning.fabric.plugins.precision import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.data.batches import Batches, RowBatches
-from fedlit.data.loaded import AnyBatches
+from fedlit.data.loaders import AnyBatches
 
 # bf16 on some CPUs that claim the instructions dies of SIGILL: only another process can find out.
 PROBE = """

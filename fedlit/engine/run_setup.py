@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
-from fedlit.data.in_words import in_words
-from fedlit.data.stand_in import stand_in
+from fedlit.data.remote import placeholder_data
 from fedlit.engine.client_store import sweep_left_behind
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.network_checks import layout_for
@@ -63,7 +62,7 @@ def chosen_values(state: FederationState) -> dict[str, Any]:
 
 def title_of(state: FederationState) -> str:
     """The method and its data, for pictures."""
-    return f"{type(state.module).__name__} on {in_words(state.data)}"
+    return f"{type(state.module).__name__} on {state.data.describe()}"
 
 
 def arguments_of(made: object) -> dict[str, Any]:
@@ -292,7 +291,7 @@ def launch(fabric: Fabric) -> None:
     check_precision(fabric)
 
 
-def data_or_stand_in(
+def data_or_placeholder(
     fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, options: Options
 ) -> FederatedData:
     """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks."""
@@ -302,13 +301,13 @@ def data_or_stand_in(
     if kept is None or fabric.world_size > 1:
         return ready_data(fabric, datamodule)
     if datamodule is None:
-        return stand_in(kept, None)
+        return placeholder_data(kept, None)
     try:
         return ready_data(fabric, datamodule)
     except (OSError, ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         try:
-            data = stand_in(kept, datamodule)
+            data = placeholder_data(kept, datamodule)
         except ValueError:
             raise error from None
         message = f"The data are not there ({reason.rstrip('.')}); inputs are prepared as in the run of {checkpoint}."

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedlit.data import FederatedData
-from fedlit.data.own_data import keep_for, of_clients_elsewhere
+from fedlit.data.remote import keep_for, of_clients_elsewhere
 from fedlit.federation import Federation
 from fedlit.flower.grid import KINDS, GridPost, content_of, parts_of
 from fedlit.flower.host import Host

@@ -65,12 +65,12 @@ class FitLog:
 
     def partition(self, data: FederatedData) -> None:
         """Who holds what, as text, where that is known here; the picture comes after the first round."""
-        if self.folder is not None and not data.is_stand_in:
+        if self.folder is not None and not data.is_placeholder:
             data.assignment.write(self.folder / "partition.csv", data.labels("train"), data.labels("test"))
 
     def partition_picture(self, data: FederatedData) -> None:
         """Who holds what, as a picture, if there is none yet."""
-        if self.folder is None or not self.draws or data.is_stand_in:
+        if self.folder is None or not self.draws or data.is_placeholder:
             return
         picture = self.folder / "partition.png"
         if not picture.exists():

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_off, split_validation
+from fedlit.data.assignment import Assignment, Saved, opt_in_masks, split_validation
+from fedlit.data.splits import split_off
 from fedlit.partition import IID, ClassSets, Partition, Shards
 
 MNIST = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]

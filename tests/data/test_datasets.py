@@ -9,8 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedlit.data.datasets import DATASETS, read_images
-from fedlit.data.sources import Wanted, read_sets
-from fedlit.data.stacking import Reading
+from fedlit.data.sources import Reading, Wanted, read_sets
 
 
 def arrays(**changed: np.ndarray | None) -> dict[str, np.ndarray]:

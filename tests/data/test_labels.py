@@ -12,7 +12,7 @@ from toys import SGD, fitted
 from fedlit import FedAvg, FederatedData
 from fedlit.cli.partition import main as partition
 from fedlit.data import JointData
-from fedlit.data.own_data import keep_for
+from fedlit.data.remote import keep_for
 from fedlit.notices import Notice
 from fedlit.tasks import Regression
 

@@ -17,10 +17,9 @@ from toys import toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Flip
-from fedlit.data.chance import is_random
-from fedlit.data.loaded import LoadedBatches, Reader
-from fedlit.data.parts import Read, Stacked
-from fedlit.data.stacking import Reading, part_of
+from fedlit.data.loaders import LoadedBatches, Reader, is_random
+from fedlit.data.sources import Reading, part_of
+from fedlit.data.splits import Read, Stacked
 from fedlit.data.trees import equal
 from fedlit.notices import Notice
 from fedlit.partition import FeatureSkew, PermutedPixels
@@ -147,7 +146,7 @@ def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest(noisy):
 def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
     size = 60 * (64 * 4 + 8)
     for room, kind in ((size, Stacked), (size - 1, Read)):
-        monkeypatch.setattr("fedlit.data.stacking.ROOM", room)
+        monkeypatch.setattr("fedlit.data.sources.ROOM", room)
         with warnings.catch_warnings(record=True) as told:
             assert isinstance(part_of(Plain(), "data.train_dataset", Reading()), kind)
         assert bool(told) == (kind is Read)

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedData
-from fedlit.data.parts import Read, Stacked
+from fedlit.data.splits import Read, Stacked
 from fedlit.data.trees import equal, told
 from fedlit.partition import IID, ByColumn
 

@@ -49,7 +49,7 @@ def test_a_checkpoint_alone_is_enough_to_use_its_network(tmp_path):
     other = FedAvg(FEATURES, partial(torch.optim.SGD, lr=0.05), task=Regression())
     alone.load(other, ckpt_path=f"{federation.log_dir}/checkpoints/last.ckpt")
     x = data.images.test_x
-    assert alone.state.data.is_stand_in
+    assert alone.state.data.is_placeholder
     assert torch.equal(alone.network()(x), federation.network()(x))
 
 

@@ -11,7 +11,7 @@ from in_process import InProcess, by_post, data_for, federation, hosts_of, seede
 from toys import SGD, equal, linear, rows
 
 from fedlit import FedAvg, FederatedData
-from fedlit.data.own_data import keep_for, of_clients_elsewhere
+from fedlit.data.remote import keep_for, of_clients_elsewhere
 from fedlit.flower import wire
 from fedlit.flower.host import Host
 from fedlit.flower.hosts import RemoteHosts

@@ -5,7 +5,6 @@ from matplotlib.figure import Figure
 from toys import SGD, fitted, linear, toy_data
 
 from fedlit.data import FederatedData, JointData
-from fedlit.data.in_words import in_words
 from fedlit.methods import FML
 from fedlit.partition import IID, Dirichlet, Shards
 from fedlit.records.pictures import draw_curves
@@ -64,9 +63,9 @@ def test_pictures_name_method_data_and_run(tmp_path, drawn):
     assert {axes.get_ylabel() for axes in (*curves.axes, *adapted.axes)} == {"accuracy"}
 
 
-def test_data_in_words():
+def test_data_describe_themselves():
     shards = FederatedData(dataset="folder/mine.npz", num_clients=3, partition=Shards(2))
-    assert in_words(shards) == "mine, Shards(per_client=2), 3 clients"
-    assert in_words(JointData([shards, FederatedData(num_clients=2, partition=IID())])) == (
+    assert shards.describe() == "mine, Shards(per_client=2), 3 clients"
+    assert JointData([shards, FederatedData(num_clients=2, partition=IID())]).describe() == (
         "mine, Shards(per_client=2), 3 clients + fashion_sample, IID, 2 clients"
     )

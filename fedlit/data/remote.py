@@ -1,6 +1,7 @@
-"""Data of clients that have hosts of their own: on a client's, all samples are its own; the server's has none.
+"""Data whose samples are elsewhere: on clients' own hosts, or where a checkpoint was trained.
 
-Neither host has a partition, or an index of what others hold. The server knows how many samples a client has.
+A client's host has its samples alone, the server's has none. Neither has a partition, or an index of what others hold;
+the server knows how many samples a client has.
 """
 
 from collections.abc import Mapping
@@ -10,11 +11,61 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from fedlit.data.assignment import Assignment
 from fedlit.data.federated import FederatedData
-from fedlit.data.stand_in import stand_in
+from fedlit.data.preprocessing import prepare_as
 from fedlit.partition import IID
+
+EACH = 2  # blank samples of a client, one of them to validate on
+
+
+def placeholder_data(kept: Mapping[str, Any], like: FederatedData | None) -> FederatedData:
+    """Data of blank samples that are made ready as those were that a checkpoint's networks learnt from.
+
+    Args:
+        kept: By `kept_preprocessing`.
+        like: As the user has them; their samples are not looked at.
+    """
+    if not isinstance(kept["inputs"], Tensor) or not isinstance(kept["targets"], Tensor):
+        raise ValueError("samples that are no single tensors cannot be stood in for.")
+    if like is not None and like.pixels_differ:
+        raise ValueError("clients see pixels in an order of their own, which only the data tell.")
+    options: dict[str, Any] = {}
+    if like is not None:
+        options = {name: getattr(like, name) for name in ("augmentation", "mean", "std", "eval_batch_size")}
+    data = FederatedData(
+        train_dataset=_blank(kept, EACH * kept["num_clients"]),
+        test_dataset=_blank(kept, EACH),
+        num_clients=kept["num_clients"],
+        unseen_clients=kept["unseen_clients"],
+        partition=IID(),
+        val_size=1,
+        **options,
+    )
+    data.setup()
+    prepare_as(data, kept)
+    data.is_placeholder = True
+    return data
+
+
+def _blank(kept: Mapping[str, Any], number: int) -> TensorDataset:
+    """So many samples of zeros; one is of the last class, by which classes are counted."""
+    x = kept["inputs"].expand(number, *kept["inputs"].shape[1:]).clone()
+    y = kept["targets"].expand(number, *kept["targets"].shape[1:]).clone()
+    if kept["num_classes"]:
+        y[0] = kept["num_classes"] - 1
+    return TensorDataset(x, y)
+
+
+def noise_like(x: Tensor) -> Tensor:
+    """Inputs of the same kind, drawn at random: of blank ones, networks would all say the same."""
+    draw = torch.Generator().manual_seed(0)
+    if x.dtype == torch.uint8:
+        return torch.randint(0, 256, x.shape, generator=draw).to(torch.uint8)
+    return torch.randn(x.shape, generator=draw).to(x.dtype) if x.is_floating_point() else x
+
 
 NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -91,7 +142,7 @@ def of_clients_elsewhere(told: Mapping[int, Mapping[str, Any]]) -> FederatedData
         if not _is_same(one["preprocessing"], kept):
             raise ValueError(f"Samples of client {k} and of client 0 are not of one kind, or not normalised alike.")
     num_classes = max(one["preprocessing"]["num_classes"] for one in told.values())
-    data = stand_in({**kept, "num_classes": num_classes}, None)
+    data = placeholder_data({**kept, "num_classes": num_classes}, None)
     order = [told[k] for k in sorted(told)]
     has_own_test = any(one["own_test"] for one in order)
     data._assignment = Assignment(

@@ -1,0 +1,486 @@
+"""A data set: samples for training and for the test, in memory or read one by one, and the public pool."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple, NoReturn, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedlit.data.batches import Batches, DropLast, Transform
+from fedlit.data.checks import MOST_CLASSES
+from fedlit.data.loaders import LoadedBatches, Reader, Ready, fixed_seed, places, without_targets
+from fedlit.data.trees import Tree, chosen, head, leaves, length, num_bytes, told
+from fedlit.dealing import require
+from fedlit.rng import stream
+
+FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same
+READ_AGAIN = 8  # of those that have to be read
+
+
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """Samples in memory, as trees of tensors ``[N, ...]``.
+
+    uint8 images are normalised on the way into a batch; anything else is taken as it is.
+
+    Attributes:
+        x: Inputs.
+        y: Targets; int64 ``[N]`` are classes, -1 for one that is not told.
+        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+    """
+
+    x: Tree
+    y: Tree
+    owners: np.ndarray | None = None
+    is_random: bool = field(default=False, init=False)
+
+    def __len__(self) -> int:
+        return length(self.y)
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """The class of each sample, ``[N]``; None if targets are no classes."""
+        if isinstance(self.y, Tensor) and self.y.ndim == 1 and self.y.dtype == torch.int64:
+            return self.y.numpy()
+        return None
+
+    @property
+    def example(self) -> tuple[Tree, Tree]:
+        """Inputs and targets of one sample, ``[1, ...]``."""
+        return head(self.x, 1), head(self.y, 1)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the inputs."""
+        return num_bytes(self.x)
+
+    def taken(self, index: np.ndarray) -> "Stacked":
+        """Some of the samples."""
+        rows = torch.from_numpy(np.asarray(index, np.int64))
+        return Stacked(chosen(self.x, rows), chosen(self.y, rows), _some(self.owners, index))
+
+    def hiding(self, index: np.ndarray) -> "Stacked":
+        """A copy with -1 for the targets of some samples."""
+        return replace(self, y=without_targets(self.y, _mask(index, len(self))))
+
+    def batches(self, index: np.ndarray, batch_size: int, transform: Transform | None = None) -> Batches:
+        """Batches of some samples, in this order."""
+        some = self.taken(index)
+        return Batches(some.x, some.y, batch_size, transform=transform)
+
+    def fingerprint(self) -> Iterator[bytes]:
+        """Of all targets and about a hundred inputs."""
+        for leaf in leaves(self.y):
+            yield _bytes(leaf)
+        step = max(1, len(self) // FINGERPRINTED)
+        for leaf in leaves(self.x):
+            yield _bytes(leaf[::step])
+
+
+@dataclass(frozen=True, eq=False)
+class Read:
+    """Samples that are read one by one, whenever they are asked for.
+
+    Attributes:
+        reader: Of the data set.
+        index: Places of the samples in it, ``[N]``.
+        example: Inputs and targets of one sample, ``[1, ...]``.
+        labels: The class of each sample, ``[N]``, -1 for one that is not told; None if targets are no classes.
+        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        is_random: Whether a sample is another one at each reading, by a seed.
+    """
+
+    reader: Reader
+    index: np.ndarray
+    example: tuple[Tree, Tree]
+    labels: np.ndarray | None = None
+    owners: np.ndarray | None = None
+    is_random: bool = False
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def x(self) -> NoReturn:
+        raise RuntimeError("The samples are not in memory but read one by one: see `data.in_memory`.")
+
+    y = x
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the inputs, if all are as large as the first."""
+        return num_bytes(self.example[0]) * len(self)
+
+    def taken(self, index: np.ndarray) -> "Read":
+        """Some of the samples."""
+        labels = _some(self.labels, index)
+        return replace(self, index=self.index[index], labels=labels, owners=_some(self.owners, index))
+
+    def hiding(self, index: np.ndarray) -> "Read":
+        """The same, with -1 for the classes of some samples."""
+        if self.labels is None:
+            return self
+        labels = self.labels.copy()
+        labels[index] = -1
+        return replace(self, labels=labels)
+
+    def batches(
+        self,
+        index: np.ndarray,
+        batch_size: int,
+        transform: Ready | None = None,
+        generator: torch.Generator | None = None,
+        drop_last: DropLast = False,
+        hidden: Tensor | None = None,
+    ) -> Batches:
+        """Batches of some samples, in this order or in the generator's."""
+        places = self.index[np.asarray(index, np.int64)]
+        read = LoadedBatches(self.reader, places, batch_size, generator, transform, drop_last, hidden=hidden)
+        # They have all that anybody may ask of batches whose tensors need not be there.
+        return cast(Batches, read)
+
+    def fingerprint(self) -> Iterator[bytes]:
+        """Of all classes, and of a few samples under a seed."""
+        if self.labels is not None:
+            yield self.labels.tobytes()
+        for place in places(len(self), READ_AGAIN):
+            sample = int(self.index[place])
+            for leaf in leaves(self.reader.batch(([sample], [fixed_seed(sample)]))):
+                yield _bytes(leaf) if isinstance(leaf, Tensor) else repr(leaf).encode()
+
+
+Part = Stacked | Read
+
+
+def _some(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
+    return None if values is None else values[index]
+
+
+def _bytes(leaf: Tensor) -> bytes:
+    if leaf.dtype == torch.bfloat16:  # numpy has none
+        leaf = leaf.float()
+    return leaf.numpy().tobytes()
+
+
+def _mask(index: np.ndarray, size: int) -> Tensor:
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[torch.from_numpy(np.asarray(index, np.int64))] = True
+    return mask
+
+
+@dataclass(frozen=True, eq=False)
+class Splits:
+    """A data set: what is dealt out for training, and the test set.
+
+    Attributes:
+        train: Training samples; classes of the public pool are -1.
+        test: Test samples.
+        num_classes: Classes are below it; 0 if targets are no classes.
+        mean: Of each channel of uint8 images on the [0, 1] scale; () for anything else.
+        std: Likewise.
+        valid: CINIC-10's third part.
+        measured: Whether mean and std are not published ones, but of these images.
+        lowest_class: That any sample has, where nobody says how many classes there are; else 0.
+    """
+
+    train: Part
+    test: Part
+    num_classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    valid: Part | None = None
+    measured: bool = False
+    lowest_class: int = 0
+
+    def part(self, name: Literal["train", "test"]) -> Part:
+        return self.train if name == "train" else self.test
+
+    def split(self, name: Literal["train", "test"]) -> tuple[Tree, Tree]:
+        """Inputs and targets of one of the two, in memory."""
+        part = self.part(name)
+        return part.x, part.y
+
+    @property
+    def train_x(self) -> Tree:
+        return self.train.x
+
+    @property
+    def train_y(self) -> Tree:
+        return self.train.y
+
+    @property
+    def test_x(self) -> Tree:
+        return self.test.x
+
+    @property
+    def test_y(self) -> Tree:
+        return self.test.y
+
+    @property
+    def valid_x(self) -> Tree | None:
+        return None if self.valid is None else self.valid.x
+
+    @property
+    def valid_y(self) -> Tree | None:
+        return None if self.valid is None else self.valid.y
+
+
+WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+
+
+class Facts(NamedTuple):
+    """What is published of a data set."""
+
+    num_classes: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class Names(NamedTuple):
+    """What a user calls inputs and targets of a part."""
+
+    inputs: str
+    targets: str
+
+
+def splits_of(
+    parts: Mapping[str, Part], names: Mapping[str, Names], facts: Facts | None = None, num_classes: int = 0
+) -> Splits:
+    """The checked data set; what is not published is taken from the data.
+
+    Args:
+        parts: `train`, `test` and perhaps `valid`.
+        names: Of each.
+        facts: Of a well-known data set.
+        num_classes: How many there are at least; one that nobody has would be missed otherwise.
+    """
+    checked = {}
+    for part in parts:
+        checked[part] = _with_classes(parts[part], names[part].targets, facts)
+        _check_inputs(checked[part], parts["train"], names[part].inputs, facts)
+    measured = facts is None
+    lowest_class = 0
+    if facts is None:
+        if not num_classes:
+            lowest_class = _lowest_class(checked)
+        facts = Facts(_num_classes(checked, names, num_classes), *_measured(checked["train"]))
+    valid = checked.get("valid")
+    return Splits(checked["train"], checked["test"], *facts, valid, measured, lowest_class)
+
+
+def with_num_classes(splits: Splits, num_classes: int | None) -> Splits:
+    """The data set with as many classes as the user says; None leaves them as they were counted."""
+    if num_classes is None:
+        return splits
+    highest = -1
+    for part in (splits.train, splits.test, splits.valid):
+        if part is not None and part.labels is not None:
+            highest = max(highest, int(part.labels.max()))
+    if highest < 0:
+        raise ValueError("`data.num_classes` has no meaning for these data: their targets are no classes.")
+    if highest >= num_classes:
+        raise ValueError(
+            f"`data.num_classes` must be at least {highest + 1}, since labels go up to {highest}, got {num_classes}."
+        )
+    return replace(splits, num_classes=num_classes, lowest_class=0)
+
+
+def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]:
+    """Training and test samples: a fraction of every class is set apart at random."""
+    labels = train.labels
+    if labels is None:
+        labels = np.zeros(len(train), np.int64)
+    rest, apart = split_off(labels, test_size, seed)
+    if not len(rest) or not len(apart):
+        sizes = f"{len(rest)} samples to train on and {len(apart)} to test"
+        raise ValueError(f"`data.test_size` {test_size} of {len(train)} samples leaves {sizes}.")
+    return train.taken(rest), train.taken(apart)
+
+
+def _with_classes(part: Part, name: str, facts: Facts | None) -> Part:
+    """The part with its classes as int64; a target that is one whole number is a class."""
+    if isinstance(part, Stacked) and isinstance(part.y, Tensor) and part.y.ndim == 1 and part.y.dtype in WHOLE:
+        part = replace(part, y=part.y.long())
+    labels = part.labels
+    if labels is None and facts is not None:
+        raise ValueError(f"{name} must be integers [{len(part)}], one per image, got {told(part.example[1])}.")
+    if labels is not None and len(labels):
+        _check_range(labels, name, facts)
+    return part
+
+
+def _check_range(labels: np.ndarray, name: str, facts: Facts | None) -> None:
+    least = labels.min()
+    most = labels.max()
+    if facts is None and not 0 <= least <= most < MOST_CLASSES:
+        told_range = f"{name} must be class indices, 0 to {MOST_CLASSES - 1}, got {least} to {most}"
+        raise ValueError(f"{told_range}; what is no class must be a float.")
+    if facts is not None and not 0 <= least <= most < facts.num_classes:
+        raise ValueError(f"{name} must be class indices, in [0, {facts.num_classes}), got {least} to {most}.")
+
+
+def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> None:
+    x = part.example[0]
+    if len(part) == 0 or any(leaf.numel() == 0 for leaf in leaves(x) if isinstance(leaf, Tensor)):
+        raise ValueError(f"{name} must not be empty, got {told(x)}.")
+    if isinstance(part, Stacked):
+        _check_values(part, name)
+    if facts is not None:
+        is_right = isinstance(x, Tensor) and x.dtype == torch.uint8 and x.shape[1] == len(facts.mean)
+        if not is_right:
+            raise ValueError(
+                f"{name} must be uint8 with {len(facts.mean)} channel(s), got [N, C, H, W] = {_kind(part)}."
+            )
+    is_padded = isinstance(part, Read) and part.reader.collate_fn is not None  # as long as the longest of a batch
+    if not is_padded and told(x) != told(train.example[0]):
+        raise ValueError(f"{name} must match the training images, {_kind(train)} but for N, got {_kind(part)}.")
+
+
+def _check_values(part: Stacked, name: str) -> None:
+    for leaf in (*leaves(part.x), *leaves(part.y)):
+        if leaf.requires_grad:
+            raise ValueError(f"{name} must be plain values, got a tensor that requires grad; give its `detach()`.")
+        if len(leaf) != len(part):
+            raise ValueError(f"{name} must have {len(part)} samples, one for each target, got {told(part.x)}.")
+    x = part.x
+    if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
+        odd = (~x.isfinite()).nonzero()
+        first = odd[0].tolist()
+        others = "the only such value" if len(odd) == 1 else f"the first of {len(odd)} such values"
+        raise ValueError(f"{name} must be finite, got {x[tuple(first)]:g} at {first}, {others}.")
+
+
+def _kind(part: Part) -> str:
+    """Dtypes and shapes of all inputs."""
+    if isinstance(part, Stacked):
+        return told(part.x)
+    return f"{len(part)} of {told(part.example[0])}"
+
+
+def _num_classes(parts: Mapping[str, Part], names: Mapping[str, Names], known: int) -> int:
+    """One more than the highest class; 0 where targets are no classes."""
+    highest = known - 1
+    for part in parts:
+        labels = parts[part].labels
+        if (labels is None) != (parts["train"].labels is None):
+            kinds = f"{told(parts['train'].example[1])} and {told(parts[part].example[1])}"
+            raise ValueError(f"{names[part].targets} must be of the kind of {names['train'].targets}, got {kinds}.")
+        if labels is not None:
+            highest = max(highest, int(labels.max()))
+    return highest + 1
+
+
+def _lowest_class(parts: Mapping[str, Part]) -> int:
+    """Of all parts together; 0 where targets are no classes."""
+    labels = [part.labels for part in parts.values() if part.labels is not None]
+    return min((int(some.min()) for some in labels), default=0)
+
+
+def _measured(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of images in memory; of those that are read, when it is known who shares which."""
+    if isinstance(train, Read):
+        return (), ()
+    return mean_std([train.x])
+
+
+@dataclass(frozen=True, eq=False)
+class PublicPool:
+    """Raw inputs; the targets are hidden and only revealed to compute an upper bound.
+
+    Attributes:
+        index: Places of the samples in the training set, if they are of it.
+    """
+
+    _part: Part = field(repr=False)
+    index: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    @property
+    def x(self) -> Tree:
+        """Inputs ``[N, ...]``, where they are in memory."""
+        return self._part.x
+
+    @property
+    def num_bytes(self) -> int:
+        return self._part.num_bytes
+
+    @property
+    def _hidden(self) -> Tree:
+        return self._part.y
+
+    def targets(self, reveal: bool = False) -> Tree:
+        """-1 for every sample, unless the targets are revealed."""
+        if reveal:
+            return self._hidden
+        return without_targets(self._hidden, torch.ones(len(self), dtype=torch.bool))
+
+    def class_shares(self, num_classes: int) -> Tensor:
+        """Fraction of each class ``[C]``, which reveals labels, too."""
+        labels = self._part.labels
+        if labels is None:
+            raise ValueError("The public pool has no classes: targets of the data are none.")
+        return torch.bincount(torch.from_numpy(labels), minlength=num_classes) / max(len(self), 1)
+
+
+def set_apart(splits: Splits, public: float | Literal["valid"], seed: int) -> tuple[Splits, PublicPool, np.ndarray]:
+    """The data set without the pool's labels, the pool, and which training samples are private.
+
+    Args:
+        splits: All of the data set.
+        public: A fraction in [0, 1) of every class of the training set, or the data set's `valid`
+            part.
+        seed: Draws the fraction.
+    """
+    train = splits.train
+    private = np.arange(len(train))
+    pooled = np.empty(0, dtype=np.int64)
+    if public == "valid":
+        if splits.valid is None:
+            raise ValueError("`data.public: valid` needs a data set with a `valid` part (cinic10).")
+        return replace(splits, train=train.hiding(pooled), valid=None), PublicPool(splits.valid, pooled), private
+    if public > 0:
+        labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
+        private, pooled = split_off(labels, public, seed)
+    pool = PublicPool(train.taken(pooled), pooled)
+    return replace(splits, train=train.hiding(pooled), valid=None), pool, private
+
+
+def split_off(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Split all indices at random into the rest and a pool with `fraction`, in (0, 1), of each class; both sorted."""
+    require(0 < fraction < 1, f"`fraction` must lie in (0, 1), got {fraction}.")
+    labels = np.asarray(labels)
+    rng = stream(seed, "pool")
+    pooled = np.zeros(len(labels), dtype=bool)
+    for c in np.unique(labels):
+        members = np.flatnonzero(labels == c)
+        number = round(fraction * len(members))
+        pooled[rng.permutation(members)[:number]] = True
+    return np.flatnonzero(~pooled), np.flatnonzero(pooled)
+
+
+def is_images(x: Tree) -> bool:
+    """Whether inputs are uint8 images ``[N, C, H, W]``, which are scaled to [0, 1]."""
+    return isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 4
+
+
+def mean_std(images: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Of each channel of uint8 images, ``[N, C, H, W]`` each, on the [0, 1] scale; empty for anything else."""
+    counts: Tensor | None = None
+    for x in images:
+        if not is_images(x):
+            return (), ()
+        # How often each of the 256 levels occurs, [C, 256], gives both without a float copy of the images.
+        found = torch.stack([torch.bincount(channel.flatten(), minlength=256) for channel in x.unbind(1)])
+        counts = found if counts is None else counts + found
+    if counts is None:
+        return (), ()
+    shares = counts.double() / int(counts[0].sum())
+    levels = torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ levels
+    std = (shares * (levels - mean[:, None]) ** 2).sum(dim=1).sqrt()
+    std[std == 0] = 1.0  # a constant channel becomes 0, not 0 / 0
+    return tuple(mean.tolist()), tuple(std.tolist())
