@@ -1,7 +1,8 @@
 """Who holds what once the samples are dealt out: validation splits, opt-out marks, and the CSV that keeps it all.
 
 Laws: no copy of a sample is on both sides of a split; an `Assignment` that is written is what
-`Saved` reads back."""
+`Saved` reads back.
+"""
 
 import os
 from dataclasses import dataclass, field
@@ -12,8 +13,8 @@ import numpy as np
 
 from fedlit.data.splits import Splits, split_off
 from fedlit.data.trees import told
-from fedlit.dealing import grouped, require
 from fedlit.partition import Partition
+from fedlit.partition.base import grouped, require
 from fedlit.rng import derive, stream
 
 if TYPE_CHECKING:

@@ -3,7 +3,8 @@
 Every file is an ``.npz`` with ``train_images``, ``train_labels``, ``test_images`` and
 ``test_labels``, and, as CINIC-10 has them, perhaps ``valid_images`` and ``valid_labels``. Images
 are uint8, ``[N, H, W]`` or ``[N, H, W, C]`` (not ``[N, C, H, W]``), or float32 features of any
-shape ``[N, ...]``; labels are integers ``[N]`` that count from 0."""
+shape ``[N, ...]``; labels are integers ``[N]`` that count from 0.
+"""
 
 import difflib
 import os

@@ -4,7 +4,8 @@ What a data set draws while it gives a sample follows from the visit (or, in an 
 the sample, never from the process that reads it.
 
 Laws: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform gives
-another sample in every epoch of a visit, and the same one in every evaluation."""
+another sample in every epoch of a visit, and the same one in every evaluation.
+"""
 
 import ctypes
 import random

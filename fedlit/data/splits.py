@@ -12,7 +12,7 @@ from fedlit.data.batches import Batches, DropLast, Transform
 from fedlit.data.checks import MOST_CLASSES
 from fedlit.data.loaders import LoadedBatches, Reader, Ready, fixed_seed, places, without_targets
 from fedlit.data.trees import Tree, chosen, head, leaves, length, num_bytes, told
-from fedlit.dealing import require
+from fedlit.partition.base import require
 from fedlit.rng import stream
 
 FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fedlit.bounds import check_count
-from fedlit.dealing import enough
 from fedlit.partition import Partition
+from fedlit.partition.base import enough
 from fedlit.rng import generator
 
 LETTERS = "abcdefghijk"

@@ -2,10 +2,8 @@
 
 from fedlit.partition.base import Partition
 from fedlit.partition.by_class import BinarySeparated, ClassSets, Dirichlet, Majority, Shards
-from fedlit.partition.by_size import IID, Quantity
-from fedlit.partition.natural import ByColumn
-from fedlit.partition.over_time import OverTime
-from fedlit.partition.views import FeatureSkew, PermutedPixels
+from fedlit.partition.by_size import IID, ByColumn, Quantity
+from fedlit.partition.wrappers import FeatureSkew, OverTime, PermutedPixels
 
 __all__ = [
     "IID",

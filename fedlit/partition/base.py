@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from fedlit.augment import Augmentation
-from fedlit.bounds import check_kind
+from fedlit.bounds import check_count
 
 
 class Partition(ABC):
@@ -79,49 +79,72 @@ class Partition(ABC):
         return []
 
 
-class Wrapper(Partition):
-    """A partition around another, whose word holds wherever this one has none of its own.
+def require(ok: bool, message: str) -> None:
+    """Refuse bad input: a ValueError with `message` unless `ok`."""
+    if not ok:
+        raise ValueError(message)
+
+
+def enough(num_samples: int, num_clients: int, option: str, each: int = 1) -> None:
+    told = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
+    require(num_clients * each <= num_samples, f"{told}, there are {num_samples}.")
+
+
+def checked_labels(labels: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:
+    labels = np.asarray(labels)
+    check_count("num_clients", num_clients)
+    require(labels.ndim == 1 and labels.size > 0, f"`labels` must be [N] with N > 0, got {list(labels.shape)}.")
+    low, high = labels.min(), labels.max()
+    require(low >= 0 and high < num_classes, f"`labels` must lie in [0, {num_classes}), got {low} to {high}.")
+    return labels.astype(np.int64, copy=False)
+
+
+def grouped(values: np.ndarray, owners: np.ndarray, num_clients: int) -> list[np.ndarray]:
+    """The values of each client, in their given order."""
+    ends = np.cumsum(np.bincount(owners, minlength=num_clients))
+    return np.split(values[np.argsort(owners, kind="stable")], ends[:-1])
+
+
+def log_dirichlet(rng: np.random.Generator, alpha: float, shape: tuple[int, int]) -> np.ndarray:
+    """Logarithms of rows drawn from Dir(alpha), which may be too small for a float themselves."""
+    # Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: for small alpha rng.dirichlet underflows to 0 / 0
+    log_g = np.log(rng.standard_gamma(alpha + 1, shape))
+    log_g -= rng.standard_exponential(shape) / alpha
+    log_g -= log_g.max(axis=1, keepdims=True)
+    return log_g - np.log(np.exp(log_g).sum(axis=1, keepdims=True))
+
+
+def row_shares(weights: np.ndarray) -> np.ndarray:
+    """Each row of ``[K, C]`` divided by its sum; 0 where there is nothing to share.
+
+    Example:
+        >>> row_shares(np.array([[1.0, 3.0], [0.0, 0.0]])).tolist()
+        [[0.25, 0.75], [0.0, 0.0]]
+    """
+    return weights / np.maximum(weights.sum(axis=1, keepdims=True), 1e-300)
+
+
+def top_up(counts: np.ndarray, log_q: np.ndarray, min_samples: int) -> None:
+    """Change `counts` ``[C, K]`` until nobody is short of `min_samples`: first of the classes that one drew most of.
 
     Args:
-        base: Who holds which samples.
+        counts: Samples of each class at each client.
+        log_q: Logarithms of the clients' shares of each class, ``[C, K]``.
+        min_samples: What each client holds at least.
     """
+    totals = counts.sum(axis=0)
+    for k in np.flatnonzero(totals < min_samples).tolist():
+        for c in np.argsort(-log_q[:, k]):
+            _take(k, counts[c], totals, min_samples)
 
-    @abstractmethod  # so that nobody is offered it as a partition
-    def __init__(self, base: Partition) -> None:
-        check_kind("base", base, Partition, "a partition")
-        self.base = base
-        self.resplit_every_round = base.resplit_every_round
-        self.by_class = base.by_class
-        self.by_owner = base.by_owner
-        self.over_time = base.over_time
-        self.column = base.column
 
-    def around(self, base: Partition) -> "Wrapper":
-        """The same around another partition."""
-        other = copy.copy(self)
-        other.base = base
-        return other
-
-    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
-        return self.base.assign(labels, num_clients, num_classes, seed)
-
-    def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
-        return self.base.class_probabilities(class_sizes, num_clients, seed)
-
-    def scaled(self, factor: float) -> "Wrapper":
-        return self.around(self.base.scaled(factor))
-
-    def for_samples(self, owners: np.ndarray) -> "Wrapper":
-        return self.around(self.base.for_samples(owners))
-
-    def owner_list(self, test: bool) -> list | None:
-        return self.base.owner_list(test)
-
-    def in_round(self, samples: np.ndarray, round: int) -> np.ndarray:
-        return self.base.in_round(samples, round)
-
-    def pixel_permutation(self, client: int, num_pixels: int, seed: int) -> np.ndarray | None:
-        return self.base.pixel_permutation(client, num_pixels, seed)
-
-    def view(self, client: int, seed: int) -> list[Augmentation]:
-        return self.base.view(client, seed)
+def _take(k: int, held: np.ndarray, totals: np.ndarray, min_samples: int) -> None:
+    """Let client k take samples of one class, of which clients have `held` ``[K]``, as long as it is short."""
+    while totals[k] < min_samples:
+        spare = np.minimum(held, totals - min_samples)
+        donor = spare.argmax()
+        if spare[donor] <= 0:
+            return
+        moved = min(spare[donor], min_samples - totals[k])
+        held[[donor, k]] += (-moved, moved)
+        totals[[donor, k]] += (-moved, moved)

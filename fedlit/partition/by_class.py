@@ -4,30 +4,20 @@ from typing import Literal
 
 import numpy as np
 
-from fedlit.bounds import check_kind, check_positive, check_share
-from fedlit.dealing import (
-    CLASS_SETS,
-    at_least,
-    checked_labels,
-    dealt,
-    distinct_owners,
-    enough,
-    even_parts,
-    grouped,
-    kept,
-    log_dirichlet,
-    one_of,
-    require,
-    row_shares,
-    top_up,
-)
-from fedlit.partition.base import Partition
+from fedlit.bounds import check_choice, check_count, check_kind, check_positive, check_share
+from fedlit.partition.base import Partition, checked_labels, enough, grouped, log_dirichlet, require, row_shares, top_up
 from fedlit.rng import stream
 
 Mode = Literal["equal_size", "per_class", "distinct"]
 Pairs = Literal["drawn", "fixed"]
 Halves = Literal["halves", "even_odd", "random"]
 SetName = Literal["iid", "niid1", "niid2", "niid3"]
+# Of DLAD's settings: the classes of five clients, which repeat over the others.
+CLASS_SETS = {
+    "niid1": [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]],
+    "niid2": [[0, 1, 2, 3, 4, own] for own in (5, 6, 7, 8, 9)],
+    "niid3": [[0, 1, 2, 3], [0, 4, 5, 6], [1, 4, 7, 8], [2, 5, 7, 9], [3, 6, 8, 9]],
+}
 SMALLEST_ALPHA = 1e-300  # below it logarithms of shares overflow
 MOST_DRAWS = 100_000_000  # with replacement, of all clients together
 
@@ -44,10 +34,11 @@ class Shards(Partition):
     """
 
     def __init__(self, per_client: int = 2, mode: Mode = "equal_size", samples_per_client: int | None = None) -> None:
-        self.per_client = at_least("per_client", per_client)
-        self.mode = one_of("mode", mode, Mode)
+        self.per_client = check_count("per_client", per_client)
+        check_choice("mode", mode, Mode)
+        self.mode = mode
         if samples_per_client is not None:
-            self.samples_per_client = at_least("samples_per_client", samples_per_client)
+            self.samples_per_client = check_count("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
@@ -66,7 +57,7 @@ class Shards(Partition):
         owner_of_sample = np.repeat(owner_of_shard, sizes)
         by_label = np.argsort(labels, kind="stable")
         parts = grouped(by_label, owner_of_sample, num_clients)
-        return kept(parts, self.samples_per_client, seed)
+        return _kept(parts, self.samples_per_client, seed)
 
     def _owners(self, num_clients: int, num_shards: int, pieces: int, seed: int) -> np.ndarray:
         """Who gets each shard; those of one class, `pieces` of them, lie side by side."""
@@ -76,7 +67,7 @@ class Shards(Partition):
         num_classes = num_shards // pieces
         wanted = f"`per_client`={self.per_client} different classes for each client"
         require(pieces <= num_clients, f"{wanted}, but `mode`='distinct' has only {num_classes} classes to give.")
-        return distinct_owners(rng, num_clients, num_classes, pieces)
+        return _distinct_owners(rng, num_clients, num_classes, pieces)
 
 
 class BinarySeparated(Partition):
@@ -88,7 +79,8 @@ class BinarySeparated(Partition):
     """
 
     def __init__(self, split: Halves = "halves", resplit_every_round: bool = False) -> None:
-        self.split = one_of("split", split, Halves)
+        check_choice("split", split, Halves)
+        self.split = split
         self.resplit_every_round = resplit_every_round
         redraws = split == "random" or not resplit_every_round
         require(redraws, f"`resplit_every_round` draws new halves and needs `split`='random', got {split!r}.")
@@ -131,13 +123,13 @@ class ClassSets(Partition):
 
     def __init__(self, sets: SetName | list[list[int]] = "niid1", samples_per_client: int = 5000) -> None:
         if isinstance(sets, str):
-            one_of("sets", sets, SetName)
+            check_choice("sets", sets, SetName)
         else:
             check_kind("sets", sets, list, "a setting or class lists")
             filled = len(sets) > 0 and all(sets)
             require(filled, f"`sets` must hold class lists, none of them empty, got {sets}.")
         self.sets = sets
-        self.samples_per_client: int = at_least("samples_per_client", samples_per_client)
+        self.samples_per_client: int = check_count("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
@@ -187,9 +179,10 @@ class Majority(Partition):
         self, p: float = 0.9, samples_per_client: int = 500, majority_classes: int = 2, pairs: Pairs = "drawn"
     ) -> None:
         self.p = check_share("p", p)
-        self.samples_per_client: int = at_least("samples_per_client", samples_per_client)
-        self.majority_classes = at_least("majority_classes", majority_classes)
-        self.pairs = one_of("pairs", pairs, Pairs)
+        self.samples_per_client: int = check_count("samples_per_client", samples_per_client)
+        self.majority_classes = check_count("majority_classes", majority_classes)
+        check_choice("pairs", pairs, Pairs)
+        self.pairs = pairs
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
@@ -199,7 +192,7 @@ class Majority(Partition):
         c = (needed - there).argmax()  # the class that is shortest of samples
         told = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
         require(needed[c] <= there[c], f"{told} needs {needed[c]} samples of class {c}, there are {there[c]}.")
-        return dealt(labels, counts, seed)
+        return _dealt(labels, counts, seed)
 
     def _counts(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """How many samples of each class each client gets, ``[C, K]``."""
@@ -213,8 +206,8 @@ class Majority(Partition):
         order = self._order(num_classes, seed)
         for k in range(num_clients):
             classes = np.roll(order, -k * m)
-            counts[classes[:m], k] = even_parts(major, m)
-            counts[rng.permutation(classes[m:]), k] = even_parts(n - major, others)
+            counts[classes[:m], k] = _even_parts(major, m)
+            counts[rng.permutation(classes[m:]), k] = _even_parts(n - major, others)
         return counts
 
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
@@ -244,7 +237,7 @@ class Dirichlet(Partition):
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 1) -> None:
         self.alpha = check_positive("alpha", alpha, SMALLEST_ALPHA)
-        self.min_samples = at_least("min_samples", min_samples, least=0)
+        self.min_samples = check_count("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
@@ -256,7 +249,7 @@ class Dirichlet(Partition):
         ends[:, -1:] = sizes
         counts = np.diff(ends, axis=1, prepend=0)
         top_up(counts, log_q, self.min_samples)
-        return dealt(labels, counts, seed)
+        return _dealt(labels, counts, seed)
 
     def log_proportions(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
         """Logarithms of the clients' shares of each class, ``[C, K]``."""
@@ -265,3 +258,50 @@ class Dirichlet(Partition):
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
         q = np.exp(self.log_proportions(num_clients, len(class_sizes), seed))
         return row_shares((q * class_sizes[:, None]).T)
+
+
+def _even_parts(total: int, number: int) -> np.ndarray:
+    """Numbers that differ by at most one and add up to `total`, the smaller first."""
+    return (total + np.arange(number)) // number
+
+
+def _dealt(labels: np.ndarray, counts: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Random disjoint samples, `counts` ``[C, K]`` of each class for each client."""
+    num_classes, num_clients = counts.shape
+    rng = stream(seed, "samples")
+    taken = []
+    for c in range(num_classes):
+        members = rng.permutation(np.flatnonzero(labels == c))
+        taken.append(members[: counts[c].sum()])
+    owners = np.repeat(np.tile(np.arange(num_clients), num_classes), counts.ravel())
+    return grouped(np.concatenate(taken), owners, num_clients)
+
+
+def _kept(parts: list[np.ndarray], samples_per_client: int | None, seed: int) -> list[np.ndarray]:
+    """So many samples of each client's part, drawn at random; None keeps all."""
+    if samples_per_client is None:
+        return parts
+    some = []
+    for client, part in enumerate(parts):
+        told = f"`samples_per_client`={samples_per_client}, but the shards of client {client} hold {len(part)}."
+        require(samples_per_client <= len(part), told)
+        order = stream(seed, "kept", client).permutation(len(part))
+        some.append(part[np.sort(order[:samples_per_client])])
+    return some
+
+
+def _distinct_owners(rng: np.random.Generator, num_clients: int, num_classes: int, pieces: int) -> np.ndarray:
+    """The owners of `pieces` shards of each class, ``[C pieces]``: equally many for all, no two of a class for anybody.
+
+    Class by class, in random order. Who needs a shard of every class that is left gets one for sure: at most `pieces`
+    clients do, for together all need as many as there are. So it always comes out even.
+    """
+    needs = np.full(num_clients, num_classes * pieces // num_clients)
+    owners = np.empty((num_classes, pieces), dtype=np.int64)
+    for position, c in enumerate(rng.permutation(num_classes)):
+        rank = rng.random(num_clients)
+        rank[needs == num_classes - position] = -1
+        rank[needs == 0] = 2
+        owners[c] = np.argsort(rank, kind="stable")[:pieces]
+        needs[owners[c]] -= 1
+    return owners.ravel()

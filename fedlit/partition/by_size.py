@@ -1,4 +1,4 @@
-r"""Partitions that look at no class: how many samples a client holds, drawn at random from all.
+r"""Partitions that look at no class: by size, at random, or by the client that each sample belongs to already.
 
 `Quantity` deals shares :math:`q_k` of all samples, with :math:`q \sim \mathrm{Dir}(\alpha)`, or
 :math:`q_k \propto r_k^{-a}` where the ranks :math:`r` are a random order of 1 to K.
@@ -6,11 +6,14 @@ r"""Partitions that look at no class: how many samples a client holds, drawn at 
 Laws: every sample is dealt once; alpha towards infinity, or power 0, are parts of equal size.
 """
 
+import copy
+import csv
+from pathlib import Path
+
 import numpy as np
 
-from fedlit.bounds import check_number, check_positive
-from fedlit.dealing import at_least, checked_labels, enough, log_dirichlet, require, row_shares, top_up
-from fedlit.partition.base import Partition
+from fedlit.bounds import check_count, check_kind, check_number, check_positive
+from fedlit.partition.base import Partition, checked_labels, enough, grouped, log_dirichlet, require, row_shares, top_up
 from fedlit.rng import stream
 
 SMALLEST_ALPHA = 1e-300  # below it logarithms of shares overflow
@@ -28,7 +31,7 @@ class IID(Partition):
 
     def __init__(self, samples_per_client: int | None = None) -> None:
         if samples_per_client is not None:
-            self.samples_per_client = at_least("samples_per_client", samples_per_client)
+            self.samples_per_client = check_count("samples_per_client", samples_per_client)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         num_samples = len(checked_labels(labels, num_clients, num_classes))
@@ -64,7 +67,7 @@ class Quantity(Partition):
             check_number("power", power, least=0, most=LARGEST_POWER)
         self.alpha = alpha
         self.power = power
-        self.min_samples = at_least("min_samples", min_samples, least=0)
+        self.min_samples = check_count("min_samples", min_samples, least=0)
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         num_samples = len(checked_labels(labels, num_clients, num_classes))
@@ -89,3 +92,69 @@ class Quantity(Partition):
 
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray:
         return row_shares(np.tile(class_sizes, (num_clients, 1)))
+
+
+class ByColumn(Partition):
+    """Every sample belongs to a client already: a column says whose it is, a list, or a file.
+
+    Clients are numbered in the order of their sorted names.
+
+    Args:
+        column: The column of a table, or the key of items that are dicts; `data.client` by default.
+        clients: In place of a column of the data: the client of every training sample, as a list, or as a file with one
+            in each line. If the file is a .csv, `column` is its column.
+        test_clients: The same of the test samples, where clients have their own (`data.validation: test`,
+            `data.own_test`).
+    """
+
+    by_class = False
+    by_owner = True
+
+    def __init__(
+        self,
+        column: str | None = None,
+        clients: list[int] | list[str] | str | None = None,
+        test_clients: list[int] | list[str] | str | None = None,
+    ) -> None:
+        for name, given in (("clients", clients), ("test_clients", test_clients)):
+            if given is not None:
+                check_kind(name, given, (list, tuple, str, np.ndarray), "a list of clients or a file of them")
+        self.column = column
+        self.clients = _as_array(clients)
+        self.test_clients = _as_array(test_clients)
+        self._owners: np.ndarray | None = None
+
+    def owner_list(self, test: bool) -> list | None:
+        given = self.test_clients if test else self.clients
+        if isinstance(given, str):
+            return _read_owners(Path(given).expanduser(), "test_clients" if test else "clients", self.column)
+        return None if given is None else given.tolist()
+
+    def for_samples(self, owners: np.ndarray) -> "ByColumn":
+        other = copy.copy(self)
+        other._owners = owners
+        return other
+
+    def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
+        num_samples = len(checked_labels(labels, num_clients, num_classes))
+        require(self._owners is not None, "`ByColumn` must be told whose each sample is: call its `for_samples` first.")
+        owners = np.asarray(self._owners)
+        require(len(owners) == num_samples, f"`owners` must be [{num_samples}], one per sample, got {len(owners)}.")
+        require(int(owners.max()) < num_clients, f"`owners` must lie in [0, {num_clients}), got {owners.max()}.")
+        return grouped(np.arange(num_samples), owners, num_clients)
+
+
+def _as_array(given: list[int] | list[str] | str | None) -> np.ndarray | str | None:
+    """A list as an array, of which a record tells the length alone."""
+    return given if given is None or isinstance(given, str) else np.array(given)
+
+
+def _read_owners(path: Path, option: str, column: str | None) -> list[str]:
+    require(path.is_file(), f"`{option}` must be a list of clients or a file of them, there is no file {path}.")
+    text = path.read_text(encoding="utf-8")
+    if path.suffix.lower() != ".csv":
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    rows = csv.DictReader(text.splitlines())
+    names = ", ".join(rows.fieldnames or [])
+    require(column in (rows.fieldnames or []), f"`column` must be one of {path}: {names or 'none'}; got {column}.")
+    return [str(row[str(column)]).strip() for row in rows]
