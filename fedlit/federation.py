@@ -202,7 +202,6 @@ class Federation:
         self._has_fitted = False
         self.has_rounds_left = True  # for a fit, once it is set up
         self._begun = ResumePoint()
-        self._run_folder = RunFolder(self.fabric, self.options)
 
     if not TYPE_CHECKING:  # a type checker would take every name for an option
 
@@ -268,17 +267,14 @@ class Federation:
             datamodule: The clients' data; the embedded sample by default.
             ckpt_path: A file, `last` or `best` of the config's own run or the newest; `auto` is its last, if any.
         """
-        self._run_folder = RunFolder(self.fabric, self.options)
         method = built(model, self.options.seed)
-        try:
-            schedule = self._set_up("fit", method, datamodule, ckpt_path)
+        with RunFolder(self.fabric, self.options) as run_folder:
+            schedule = self._set_up("fit", method, datamodule, ckpt_path, run_folder=run_folder)
             with told_if_unwritable(self._folder):
                 with told_of("fit", self._call):
                     rows = self._fit(method, schedule)
                 page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
             meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
-        finally:
-            self._run_folder.release()
         self.running = False
         return FitResult(method, self._folder, rows, self.stopped_by, self.network)
 
@@ -287,13 +283,14 @@ class Federation:
         fit = Fit(self.state, schedule, self._folder, self._stop, self._call, self._begun)
         self._begun = ResumePoint()
         self.running = True
-        self._call("on_fit_start")
-        self._call("on_train_start")
-        fit.run()
-        model.client = None
-        self._call("on_train_end")
-        self._call("on_fit_end")
-        fit.close()
+        with fit.log:
+            self._call("on_fit_start")
+            self._call("on_train_start")
+            fit.run()
+            model.client = None
+            self._call("on_train_end")
+            self._call("on_fit_end")
+            fit.close()
         return fit.rows
 
     def validate(
@@ -412,6 +409,7 @@ class Federation:
         datamodule: Data,
         ckpt_path: str | None,
         samples: bool = True,
+        run_folder: RunFolder | None = None,
     ) -> Schedule:
         """Check everything that can be checked before the first round, and make or find the run."""
         training = command == "fit"
@@ -436,13 +434,13 @@ class Federation:
                 raise ValueError(
                     f"`--ckpt_path` {path}: resuming needs checkpoints, but `trainer.enable_checkpointing` is false."
                 )
-            if training:
-                self._run_folder.take(path)
+            if run_folder is not None:
+                run_folder.take(path)
             self._begun = read_checkpoint(path)  # for callbacks, too, once they are set up
             resume(self.state, self._begun, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)
-        if training:
-            self._folder = self._run_folder.claim()
+        if run_folder is not None:
+            self._folder = run_folder.claim()
             self._has_fitted = True
             self._fit_folder = self._folder
         self.has_rounds_left = self.state.round < len(schedule)

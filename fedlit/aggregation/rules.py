@@ -254,8 +254,8 @@ def clip_factors(norms: Tensor, threshold: float) -> Tensor:
     return torch.where(norms > threshold, threshold / norms, torch.ones_like(norms))
 
 
-def fewest_uploads(rule: Rule) -> int:
-    """Uploads that a rule needs; a function says nothing, and is taken to need one."""
+def fewest_uploads(rule: Rule | None) -> int:
+    """Uploads that a rule needs; a function says nothing and is taken to need one, as the mean does."""
     return getattr(rule, "fewest", 1)
 
 

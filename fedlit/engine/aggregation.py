@@ -18,7 +18,7 @@ from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.optimisation import check_settings, revived
 from fedlit.engine.options import Options
 from fedlit.engine.plan import OptimizerState, is_plain
-from fedlit.engine.scheduling import Schedule, cohort_size, num_samples
+from fedlit.engine.scheduling import Schedule, cohort_size, eligible
 from fedlit.engine.state import FederationState, shared_names
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
@@ -82,7 +82,7 @@ def check_aggregator(model: FederatedModule, stages: list[Stage], data: Federate
     if not averaged:
         raise ValueError(f"`trainer.aggregator` {name} would never be asked: {type(model).__name__} averages nothing.")
     needed = fewest_uploads(rule)
-    smallest = min(_largest_cohort(stage, data, options) for stage in averaged)
+    smallest = min(cohort_size(options, len(eligible(data, stage))) for stage in averaged)
     if smallest < needed:
         raise ValueError(
             f"`trainer.aggregator` {name} needs {needed} uploads in a round, but a round has {smallest} clients; see "
@@ -93,13 +93,6 @@ def check_aggregator(model: FederatedModule, stages: list[Stage], data: Federate
 
 def _name(rule: Rule) -> str:
     return getattr(rule, "__name__", type(rule).__name__)
-
-
-def _largest_cohort(stage: Stage, data: FederatedData, options: Options) -> int:
-    """Clients of a round in which none fails."""
-    seen = range(data.num_clients - data.unseen_clients)
-    candidates = [k for k in seen if num_samples(data.assignment, k, stage)]
-    return cohort_size(options, len(candidates))
 
 
 def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, num_uploads: int) -> None:

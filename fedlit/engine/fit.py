@@ -1,10 +1,11 @@
 """The rounds of one fit: who trains, what is evaluated, recorded and saved, and when it ends."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,27 +13,26 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
 from torch import Tensor, nn
 
-from fedlit.aggregation import State
 from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import Budget, RuleFailed
 from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
-from fedlit.engine.liveness import ProcessLost
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.processes import check_processes, largest
-from fedlit.engine.round import ClientRound, ServerResult, serve, trained_by_server
+from fedlit.engine.round import ClientRound, serve
 from fedlit.engine.run_setup import ResumePoint, chosen_values, title_of
-from fedlit.engine.scheduling import ClientSampler, Schedule, TooFewClients, run_with_retries
+from fedlit.engine.scheduling import ClientSampler, Schedule, TooFewClients
 from fedlit.engine.server_attributes import UnserializableAttribute
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
 from fedlit.records.fit_log import FitLog
 from fedlit.records.frames import read_metrics
 from fedlit.records.progress import Progress
-from fedlit.records.round_record import RoundRecord, failure
-from fedlit.records.rows import Row
+from fedlit.records.round_record import Failure, RoundRecord, failure
+from fedlit.records.rows import LedgerRow, Row
 from fedlit.records.stop_signals import stop_signals
 from fedlit.records.unwritable import is_full
 from fedlit.rng import isolated
@@ -100,12 +100,15 @@ class StopRequest:
     asked: bool = False
     signal: int | None = None
 
+    def is_by_signal(self) -> bool:
+        return self.signal is not None
+
 
 PROFILERS: dict[str, type[Profiler]] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler}
 
 
 def make_profiler(given: Profiler | str | None) -> Profiler:
-    """The profiler of a federation; without one, what it does is to pass on."""
+    """The profiler of a federation; the default does nothing."""
     if given is None:
         return PassThroughProfiler()
     if isinstance(given, Profiler):
@@ -116,15 +119,6 @@ def make_profiler(given: Profiler | str | None) -> Profiler:
             f"{given!r}."
         )
     return PROFILERS[given]()
-
-
-def report_profile(profiler: Profiler, folder: Path | None) -> None:
-    """Print the profile, or write it into the folder of the run."""
-    if isinstance(profiler, PassThroughProfiler):
-        return
-    profiler.setup("fit", log_dir=None if folder is None else str(folder))
-    profiler.describe()
-    profiler.teardown("fit")
 
 
 class Fit:
@@ -152,39 +146,39 @@ class Fit:
         self.schedule = schedule
         self.stop = stop
         self.call = call
-        self.options = state.options
+        self.options = options = state.options
         self.sampler = ClientSampler(state)
-        self.budget = Budget(schedule, self.options)
-        self.waiting_for = "this round"  # printed when a signal stops the run
+        self.budget = Budget(schedule, options)
         self.rows: list[Row] = []  # of the last round
-        self.first: tuple[int, float] | None = None  # the first client of this round, and when it started
-        self.is_expected = False  # whether it was said how long a round takes
         self.confused: Tensor | None = None  # of the last global model that was evaluated
-        shown = self.options.enable_progress_bar and state.fabric.is_global_zero
-        self.progress = Progress(len(schedule), state.round, shown, state.measures.first)
+        metric = state.measures.first
+        processes = state.fabric.world_size
+        is_shown = options.enable_progress_bar and state.fabric.is_global_zero
+        self.progress = Progress(len(schedule), state.round, is_shown, metric, processes)
         self.saving = Saving(state, schedule, folder, call, resume_point)  # before the records, which go back with it
-        options = self.options
         self.log = FitLog(
             folder if state.fabric.is_global_zero else None,
+            state.data,
             options.logger,
             state.round,
             self.progress,
             options.report,
             resume_point.checkpoint,
-            metric=state.measures.first,
+            metric=metric,
             title=title_of(state),
             saves=options.enable_checkpointing,
         )
-        self._begin_log(resume_point)
+        self._log_start(resume_point)
 
-    def _begin_log(self, resume_point: ResumePoint) -> None:
+    def _log_start(self, resume_point: ResumePoint) -> None:
         state = self.state
-        processes = state.fabric.world_size
         rounds = len(self.schedule)
+        processes = state.fabric.world_size
         started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
-        measures = state.measures.directions
         spent = self.budget.spent(state.round)
-        self.log.recorder.event("fit", **started, measures=measures, **spent, **self.saving.run_with["made_with"])
+        self.log.recorder.event(
+            "fit", **started, measures=state.measures.directions, **spent, **self.saving.run_with["made_with"]
+        )
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         for event in resume_point.events():
@@ -194,188 +188,93 @@ class Fit:
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
             warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
         if state.round == 0:
-            self.log.partition(state.data)
             self._save(improved=False)  # killed in its first round, a run can still be resumed
-        if state.round >= len(self.schedule):
-            self.progress.say(
-                f"All {len(self.schedule)} rounds are done; `trainer.num_rounds` says how many there are."
-            )
+        if state.round >= rounds:
+            self.progress.say(f"All {rounds} rounds are done; `trainer.num_rounds` says how many there are.")
 
     def run(self) -> None:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
         self.state.attributes.begin()
         try:
             with self._handling_signals():
-                for number in range(self.state.round + 1, len(self.schedule) + 1):
-                    if self._is_to_stop():
-                        break
-                    if self._is_beyond_budget(number):
-                        break
-                    self._one_round(number)
-                else:
-                    self._is_to_stop()  # in the last round, one may have been
-        except ProcessLost:
-            self._save_complete_rounds()
-            self.log.abandon()
-            raise
-        except UnserializableAttribute:  # a checkpoint of this round would lack it
-            self.log.abandon()
-            raise
-        except (TooFewClients, RuleFailed) as error:
-            self._give_up(error)
-            raise
+                while self._goes_on():
+                    self._run_round(self.state.round + 1)
         except Interrupted:
             pass  # the round that had begun is forgotten; its clients' states were not touched
-        except KeyboardInterrupt:  # a second one: whoever sends it will not wait
-            self.log.abandon()
-            raise
         except BaseException as error:
-            self._save_complete_rounds()
-            self.log.abandon()
-            if isinstance(error, SystemExit):  # of a rule, an `aggregate`, a callback: a client's is caught
+            self._save_complete_rounds(error)
+            if isinstance(error, SystemExit):  # of an `aggregate` or a callback: a client's is caught
                 raise RuntimeError(f"Round {self.state.round + 1} was ended by sys.exit({error.code}).") from error
             raise
         self.state.load_global()
 
-    def _is_beyond_budget(self, number: int) -> bool:
-        """Whether `trainer.privacy` forbids a round; the run then ends as it would have after its last."""
-        refusal = self.budget.refusal(number)
-        if refusal is not None:
-            self.progress.say(refusal)
-            self.log.recorder.event("budget_spent", **self.budget.spent(number - 1), round=number - 1)
-        return refusal is not None
-
-    def _save_complete_rounds(self) -> None:
-        """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""
-        round = self.state.round
-        if self.log.noted_round != round or self.saving.round == round:
-            return
-        if not self.saving.can_be_alone:
-            return
-        try:
-            self._save(improved=False)
-            self.progress.say(f"Saved round {round} before the error that follows.")
-        except Exception as error:  # what went wrong first is what matters
-            if not is_full(error):  # it was that which went wrong first
-                self.progress.say(f"Round {round} could not be saved: {type(error).__name__}: {error}")
-
-    def _give_up(self, error: TooFewClients | RuleFailed) -> None:
-        """Save complete rounds before a run ends for want of clients, or of a rule that can combine their uploads."""
-        details = {"reason": str(error).partition("\n")[0]}
-        if isinstance(error, RuleFailed):
-            details["details"] = failure(error).details
-        self.log.recorder.event("gave_up", round=self.state.round + 1, **details)
-        if self.saving.round != self.state.round:
-            self._save(improved=False)
-        self.log.abandon()
-
-    def close(self) -> None:
-        """The last checkpoint, the curves and a table."""
-        try:
-            self._close()
-        except BaseException:
-            self.log.abandon()
-            raise
-
-    def _close(self) -> None:
-        state = self.state
-        if self.saving.round != state.round:
-            self._save(improved=False)
-        self._note_confusion()
-        scores = state.scores
-        chosen = chosen_values(state)
-        self.log.close(state.round, chosen, scores.last, scores.best, scores.rated, self.stop.signal)
-        monitor = self.options.monitor
-        if monitor and scores.last and monitor not in scores.best:
-            self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
-        if state.fabric.is_global_zero:
-            report_profile(self.options.profiler, self.log.folder)
-
-    def _one_round(self, number: int) -> None:
+    def _run_round(self, number: int) -> None:
+        """Train and aggregate, evaluate, log, save."""
         start = perf_counter()
         stage = self.schedule.stage(number)
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
-        record = self._trained(number, is_evaluated)
+        record = self._train(number, stage, is_evaluated)
+        rows = record.rows + self.budget.rows(number)
         try:
-            rows = [*record.rows, *self.budget.rows(number), *(self._evaluated(number, record) if is_evaluated else ())]
+            if is_evaluated:
+                rows += self._evaluate(number, stage, record)
         except BaseException:
-            self._count_unevaluated(number, record, perf_counter() - start)
+            self.log.recorder.event("not_evaluated", round=number)
             raise
-        self.rows = rows
-        improved = self.state.count_round(number, stage, rows)
-        with self.options.profiler.profile("record"):
-            self.log.round(number, stage.name, record, rows, perf_counter() - start)
-        for client, model, data, metric in unmeasured(rows, self.state.measures.metrics):
-            where = {"client": client, "model": model, "data": data, "metric": metric}
-            self.log.recorder.event("metric_left_out", round=number, **where)
-        self.log.partition_picture(self.state.data)  # training comes first
+        finally:  # a round that is trained is complete, though its evaluation failed: it can be saved and resumed
+            improved = self.state.count_round(number, stage, rows)
+            self._log_round(number, stage, record, rows, perf_counter() - start)
         if is_last:
-            self._note_confusion()  # a run that is resumed in a later stage has forgotten it
+            self.log.confusion(self.confused)  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
         if self.options.callbacks:
             self.state.attributes.note()
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
             self._save(improved)
 
-    def _count_unevaluated(self, number: int, record: RoundRecord, seconds: float) -> None:
-        """A round that is trained is complete, though its evaluation failed: it can be saved and resumed."""
-        stage = self.schedule.stage(number)
-        self.state.count_round(number, stage, record.rows)
-        self.log.round(number, stage.name, record, record.rows, seconds)
-        self.log.recorder.event("not_evaluated", round=number)
-
-    def _trained(self, number: int, score: bool) -> RoundRecord:
-        """Train the clients of a round, or the server, by the stage that it belongs to."""
-        stage = self.schedule.stage(number)
-        should_stop = self._should_stop_training()
-        plan_for = partial(self.schedule.plan, number, should_stop, before_step=self.progress.step)
-        follow_up = self.schedule.follow_up(number, should_stop, self.progress.step)
-        is_noised = self.options.privacy is not None and stage.upload == "aggregate"
-
-        def train(clients: list[int]) -> RoundRecord:
+    def _train(self, number: int, stage: Stage, score: bool) -> RoundRecord:
+        """Train the clients of a round, with others if too few returned a valid update; or train the server."""
+        if stage.side == "server":
+            self.call("on_round_start", number, [])
+            return serve(self.state, number, self._watched(self.schedule.plan(number, SERVER)), self.progress)
+        failed: dict[int, Failure] = {}
+        ledger: list[LedgerRow] = []
+        for attempt in count(1):
+            clients = self.sampler.sample(stage, number, attempt, failed)
             self.call("on_round_start", number, clients)
-            self.first = None
-            report = partial(self._report, clients)
-            if stage.side == "server":
-                return serve(self.state, number, plan_for(SERVER), report)
-            if not clients and not is_noised:
-                return RoundRecord()
-            follow = None if follow_up is None else partial(self._follow, number, follow_up)
-            return ClientRound(self.state, number, clients, plan_for, score, report, follow).run()
+            record = self._train_clients(number, stage, clients, score)
+            record.attempt = attempt
+            record.ledger = [*ledger, *record.ledger]  # what failed attempts sent counts, too
+            if record.is_whole:
+                break
+            self.log.repeated(number, record)
+            failed |= record.failures
+            ledger = record.ledger
+            self.sampler.check_retry(stage, number, record, failed)
+        return record
 
-        return run_with_retries(self.sampler, stage, number, train, self.log.repeated)
+    def _train_clients(self, number: int, stage: Stage, clients: list[int], score: bool) -> RoundRecord:
+        is_noised = self.options.privacy is not None and stage.upload == "aggregate"
+        if not clients and not is_noised:
+            return RoundRecord()
+        follow_up = self.schedule.follow_up(number)
+        if follow_up is not None:
+            follow_up = self._watched(follow_up)
 
-    def _follow(self, number: int, plan: Plan, agreed: State, uploads: Mapping[int, State]) -> ServerResult:
-        """Let the server train at the end of a round of clients."""
-        return trained_by_server(self.state, number, plan, agreed, uploads, partial(self._report, []))
+        def plan_for(k: int) -> Plan:
+            return self._watched(self.schedule.plan(number, k))
 
-    def _report(self, clients: list[int], position: int, num_clients: int) -> None:
-        """A client, or the server, is about to train."""
-        whose = f"client {clients[position - 1]}'s" if clients else "the server's"
-        self.waiting_for = f"{whose} batch"
-        self.progress.training(self.state.round + 1, f"client {position}/{num_clients}" if clients else "server")
-        if clients and not self.is_expected and self.progress.enabled and self.state.hosts is None:
-            self._expect(clients, clients[position - 1])
+        return ClientRound(self.state, number, clients, plan_for, score, self.progress, follow_up).run()
 
-    def _expect(self, clients: list[int], client: int) -> None:
-        """After the first client of a fit, print how long a round will take if time grows with samples."""
-        if self.first is None:
-            self.first = (client, perf_counter())
-            return
-        self.is_expected = True
-        first, start = self.first
-        number = self.state.round + 1
-        train = self.state.data.at_round(number).train
-        share = len(train[first]) / sum(len(train[k]) for k in clients)
-        seconds = (perf_counter() - start) / share / self.state.fabric.world_size
-        stage = self.schedule.stage(number)
-        rounds = sum(self.schedule.stage(later) is stage for later in range(number, len(self.schedule) + 1))
-        self.progress.expect(seconds, rounds, f"from client {first}; {self.state.fabric.device.type}")
+    def _watched(self, plan: Plan) -> Plan:
+        """The plan, whose steps are shown, and which ends when a signal comes."""
+        # Several processes agree to stop between rounds; if one is lost, the others' round cannot be completed.
+        should_stop = self.stop.is_by_signal if self.state.fabric.world_size == 1 else _others_are_lost
+        return replace(plan, should_stop=should_stop, before_step=self.progress.step)
 
-    def _evaluated(self, number: int, record: RoundRecord) -> list[Row]:
-        self.waiting_for = f"the evaluation of round {number}"
-        scorer = Scorer(self.state, self.schedule.stage(number))
+    def _evaluate(self, number: int, stage: Stage, record: RoundRecord) -> list[Row]:
+        scorer = Scorer(self.state, stage)
         with self.options.profiler.profile("evaluate"):
             rows = scorer.evaluate(number)
         if scorer.confused is not None:
@@ -383,17 +282,69 @@ class Fit:
         record.failures = {**scorer.failures, **record.failures}
         return rows
 
-    def _note_confusion(self) -> None:
-        if self.confused is not None:
-            self.log.confusion(self.confused)
+    def _log_round(self, number: int, stage: Stage, record: RoundRecord, rows: list[Row], seconds: float) -> None:
+        self.rows = rows
+        with self.options.profiler.profile("record"):
+            self.log.round(number, stage.name, record, rows, seconds)
+        for client, model, data, metric in unmeasured(rows, self.state.measures.metrics):
+            where = {"client": client, "model": model, "data": data, "metric": metric}
+            self.log.recorder.event("metric_left_out", round=number, **where)
 
-    def _is_to_stop(self) -> bool:
-        """Whether any process was asked to; then all end for the same reason."""
+    def _save(self, improved: bool) -> None:
+        with self.options.profiler.profile("save"):
+            self.saving.save(self.log, improved)
+
+    def _save_complete_rounds(self, error: BaseException) -> None:
+        """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""
+        is_everywhere = isinstance(error, TooFewClients | RuleFailed)  # on every process: all can save
+        if is_everywhere:
+            details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
+            reason = str(error).partition("\n")[0]
+            self.log.recorder.event("gave_up", round=self.state.round + 1, reason=reason, **details)
+        round = self.state.round
+        if self.log.noted_round != round or self.saving.round == round:
+            return
+        if isinstance(error, UnserializableAttribute):  # the checkpoint would lack it
+            return
+        if not is_everywhere and not self.saving.can_be_alone:
+            return
+        try:
+            self._save(improved=False)
+            self.progress.say(f"Saved round {round} before the error that follows.")
+        except Exception as problem:  # what went wrong first is what matters
+            if not is_full(problem):  # it was that which went wrong first
+                self.progress.say(f"Round {round} could not be saved: {type(problem).__name__}: {problem}")
+
+    def close(self) -> None:
+        """The last checkpoint, the curves and a table."""
+        state = self.state
+        if self.saving.round != state.round:
+            self._save(improved=False)
+        self.log.confusion(self.confused)
+        scores = state.scores
+        self.log.close(state.round, chosen_values(state), scores.last, scores.best, scores.rated, self.stop.signal)
+        monitor = self.options.monitor
+        if monitor and scores.last and monitor not in scores.best:
+            self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
+        if state.fabric.is_global_zero:  # print the profile, or write it into the folder of the run
+            profiler = self.options.profiler
+            profiler.setup("fit", log_dir=None if self.log.folder is None else str(self.log.folder))
+            profiler.describe()
+
+    def _goes_on(self) -> bool:
+        """Whether there is another round, none of all processes was asked to stop, and its privacy is paid for."""
         asked, signal = largest(self.state.fabric, int(self.stop.asked), self.stop.signal or 0)
         if asked:  # else one of us may be asked by now, which all shall hear next time
             self.stop.asked = True
             self.stop.signal = signal or None
-        return bool(asked)
+        number = self.state.round + 1
+        if asked or number > len(self.schedule):
+            return False
+        refusal = self.budget.refusal(number)
+        if refusal is not None:
+            self.progress.say(refusal)
+            self.log.recorder.event("budget_spent", **self.budget.spent(number - 1), round=number - 1)
+        return refusal is None
 
     def _handling_signals(self) -> AbstractContextManager[None]:
         """Signals end a run in good order; where clients have hosts, at once: it may wait for a host forever."""
@@ -405,21 +356,13 @@ class Fit:
         """Print at once what the run is waiting for."""
         self.stop.asked = True
         self.stop.signal = number
-        what = self.waiting_for if self.state.fabric.world_size == 1 else f"round {self.state.round + 1}"
+        what = "this batch or evaluation"
+        if self.state.fabric.world_size > 1:
+            what = f"round {self.state.round + 1}"
         self.progress.say(f"stopping after {what}; again to end now")
 
-    def _should_stop_training(self) -> Callable[[], bool]:
-        """Several processes agree to stop between rounds; a single one may stop in the middle of local training."""
-        if self.state.fabric.world_size > 1:
-            return _never
-        return lambda: self.stop.signal is not None
 
-    def _save(self, improved: bool) -> None:
-        with self.options.profiler.profile("save"):
-            self.saving.save(self.log, improved)
-
-
-def _never() -> bool:
-    """Local training is not stopped, but ended if another process is lost: its round cannot be completed."""
+def _others_are_lost() -> bool:
+    """Local training ends by an error if another process is lost, and is not stopped otherwise."""
     check_processes()
     return False

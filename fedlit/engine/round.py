@@ -41,6 +41,7 @@ from fedlit.engine.uploads import (
 )
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
+from fedlit.records.progress import Progress
 from fedlit.records.round_record import Failure, RoundRecord, failure
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 from fedlit.rng import derive, isolated, preserved
@@ -60,18 +61,18 @@ class ServerResult(NamedTuple):
     overflowed: dict[int, int]
 
 
-def serve(state: FederationState, round: int, plan: Plan, report: Callable[[int, int], None]) -> RoundRecord:
+def serve(state: FederationState, round: int, plan: Plan, progress: Progress) -> RoundRecord:
     """A round of the server's own: it trains what it holds, with what it has collected.
 
     Args:
         state: Of the federation.
         round: Its number, from 1.
         plan: How the server trains.
-        report: Called before it trains, with 1 and 1.
+        progress: Shows that it trains.
     """
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
-    served = trained_by_server(state, round, plan, state.global_state, gather_collected(state), report)
+    served = trained_by_server(state, round, plan, state.global_state, gather_collected(state), progress)
     state.end_server_round(served.state, served.memory)
     return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
@@ -82,7 +83,7 @@ def trained_by_server(
     plan: Plan,
     held: State,
     uploads: Mapping[int, State],
-    report: Callable[[int, int], None],
+    progress: Progress,
 ) -> ServerResult:
     """Let the first process train what the server holds and send the result to the others; nothing is committed yet.
 
@@ -92,12 +93,12 @@ def trained_by_server(
         plan: How the server trains.
         held: What it starts from.
         uploads: What clients have uploaded, by client id.
-        report: Called before it trains, with 1 and 1.
+        progress: Shows that it trains.
     """
     name = plan.stage.name
 
     def work(_: int) -> dict[str, Any]:
-        report(1, 1)
+        progress.training(round, "server")
         with state.options.profiler.profile("server"):
             with state.attributes.serving():
                 done = _trained(state, round, plan, held, uploads)
@@ -197,7 +198,7 @@ class SerialExecutor:
     def train(self) -> Iterator[tuple[int, ClientResult]]:
         profiler = self.round.state.options.profiler
         for position, k in enumerate(self.round.clients, 1):
-            self.round.report(position, len(self.round.clients))
+            self.round.progress.client(self.round.number, position, len(self.round.clients))
             with profiler.profile("local_training"):
                 result = self.round.runner.train(k)
             yield k, result
@@ -221,7 +222,7 @@ class ProcessExecutor:
         profiler = round.state.options.profiler
 
         def work(k: int) -> ClientResult:
-            round.report(positions[k], len(round.clients))
+            round.progress.client(round.number, positions[k], len(round.clients))
             with profiler.profile("local_training"):
                 result = round.runner.train(k)
             return without_values(round.kept_here(k, result))
@@ -243,9 +244,8 @@ class RemoteExecutor:
         round = self.round
         hosts = round.state.hosts
         assert hosts is not None
-        positions = {k: position for position, k in enumerate(round.clients, 1)}
-        for k, result, sent in hosts.train(round):
-            round.report(positions[k], len(round.clients))
+        for position, (k, result, sent) in enumerate(hosts.train(round), 1):
+            round.progress.training(round.number, f"client {position}/{len(round.clients)}")
             yield k, round.runner.validated_again(result, sent)
 
 
@@ -258,9 +258,6 @@ def executor_of(round: "ClientRound") -> Executor:
     return SerialExecutor(round)
 
 
-Follow = Callable[[State, Mapping[int, State]], ServerResult]
-
-
 class ClientRound:
     """One round of clients.
 
@@ -270,8 +267,8 @@ class ClientRound:
         clients: In the order of their ids; under `trainer.privacy` there may be none.
         plan_for: How a client trains; all belong to one stage.
         score: Evaluate every client's copy right after its training.
-        report: Called with position and number of clients before each client trains.
-        follow: What the server does with what was aggregated and with the uploads, before the round is over.
+        progress: Shows who trains.
+        follow_up: How the server trains on what was aggregated and on the uploads, before the round is over.
     """
 
     def __init__(
@@ -281,16 +278,16 @@ class ClientRound:
         clients: list[int],
         plan_for: Callable[[int], Plan],
         score: bool,
-        report: Callable[[int, int], None],
-        follow: Follow | None = None,
+        progress: Progress,
+        follow_up: Plan | None = None,
     ) -> None:
         self.state = state
         self.number = number
         self.clients = clients
         self.plan_for = plan_for = cache(plan_for)
         self.stage = plan_for(clients[0] if clients else SERVER).stage
-        self.report = report
-        self.follow = follow
+        self.progress = progress
+        self.follow_up = follow_up
         self.record = RoundRecord(is_whole=False)
         self.accepted: dict[int, tuple[LocalResult, Scores]] = {}
         self.ledger = Ledger(state, self.stage, number)
@@ -347,7 +344,7 @@ class ClientRound:
         has_own = any(is_overridden(name, state.module, FederatedModule) for name in ("aggregate", "combine"))
         is_rule = options.aggregator is not None or options.privacy is not None
         is_compared = options.max_weight_ratio is not None or options.max_norm_ratio is not None
-        is_kept = self.follow is not None or self.stage.keep_uploads or state.has_custom_download
+        is_kept = self.follow_up is not None or self.stage.keep_uploads or state.has_custom_download
         if has_own or is_rule or is_compared or is_kept or self.stage.upload != "aggregate":
             return buffer
         return StreamedUploads(state.shared)
@@ -498,12 +495,12 @@ class ClientRound:
         """The one place where a round of clients changes the federation."""
         state = self.state
         kept = StateStore(state.memories.store)
-        if self.follow is not None or self.stage.keep_uploads:
+        if self.follow_up is not None or self.stage.keep_uploads:
             for upload in self.uploads:
                 kept[upload.client] = upload.state
         served = ServerResult(agreed, state.server_memory, [], {})
-        if self.follow is not None:
-            served = self.follow(agreed, kept)
+        if self.follow_up is not None:
+            served = trained_by_server(state, self.number, self.follow_up, agreed, kept, self.progress)
             self.record.rows += served.rows
             self.record.overflowed |= served.overflowed
         if not self.stage.keep_uploads:

@@ -355,7 +355,9 @@ def read_checkpoint(path: Path | None) -> ResumePoint:
 
 
 class RunFolder:
-    """The folder of a run that trains: the checkpoint's own, or a new one. Held from before anything is read there.
+    """The folder of a run that trains: the checkpoint's own, or a new one.
+
+    A context; the folder is locked from before anything is read there.
 
     Args:
         fabric: Launched; the first process holds the folder.
@@ -400,8 +402,10 @@ class RunFolder:
         on_rank_0(self.fabric, lock)
         self.path = folder
 
-    def release(self) -> None:
-        """Release the lock."""
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *error: object) -> None:
         if self._lock is not None:
             self._lock.close()
 

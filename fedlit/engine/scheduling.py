@@ -1,8 +1,7 @@
 """Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from itertools import count
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
@@ -12,17 +11,17 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit.aggregation import fewest_uploads
+from fedlit.data import FederatedData
 from fedlit.data.assignment import Assignment
 from fedlit.data.client import SERVER
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Options
-from fedlit.engine.plan import BeforeStep, KeepOptimizer, Plan, unwatched
+from fedlit.engine.plan import KeepOptimizer, Plan
 from fedlit.engine.processes import broadcast
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, RoundRecord
-from fedlit.records.rows import LedgerRow
 from fedlit.rng import derive, generator, isolated
 
 MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
@@ -48,11 +47,6 @@ class StageRounds:
     def last(self) -> int:
         """The number of its last round."""
         return self.before + self.length
-
-    def lr_factor(self, number: int) -> float:
-        if not self.lr_factors:
-            return 1.0
-        return self.lr_factors[number - self.before - 1]
 
 
 class Schedule:
@@ -91,50 +85,37 @@ class Schedule:
         within = min(max(number, 1), len(self))
         return next(part for part in self.parts if within <= part.last)
 
-    def plan(
-        self, number: int, should_stop: Callable[[], bool], client: int, before_step: BeforeStep = unwatched
-    ) -> Plan:
+    def plan(self, number: int, client: int) -> Plan:
         """How a client trains in a round."""
         part = self._part(number)
+        lr_factor = part.lr_factors[number - part.before - 1] if part.lr_factors else 1.0
         is_over = number == part.last and part.stage is not self.stages[-1]  # the last stage may be made longer later
-        optimizer_state = "reset" if is_over else self.options.optimizer_state
-        plan = self._plan(part.stage, client, optimizer_state, should_stop, before_step)
-        return replace(plan, lr_factor=part.lr_factor(number))
+        return self._plan(part.stage, client, "reset" if is_over else self.options.optimizer_state, lr_factor)
 
-    def follow_up(
-        self, number: int, should_stop: Callable[[], bool], before_step: BeforeStep = unwatched
-    ) -> Plan | None:
+    def follow_up(self, number: int) -> Plan | None:
         """How the server trains at the end of a round of clients, if it does."""
         follower = self._part(number).stage.followed_by
         if follower is None:
             return None
         # What it trains was overwritten by the clients' since.
-        optimizer_state: KeepOptimizer = "keep" if self.options.optimizer_state == "keep" else "reset"
-        return self._plan(follower, SERVER, optimizer_state, should_stop, before_step)
+        return self._plan(follower, SERVER, "keep" if self.options.optimizer_state == "keep" else "reset")
 
-    def _plan(
-        self,
-        stage: Stage,
-        client: int,
-        optimizer_state: KeepOptimizer,
-        should_stop: Callable[[], bool],
-        before_step: BeforeStep,
-    ) -> Plan:
+    def _plan(self, stage: Stage, client: int, optimizer_state: KeepOptimizer, lr_factor: float = 1.0) -> Plan:
         options = self.options
         epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
         steps = options.local_steps if stage.epochs is None else None
         if options.fast_dev_run:
-            epochs, steps = min(epochs, 1), 1 if epochs else steps
+            steps = 1 if epochs else steps
+            epochs = min(epochs, 1)
         limit = options.overfit_batches if options.limit_train_batches is None else options.limit_train_batches
         return Plan(
             stage=stage,
             seed=options.seed,
             epochs=epochs,
             steps=steps,
+            lr_factor=lr_factor,
             optimizer_state=optimizer_state,
             gradient_clip_val=options.gradient_clip_val,
-            should_stop=should_stop,
-            before_step=before_step,
             limit_batches=limit,
             is_shuffled=options.overfit_batches is None,
         )
@@ -175,7 +156,6 @@ class ClientSampler:
 
     def __init__(self, state: FederationState) -> None:
         self.state = state
-        self._eligible: dict[str, tuple[Assignment, list[int]]] = {}  # by what a stage trains on
 
     def sample(self, stage: Stage, round: int, attempt: int = 1, failed: Collection[int] = ()) -> list[int]:
         """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
@@ -186,32 +166,24 @@ class ClientSampler:
             attempt: At this round: every one draws its own clients.
             failed: Who has failed in earlier attempts; they are the last to be drawn again.
         """
-        if stage.side == "server":
-            return []
-        candidates = self.candidates(stage, round)
+        clients = self.candidates(stage, round)
         if stage.upload == "aggregate":
-            chosen = self._selected(candidates, stage, round, attempt, failed)
-            candidates = self._drawn(candidates, stage, round, attempt, failed) if chosen is None else chosen
-        return self._few(candidates) if self.state.options.fast_dev_run else candidates
+            chosen = self._selected(clients, stage, round, attempt, failed)
+            clients = chosen or self._drawn(clients, stage, round, attempt, failed)
+        if self.state.options.fast_dev_run:  # two, or as many as the rule of the federation needs
+            clients = clients[: max(2, fewest_uploads(self.state.options.aggregator))]
+        return clients
 
     def candidates(self, stage: Stage, round: int) -> list[int]:
         """Clients that may be drawn; those whose upload the server has collected are done."""
-        may = self.eligible(stage, round)
-        if not may:
-            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
-        collected = self.state.collected
-        return [k for k in may if k not in collected and self.state.has_trained(k, stage.needs)]
-
-    def _few(self, candidates: list[int]) -> list[int]:
-        """The clients of a development run: two, or what the rule of the federation needs."""
-        rule = self.state.options.aggregator
-        needed = 1 if rule is None else fewest_uploads(rule)
-        return candidates[: max(2, needed)]
+        state = self.state
+        may = eligible(state.data, stage, round)
+        return [k for k in may if k not in state.collected and state.has_trained(k, stage.needs)]
 
     def _selected(
-        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+        self, candidates: list[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
     ) -> list[int] | None:
-        """Whom the method chooses, on the first process for all; None if it does not."""
+        """Whom the method chooses, on the first process for all; None leaves it to `trainer.fraction_fit`."""
         module = self.state.module
         if not is_overridden("select_clients", module, FederatedModule):
             return None
@@ -232,7 +204,7 @@ class ClientSampler:
         return sorted(chosen)
 
     def _drawn(
-        self, candidates: Sequence[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
+        self, candidates: list[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
     ) -> list[int]:
         options = self.state.options
         again = () if attempt == 1 else (attempt,)
@@ -246,17 +218,32 @@ class ClientSampler:
         order.sort(key=lambda k: k in failed)  # else as they were drawn
         return sorted(order[:size])
 
-    def eligible(self, stage: Stage, round: int) -> list[int]:
-        """The clients that may take part: those with samples to train on, and none of the unseen ones."""
-        data = self.state.data
-        assignment = data.at_round(round)
-        known = self._eligible.get(stage.samples)
-        if known is None or known[0] is not assignment:
-            seen = range(data.num_clients - data.unseen_clients)
-            found = [k for k in seen if num_samples(assignment, k, stage)]
-            known = (assignment, found)
-            self._eligible[stage.samples] = known
-        return known[1]
+    def check_retry(self, stage: Stage, number: int, record: RoundRecord, failed: Mapping[int, Failure]) -> None:
+        """Refuse another attempt at a round if there were enough, or if too few clients have not failed yet."""
+        options = self.state.options
+        needed = fewest_usable(options, stage, len(record.clients))
+        others = [k for k in self.candidates(stage, number) if k not in failed]
+        if record.attempt > options.max_round_retries or len(others) < needed:
+            raise TooFewClients(_message(number, needed, record))
+
+
+def eligible(data: FederatedData, stage: Stage, round: int = 0) -> list[int]:
+    """The clients that may take part in a round: those with samples to train on, and none of the unseen ones."""
+    assignment = data.at_round(round)
+    seen = range(data.num_clients - data.unseen_clients)
+    return [k for k in seen if _has_samples(assignment, k, stage)]
+
+
+def _has_samples(assignment: Assignment, k: int, stage: Stage) -> bool:
+    """Whether a client has samples of its own that it may train on in a stage; without one it takes no part."""
+    if stage.samples == "all":
+        return len(assignment.train[k]) > 0
+    return bool(np.count_nonzero(assignment.opted_in[k]))
+
+
+def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:
+    """Whether a client has a state of its own, or may still get one in this stage."""
+    return bool(state.memories.names(k)) or _has_samples(state.data.assignment, k, stage)
 
 
 def cohort_size(options: Options, num_candidates: int) -> int:
@@ -270,64 +257,22 @@ def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
 
     Under `trainer.privacy` none: a round that depended on who took part would reveal it.
     """
-    if stage.upload != "aggregate":
-        return min(options.min_clients, num_clients)
-    if options.privacy is not None:
-        return 0
-    needed = 1 if options.aggregator is None else fewest_uploads(options.aggregator)
-    return min(max(options.min_clients, needed), num_clients)
-
-
-def num_samples(assignment: Assignment, k: int, stage: Stage) -> int:
-    """Number of its own samples that a client may train on in a stage; without one it takes no part."""
-    if stage.samples == "all":
-        return len(assignment.train[k])
-    return int(np.count_nonzero(assignment.opted_in[k]))
-
-
-def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:
-    """Whether a client has a state of its own, or may still get one in this stage."""
-    return bool(state.memories.names(k)) or num_samples(state.data.assignment, k, stage) > 0
+    needed = options.min_clients
+    if stage.upload == "aggregate":
+        needed = 0 if options.privacy is not None else max(needed, fewest_uploads(options.aggregator))
+    return min(needed, num_clients)
 
 
 class TooFewClients(RuntimeError):
     """Too few clients of a round returned a valid update, or no new client could join."""
 
 
-def run_with_retries(
-    sampler: ClientSampler,
-    stage: Stage,
-    number: int,
-    train: Callable[[list[int]], RoundRecord],
-    note: Callable[[int, RoundRecord], None],
-) -> RoundRecord:
-    """Train clients until enough of them are usable."""
-    options = sampler.state.options
-    failed: dict[int, Failure] = {}
-    ledger: list[LedgerRow] = []
-    for attempt in count(1):
-        clients = sampler.sample(stage, number, attempt, failed)
-        record = train(clients)
-        record.attempt = attempt
-        record.ledger = [*ledger, *record.ledger]  # what failed attempts sent counts, too
-        if record.is_whole:
-            break
-        note(number, record)
-        failed |= record.failures
-        ledger = record.ledger
-        others = [k for k in sampler.candidates(stage, number) if k not in failed]
-        needed = fewest_usable(options, stage, len(clients))
-        if attempt > options.max_round_retries or len(others) < needed:
-            raise TooFewClients(_message(number, len(clients), needed, record))
-    return record
-
-
-def _message(number: int, num_clients: int, needed: int, record: RoundRecord) -> str:
+def _message(number: int, needed: int, record: RoundRecord) -> str:
     """The error in a line, and below it the traceback of the first client that failed."""
-    usable = num_clients - len(record.failures)
+    usable = len(record.clients) - len(record.failures)
     what = f"Every client of round {number} failed"
     if usable:
-        what = f"Only {usable} of the {num_clients} clients of round {number} were usable, {needed} are needed"
+        what = f"Only {usable} of the {len(record.clients)} clients of round {number} were usable, {needed} are needed"
     if record.attempt > 1:
         what += f", at attempt {record.attempt}"
     client, failure = next(iter(record.failures.items()))

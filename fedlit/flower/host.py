@@ -5,6 +5,7 @@ answer holds the upload, numbers that were logged or measured, names of what is 
 """
 
 import sys
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedlit.federation import Federation
 from fedlit.flower import wire
 from fedlit.flower.own_files import OwnFiles
 from fedlit.methods.base import FederatedModule
+from fedlit.records.progress import Progress
 from fedlit.records.round_record import Failure
 
 
@@ -110,10 +112,9 @@ class Host:
         return answer
 
     def _round(self, asked: dict[str, Any]) -> ClientRound:
-        def plan_for(k: int) -> Any:
-            return self.schedule.plan(asked["round"], bool, k)
-
-        return ClientRound(self.state, asked["round"], [self.client], plan_for, asked["score"], lambda *told: None)
+        plan_for = partial(self.schedule.plan, asked["round"])
+        silent = Progress(len(self.schedule), enabled=False)
+        return ClientRound(self.state, asked["round"], [self.client], plan_for, asked["score"], silent)
 
     def _answer(self, visited: ClientResult) -> dict[str, Any]:
         """What leaves this host."""

@@ -23,10 +23,11 @@ Means = Mapping[str, Mapping[str, float]]
 
 
 class FitLog:
-    """Opens a run's folder, or goes on with it.
+    """The records of a fit in a run's folder; as a context, it closes them if an error ends the fit.
 
     Args:
         folder: None on other processes and in a development run: then nothing is written.
+        data: Of the clients.
         logger: As the user gave it to the federation.
         done: Rounds that a run has behind it; 0 starts anew.
         progress: Where a person is told.
@@ -43,6 +44,7 @@ class FitLog:
     def __init__(
         self,
         folder: Path | None,
+        data: FederatedData,
         logger: Logger | Sequence[Logger] | bool,
         done: int,
         progress: Progress,
@@ -53,6 +55,7 @@ class FitLog:
         saves: bool = True,
     ) -> None:
         self.folder = folder
+        self.data = data
         self.metric = metric
         self.draws = draws
         self.title = title if folder is None else f"{title}: {folder.name}".lstrip(": ")
@@ -62,20 +65,16 @@ class FitLog:
         if folder is not None and saves:
             self.checkpoints = Checkpoints(folder / "checkpoints", checkpoint_read)
         self.noted_round = done
+        if folder is not None and done == 0 and not data.is_placeholder:
+            data.assignment.write(folder / "partition.csv", data.labels("train"), data.labels("test"))
 
-    def partition(self, data: FederatedData) -> None:
-        """Who holds what, as text, where that is known here; the picture comes after the first round."""
-        if self.folder is not None and not data.is_placeholder:
-            data.assignment.write(self.folder / "partition.csv", data.labels("train"), data.labels("test"))
+    def __enter__(self) -> "FitLog":
+        return self
 
-    def partition_picture(self, data: FederatedData) -> None:
-        """Who holds what, as a picture, if there is none yet."""
-        if self.folder is None or not self.draws or data.is_placeholder:
-            return
-        picture = self.folder / "partition.png"
-        if not picture.exists():
-            draw_who_holds_what(data, picture, self.title)
-            self.recorder.picture("partition", picture, 0)
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
+        if kind is not None:
+            self.progress.close()
+            self.recorder.abandon()
 
     def round(self, number: int, stage: str, record: RoundRecord, rows: list[Row], seconds: float) -> None:
         """A round has ended."""
@@ -88,6 +87,16 @@ class FitLog:
         self.recorder.event("round", round=number, stage=stage, **clients, seconds=round(seconds, 3))
         self.noted_round = number
         self.progress.round(number, stage, rows, seconds)
+        self._draw_partition()  # training comes first
+
+    def _draw_partition(self) -> None:
+        """Who holds what, if there is no picture of it yet."""
+        if self.folder is None or not self.draws or self.data.is_placeholder:
+            return
+        picture = self.folder / "partition.png"
+        if not picture.exists():
+            draw_who_holds_what(self.data, picture, self.title)
+            self.recorder.picture("partition", picture, 0)
 
     def repeated(self, number: int, record: RoundRecord) -> None:
         """An attempt at a round had too few usable clients."""
@@ -113,9 +122,9 @@ class FitLog:
             client = "server" if k == SERVER else k
             self.recorder.event("steps_skipped", round=number, attempt=record.attempt, client=client, steps=steps)
 
-    def confusion(self, counts: Tensor) -> None:
-        """Samples of each class by what the global model takes them for, ``[C, C]``."""
-        if self.folder is None:
+    def confusion(self, counts: Tensor | None) -> None:
+        """Samples of each class by what the global model takes them for, ``[C, C]``, if that is known."""
+        if self.folder is None or counts is None:
             return
         lines = ["label,predicted,samples\n"]
         for label, row in enumerate(counts.tolist()):
@@ -123,32 +132,18 @@ class FitLog:
         (self.folder / CONFUSION).write_text("".join(lines))
 
     def _draw(self, folder: Path, round: int) -> None:
-        """The pictures of the end."""
+        """The pictures of the end: curves over rounds, over the epochs at home that were followed, and the confusion
+        of the global model, if there is one.
+        """
         if round:
             draw_curves(folder / "metrics.csv", folder / "curves.png", metric=self.metric, title=self.title)
-            self.recorder.picture("curves", folder / "curves.png", round)
-        self._draw_epochs(folder, round)
-        self._draw_confusion(folder, round)
-
-    def _draw_epochs(self, folder: Path, round: int) -> None:
-        """Of visits at home that were followed, if any were."""
-        picture = folder / "epochs.png"
         if (folder / EPOCHS).exists():
-            draw_curves(folder / EPOCHS, picture, over="epoch", metric=self.metric, title=self.title)
-        if picture.exists():
-            self.recorder.picture("epochs", picture, round)
-
-    def _draw_confusion(self, folder: Path, round: int) -> None:
-        """Of the global model, if there is one."""
+            draw_curves(folder / EPOCHS, folder / "epochs.png", over="epoch", metric=self.metric, title=self.title)
         if (folder / CONFUSION).exists():
-            picture = folder / "confusion.png"
-            draw_confusion(folder / CONFUSION, picture, self.title)
-            self.recorder.picture("confusion", picture, round)
-
-    def abandon(self) -> None:
-        """Close the files of a run; all that is left to do where it died of an error."""
-        self.progress.close()
-        self.recorder.abandon()
+            draw_confusion(folder / CONFUSION, folder / "confusion.png", self.title)
+        for name in ("curves", "epochs", "confusion"):
+            if (folder / f"{name}.png").exists():
+                self.recorder.picture(name, folder / f"{name}.png", round)
 
     def close(
         self,

@@ -27,20 +27,43 @@ class Progress:
         done: Rounds that a resumed run starts with.
         enabled: Off on all processes but the first, or if the user says so.
         metric: What a round is told by.
+        num_processes: That share the clients of a round.
     """
 
-    def __init__(self, total: int, done: int = 0, enabled: bool = True, metric: str = "acc") -> None:
+    def __init__(
+        self, total: int, done: int = 0, enabled: bool = True, metric: str = "acc", num_processes: int = 1
+    ) -> None:
         self.total = total
         self.metric = metric
         self.enabled = enabled
+        self.num_processes = num_processes
         self.bar: tqdm | None = None
         self._training = ""  # who is, in which round
         self._told: list[str] = []  # of the last round, the most wanted first
         self._printed = monotonic()
         if enabled and sys.stderr is not None and sys.stderr.isatty():  # None: it was closed
             self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True, bar_format=BAR)
-
         self._is_silent = not enabled or self.bar is not None  # between rounds
+        self._is_estimated = not enabled  # whether the time of a round was printed
+        self._round = 0  # of the clients that are counted
+        self._start = 0.0  # of that round
+        self._clients = 0  # that this process has trained in it
+
+    def client(self, round: int, position: int, num_clients: int) -> None:
+        """This process is about to train a client of the round."""
+        self.training(round, f"client {position}/{num_clients}")
+        if self._is_estimated:
+            return
+        if round != self._round:
+            self._round = round
+            self._start = monotonic()
+            self._clients = 0
+            return
+        self._clients += 1
+        seconds = monotonic() - self._start
+        if seconds >= PAUSE:
+            self._is_estimated = True
+            self._estimate(seconds / self._clients * num_clients / self.num_processes, self.total - round + 1)
 
     def training(self, round: int, who: str) -> None:
         """A client of the round, or the server, is about to train."""
@@ -56,11 +79,11 @@ class Progress:
         if not self._is_silent and monotonic() - self._printed >= PAUSE:
             self.print(f"{self._training}, step {done}/{total}")
 
-    def expect(self, seconds: float, rounds: int, source: str) -> None:
+    def _estimate(self, seconds: float, rounds: int) -> None:
         """How long a round will take, and those that are left, if it is worth a line."""
         if seconds > WORTH_A_LINE:
             all_rounds = "1 round" if rounds == 1 else f"{rounds} rounds"
-            line = f"about {duration(seconds)} a round, {duration(seconds * rounds)} for {all_rounds} ({source})"
+            line = f"about {duration(seconds)} a round, {duration(seconds * rounds)} for {all_rounds}"
             (self.print if self.bar is None else self.say)(line)
 
     def round(self, number: int, stage: str, rows: list[Row], seconds: float) -> None:
