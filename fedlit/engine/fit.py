@@ -258,14 +258,11 @@ class Fit:
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
         if not clients and not is_noised:
             return RoundRecord()
+        plans = {k: self._watched(self.schedule.plan(number, k)) for k in clients}
         follow_up = self.schedule.follow_up(number)
         if follow_up is not None:
             follow_up = self._watched(follow_up)
-
-        def plan_for(k: int) -> Plan:
-            return self._watched(self.schedule.plan(number, k))
-
-        return ClientRound(self.state, number, clients, plan_for, score, self.progress, follow_up).run()
+        return ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
 
     def _watched(self, plan: Plan) -> Plan:
         """The plan, whose steps are shown, and which ends when a signal comes."""

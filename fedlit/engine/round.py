@@ -1,7 +1,6 @@
 """A round: clients train, uploads are validated, aggregated and committed; or the server trains."""
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -264,8 +263,8 @@ class ClientRound:
     Args:
         state: Of the federation; nothing of it changes before the end of the round.
         number: Of the round, from 1.
-        clients: In the order of their ids; under `trainer.privacy` there may be none.
-        plan_for: How a client trains; all belong to one stage.
+        stage: Of the round.
+        plans: How each client trains, in the order of their ids; under `trainer.privacy` there may be none.
         score: Evaluate every client's copy right after its training.
         progress: Shows who trains.
         follow_up: How the server trains on what was aggregated and on the uploads, before the round is over.
@@ -275,22 +274,22 @@ class ClientRound:
         self,
         state: FederationState,
         number: int,
-        clients: list[int],
-        plan_for: Callable[[int], Plan],
+        stage: Stage,
+        plans: Mapping[int, Plan],
         score: bool,
         progress: Progress,
         follow_up: Plan | None = None,
     ) -> None:
         self.state = state
         self.number = number
-        self.clients = clients
-        self.plan_for = plan_for = cache(plan_for)
-        self.stage = plan_for(clients[0] if clients else SERVER).stage
+        self.stage = stage
+        self.clients = list(plans)
         self.progress = progress
         self.follow_up = follow_up
         self.record = RoundRecord(is_whole=False)
         self.accepted: dict[int, tuple[LocalResult, Scores]] = {}
         self.ledger = Ledger(state, self.stage, number)
+        plan_for = plans.__getitem__
         validator = UploadValidator(state, self.stage, number, plan_for)
         encoding = encoding_of(state, self.stage, number)
         state.module.stage = self.stage

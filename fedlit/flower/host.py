@@ -5,7 +5,6 @@ answer holds the upload, numbers that were logged or measured, names of what is 
 """
 
 import sys
-from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -112,9 +111,10 @@ class Host:
         return answer
 
     def _round(self, asked: dict[str, Any]) -> ClientRound:
-        plan_for = partial(self.schedule.plan, asked["round"])
+        number = asked["round"]
+        plans = {self.client: self.schedule.plan(number, self.client)}
         silent = Progress(len(self.schedule), enabled=False)
-        return ClientRound(self.state, asked["round"], [self.client], plan_for, asked["score"], silent)
+        return ClientRound(self.state, number, self.schedule.stage(number), plans, asked["score"], silent)
 
     def _answer(self, visited: ClientResult) -> dict[str, Any]:
         """What leaves this host."""
