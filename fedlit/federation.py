@@ -36,6 +36,7 @@ from fedlit.engine.run_setup import (
     chosen_checkpoint,
     data_or_placeholder,
     fresh_state,
+    launch,
     read_checkpoint,
     set_deterministic,
     title_of,
@@ -421,6 +422,7 @@ class Federation:
         torch.set_num_threads(self.options.num_threads)
         set_deterministic(self.options.deterministic)
         keep_large_blocks()
+        launch(self.fabric)
         data = data_or_placeholder(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
@@ -435,7 +437,7 @@ class Federation:
                     f"`--ckpt_path` {path}: resuming needs checkpoints, but `trainer.enable_checkpointing` is false."
                 )
             if run_folder is not None:
-                run_folder.take(path)
+                run_folder.resume(path)
             self._begun = read_checkpoint(path)  # for callbacks, too, once they are set up
             resume(self.state, self._begun, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)

@@ -1,11 +1,12 @@
 """Before the first round: the data, the checkpoint that is meant, the folder of the run, and what has changed since."""
 
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import isclass, isroutine, signature
+from inspect import isclass, isfunction, isroutine, signature
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -13,7 +14,6 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
@@ -36,27 +36,37 @@ from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, 
 from fedlit.rng import isolated
 
 
-def chosen_values(state: FederationState) -> dict[str, Any]:
-    """The options of trainer, data, partition, method and optimiser that are plain values."""
-    parts: dict[str, Mapping[str, Any]] = {
+def arguments(state: FederationState) -> dict[str, dict[str, Any]]:
+    """What federation, data, partition and method were made with."""
+    return {
         "trainer": vars(state.options),
         "data": arguments_of(state.data),
         "data.partition": arguments_of(state.data.partition),
         "model": {**state.module.hparams, **arguments_of(state.module)},
-        "model.optimizer": getattr(state.module.optimizer, "keywords", {}),  # a partial, from the command line
     }
-    values: dict[str, Any] = {
-        "method": type(state.module).__name__,
-        "partition": type(state.data.partition).__name__,
-    }
-    for part, arguments in parts.items():
-        for name, value in arguments.items():
-            if isinstance(value, Path):
-                value = str(value)
-            if isinstance(value, bool | int | float | str):
-                values[f"{part}.{name}"] = value
+
+
+def arguments_of(made: object) -> dict[str, Any]:
+    """The attributes that have the name of a constructor's argument."""
+    names: set[str] = set()
+    for kind in type(made).__mro__:
+        init = vars(kind).get("__init__")
+        if isfunction(init):  # else it is made by C
+            names |= signature(init).parameters.keys()
+    return {name: value for name, value in getattr(made, "__dict__", {}).items() if name in names}
+
+
+def chosen_values(state: FederationState) -> dict[str, Any]:
+    """The options of trainer, data, partition, method and optimiser that are plain values."""
+    parts = arguments(state)
+    parts["model.optimizer"] = getattr(state.module.optimizer, "keywords", {})  # a partial, from the command line
     if state.data.train_dataset is not None:  # given as objects, so none was chosen by name
-        values.pop("data.dataset", None)
+        parts["data"].pop("dataset", None)
+    values: dict[str, Any] = {"method": type(state.module).__name__, "partition": type(state.data.partition).__name__}
+    for part, given in parts.items():
+        for name, value in given.items():
+            if isinstance(value, bool | int | float | str | Path):
+                values[f"{part}.{name}"] = str(value) if isinstance(value, Path) else value
     return values
 
 
@@ -65,40 +75,13 @@ def title_of(state: FederationState) -> str:
     return f"{type(state.module).__name__} on {state.data.describe()}"
 
 
-def arguments_of(made: object) -> dict[str, Any]:
-    """The attributes that have the name of a constructor's argument."""
-    names: set[str] = set()
-    for kind in type(made).__mro__:
-        if "__init__" in vars(kind):
-            names |= signature(vars(kind)["__init__"]).parameters.keys()
-    return {name: value for name, value in vars(made).items() if name in names}
-
-
 NOT_THERE = "none"
 # How long, how fast, where and what is reported: the rounds themselves are the same.
-NOT_COMPARED = {
-    "trainer": {
-        "num_rounds",
-        "save_every_n_rounds",
-        "accelerator",
-        "devices",
-        "num_nodes",
-        "processes_per_device",
-        "personal_memory",
-        "logger",
-        "callbacks",
-        "default_root_dir",
-        "run_name",
-        "fast_dev_run",
-        "enable_progress_bar",
-        "report",
-        "enable_checkpointing",
-        "max_time",
-        "profiler",
-    },
-    "data": {"root", "partition", "train_dataset", "test_dataset", "num_workers"},
-    "model": {"optimizer"},
-}
+NOT_COMPARED = re.compile(
+    r"trainer\.(num_rounds|save_every_n_rounds|accelerator|devices|num_nodes|processes_per_device|personal_memory)"
+    r"|trainer\.(logger|callbacks|default_root_dir|run_name|fast_dev_run|enable_progress_bar|report|max_time|profiler)"
+    r"|trainer\.enable_checkpointing|data\.(root|partition|train_dataset|test_dataset|num_workers)|model\.optimizer"
+)
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
 DEPTH = 4  # of what stands in what
 FEW = 32  # values of a tensor that are written one by one
@@ -117,16 +100,10 @@ class Change(NamedTuple):
 
 def choices(state: FederationState) -> dict[str, str]:
     """The options of trainer, data and method, the layers of its network and its optimiser, as text."""
-    parts = {
-        "trainer": vars(state.options),
-        "data": arguments_of(state.data),
-        "model": {**state.module.hparams, **arguments_of(state.module)},
-    }
     found: dict[str, str] = {}
-    for part, values in parts.items():
-        compared = {name: value for name, value in values.items() if name not in NOT_COMPARED[part]}
-        found |= {f"{part}.{name}": as_text(value) for name, value in compared.items()}
-    found["data.partition"] = as_text(state.data.partition)
+    for part, given in arguments(state).items():
+        found |= {f"{part}.{name}": as_text(value) for name, value in given.items()}
+    found = {name: text for name, text in found.items() if not NOT_COMPARED.fullmatch(name)}
     for name, layer in state.module.named_modules():
         if name and not list(layer.children()):
             found[f"model.{name}"] = f"{type(layer).__name__}({layer.extra_repr()})"
@@ -148,17 +125,11 @@ def _of_optimizers(state: FederationState) -> dict[str, str]:
     for number, optimizer in enumerate(optimizers):
         name = "model.optimizer" if len(optimizers) == 1 else f"model.optimizer[{number}]"
         found[name] = type(optimizer).__name__
-        found |= {f"{name}.{option}": text for option, text in _of_groups(optimizer).items()}
-    return found
-
-
-def _of_groups(optimizer: Optimizer) -> dict[str, str]:
-    """Its settings, of all groups where they differ."""
-    found: dict[str, str] = {}
-    for option in optimizer.param_groups[0]:
-        values = [as_text(group.get(option)) for group in optimizer.param_groups]
-        if option != "params":
-            found[option] = values[0] if len(set(values)) == 1 else ", ".join(values)
+        for option in optimizer.param_groups[0]:
+            if option == "params":
+                continue
+            of_groups = dict.fromkeys(as_text(group.get(option)) for group in optimizer.param_groups)
+            found[f"{name}.{option}"] = ", ".join(of_groups)
     return found
 
 
@@ -169,6 +140,7 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
         >>> as_text(partial(nn.Linear, 3, bias=False)), as_text({1: [0.5, None]})
         ('Linear(3, bias=False)', '{1: [0.5, none]}')
     """
+    inner = partial(as_text, depth=depth - 1)
     if value is None:
         return NOT_THERE
     if isinstance(value, bool | int | float | str | Path):
@@ -178,32 +150,17 @@ def as_text(value: Any, depth: int = DEPTH) -> str:
     if isinstance(value, Tensor | np.ndarray):
         return str(value.tolist()) if np.prod(value.shape) <= FEW else f"{type(value).__name__}{list(value.shape)}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {as_text(entry, depth - 1)}" for key, entry in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {inner(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list | tuple | set | frozenset):
-        return "[" + ", ".join(as_text(entry, depth - 1) for entry in value) + "]"
-    if isinstance(value, partial):
-        return _call(value.func, value.args, value.keywords, depth)
+        return "[" + ", ".join(map(inner, value)) + "]"
     if isclass(value) or isroutine(value):
         return str(getattr(value, "__qualname__", "a function"))
-    if hasattr(value, "keywords"):  # what the command line builds optimisers by
-        return _call(getattr(value, "func", type(value)), (), value.keywords, depth)
-    return _call(type(value), (), _settings(value), depth)
-
-
-def _settings(value: object) -> Mapping[str, Any]:
-    """The arguments that an object was made with, as far as they are known; layers are listed one by one."""
-    if isinstance(value, nn.Module):
-        return {}
-    try:
-        return arguments_of(value)
-    except (TypeError, ValueError):  # of an object without attributes, or made by C
-        return {}
-
-
-def _call(function: Any, args: tuple, keywords: Mapping[str, Any], depth: int) -> str:
+    keywords = getattr(value, "keywords", None)
+    if keywords is None:  # neither a partial, nor what the command line builds optimisers by
+        keywords = {} if isinstance(value, nn.Module) else arguments_of(value)  # layers are listed one by one
+    function = getattr(value, "func", type(value))
+    given = [*map(inner, getattr(value, "args", ())), *(f"{key}={inner(entry)}" for key, entry in keywords.items())]
     name = getattr(function, "__qualname__", type(function).__name__)
-    given = [as_text(entry, depth - 1) for entry in args]
-    given += [f"{key}={as_text(entry, depth - 1)}" for key, entry in keywords.items()]
     return f"{name}({', '.join(given)})" if given else name
 
 
@@ -211,9 +168,7 @@ def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: M
     """Options and versions of a resumed run that differ from those of its last rounds."""
     before = content["choices"]
     versions = content["made_with"]
-    if not before:
-        return [Change("options", "not in format 3", "not compared")]
-    found = [Change(name, str(versions.get(name)), str(made_with.get(name))) for name in MADE_WITH]
+    found = [Change(name, str(versions.get(name, "unknown")), str(made_with[name])) for name in MADE_WITH]
     names = [*before, *(name for name in choices if name not in before)]
     if versions.get("fedlit") != made_with.get("fedlit"):  # another version has other options
         names = [name for name in names if name in before and name in choices]
@@ -221,7 +176,6 @@ def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: M
     return [change for change in found if change.before != change.now]
 
 
-SHOWN_CHANGES = 20
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
 
 
@@ -259,24 +213,19 @@ class ResumePoint:
         return found + [{"what": "changed", **change._asdict()} for change in self.changes]
 
     def warn_of_changes(self) -> None:
-        """A line each."""
-        for change in self.changes[:SHOWN_CHANGES]:
+        for change in self.changes:
             warnings.warn(f"{change}, from round {self.content['round'] + 1} on.", Notice, stacklevel=2)
-        if len(self.changes) > SHOWN_CHANGES:
-            more = len(self.changes) - SHOWN_CHANGES
-            warnings.warn(f"{more} more options changed; events.jsonl has them.", Notice, stacklevel=2)
 
 
-def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedData:
-    """The data, set up on every process, and fetched by the first."""
-    data = FederatedData() if datamodule is None else datamodule
-    check_kind("data", data, FederatedData, "a FederatedData")
-    launch(fabric)
-    if fabric.is_global_zero:
-        data.prepare_data()
-    meet(fabric)
-    data.setup()
-    return data
+def read_checkpoint(path: Path | None) -> ResumePoint:
+    """Read a checkpoint; where `last.ckpt` is damaged, warn and read the one before it."""
+    if path is None:
+        return ResumePoint()
+    content, checkpoint, fallback = load_last(path)
+    if fallback is not None:
+        message = f"{fallback}; going back to {checkpoint.name}, of round {content['round']}."
+        warnings.warn(message, Notice, stacklevel=2)
+    return ResumePoint(checkpoint, content, fallback)
 
 
 def launch(fabric: Fabric) -> None:
@@ -291,13 +240,23 @@ def launch(fabric: Fabric) -> None:
     check_precision(fabric)
 
 
+def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedData:
+    """The data, set up on every process, and fetched by the first."""
+    data = FederatedData() if datamodule is None else datamodule
+    check_kind("data", data, FederatedData, "a FederatedData")
+    if fabric.is_global_zero:
+        data.prepare_data()
+    meet(fabric)
+    data.setup()
+    return data
+
+
 def data_or_placeholder(
     fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, options: Options
 ) -> FederatedData:
     """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks."""
-    launch(fabric)
-    checkpoint = None if ckpt_path is None else chosen_checkpoint(fabric, ckpt_path, options, training=False)
-    kept = None if checkpoint is None else read_checkpoint(checkpoint).content.get("preprocessing")
+    checkpoint = chosen_checkpoint(fabric, ckpt_path, options, training=False)
+    kept = read_checkpoint(checkpoint).content.get("preprocessing")
     if kept is None or fabric.world_size > 1:
         return ready_data(fabric, datamodule)
     if datamodule is None:
@@ -315,13 +274,14 @@ def data_or_placeholder(
         return data
 
 
-def on_rank_0(fabric: Fabric, work: Callable[[], str | None]) -> str | None:
-    """The result of rank 0, on every rank; if it raises, all end."""
-    found = None
+def on_rank_0(fabric: Fabric, work: Callable[[], Path | None]) -> Path | None:
+    """The path that rank 0 finds, on every rank; if it is refused, all end."""
+    found: str | None = None
     refusal: Exception | None = None
     if fabric.is_global_zero:
         try:
-            found = work()
+            path = work()
+            found = None if path is None else str(path)
         except (ValueError, OSError) as error:
             refusal = error
     is_refused, found = broadcast(fabric, [refusal is not None, found])
@@ -329,42 +289,20 @@ def on_rank_0(fabric: Fabric, work: Callable[[], str | None]) -> str | None:
         raise refusal
     if is_refused:
         raise SystemExit(2)
-    return found
+    return None if found is None else Path(found)
 
 
 def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, training: bool) -> Path | None:
     """The checkpoint that rank 0 finds: another rank might find the folder that rank 0 is about to claim."""
-
-    def find() -> str | None:
-        found = find_checkpoint(ckpt_path, options.default_root_dir, training, options.run_name)
-        return None if found is None else str(found)
-
-    path = on_rank_0(fabric, find)
-    return None if path is None else Path(path)
-
-
-def read_checkpoint(path: Path | None) -> ResumePoint:
-    """Read a checkpoint; where `last.ckpt` is damaged, warn and read the one before it."""
-    if path is None:
-        return ResumePoint()
-    content, checkpoint, fallback = load_last(path)
-    if fallback is not None:
-        message = f"{fallback}; going back to {checkpoint.name}, of round {content['round']}."
-        warnings.warn(message, Notice, stacklevel=2)
-    return ResumePoint(checkpoint, content, fallback)
+    return on_rank_0(fabric, partial(find_checkpoint, ckpt_path, options.default_root_dir, training, options.run_name))
 
 
 class RunFolder:
-    """The folder of a run that trains: the checkpoint's own, or a new one.
-
-    A context; the folder is locked from before anything is read there.
+    """The folder of a run that trains; as a context, it holds the folder's lock. A development run has none.
 
     Args:
         fabric: Launched; the first process holds the folder.
-        options: A development run has no folder.
-
-    Attributes:
-        path: The folder, once it is held.
+        options: Of the federation.
     """
 
     def __init__(self, fabric: Fabric, options: Options) -> None:
@@ -373,34 +311,27 @@ class RunFolder:
         self.path: Path | None = None
         self._lock: TextIO | None = None
 
-    def take(self, checkpoint: Path) -> None:
-        """Resume in the folder of a checkpoint, if it is in one and no other process writes there."""
+    def resume(self, checkpoint: Path) -> None:
+        """Hold the folder of a checkpoint before anything is read there, if it is in one."""
         folder = folder_of(checkpoint)
         if folder is not None and folder.is_dir() and not self.options.fast_dev_run:
-            self._hold(folder)
-            on_rank_0(self.fabric, partial(check_records, folder))
+            self.path = on_rank_0(self.fabric, partial(self._hold, folder))
 
     def claim(self) -> Path | None:
-        """Begin in a new folder, unless there is one."""
-        if self.path is not None or self.options.fast_dev_run:
-            return self.path
-        root = self.options.default_root_dir
-        name = self.options.run_name
-
-        def claimed() -> str:
-            sweep_runs(root)
-            return str(claim_folder(root, name))
-
-        self._hold(Path(str(on_rank_0(self.fabric, claimed))))
+        """Hold a new folder, unless that of a checkpoint is held."""
+        if self.path is None and not self.options.fast_dev_run:
+            self.path = on_rank_0(self.fabric, self._new)
         return self.path
 
-    def _hold(self, folder: Path) -> None:
-        def lock() -> None:
-            self._lock = lock_folder(folder)
-            sweep(folder)
+    def _new(self) -> Path:
+        sweep_runs(self.options.default_root_dir)
+        return self._hold(claim_folder(self.options.default_root_dir, self.options.run_name))
 
-        on_rank_0(self.fabric, lock)
-        self.path = folder
+    def _hold(self, folder: Path) -> Path:
+        self._lock = lock_folder(folder)
+        sweep(folder)
+        check_records(folder)
+        return folder
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -415,17 +346,11 @@ def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, opt
     sweep_left_behind()
     fabric.setup_module(model)
     layout = layout_for(model, data, fabric, options.fast)
-    set_fast(model, options.fast, layout)
+    if options.fast or model.fast:  # now, or in a fit before
+        lay_out(model, layout)
+    for part in model.modules():
+        if isinstance(part, FederatedModule):
+            part.fast = options.fast
     state = FederationState(fabric, model, data, options, layout)
     state.synchronise()
     return state
-
-
-def set_fast(module: FederatedModule, fast: bool, layout: torch.memory_format = torch.channels_last) -> None:
-    """Switch fast mode of a method and its parts, with images in this layout."""
-    was_fast = module.fast
-    for part in module.modules():
-        if isinstance(part, FederatedModule):
-            part.fast = fast
-    if fast or was_fast:
-        lay_out(module, layout if fast else torch.contiguous_format)
