@@ -5,7 +5,6 @@ in a fit `on_fit_start`, `on_train_start`, `on_train_end` and `on_fit_end`; with
 `load_state_dict`, `on_save_checkpoint` and `on_load_checkpoint`. A callback that waits for anything else is refused.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -13,6 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
 from fedlit.bounds import check_count, check_number
@@ -166,25 +166,16 @@ def watching_time(max_time: str | timedelta | Mapping[str, int] | None) -> list[
     """
     if max_time is None:
         return []
-    seconds = _duration(max_time).total_seconds()
-    if not seconds > 0:
+    try:
+        seconds = Timer(duration=max_time).time_remaining()  # type: ignore[arg-type]  # any mapping will do
+    except Exception as error:
+        raise ValueError(
+            '`trainer.max_time` must be "DD:HH:MM:SS" (or days, hours, minutes and seconds by name), such as '
+            f'"00:12:00:00", in quotes, got {max_time!r}.'
+        ) from error
+    if not seconds or seconds < 0:
         raise ValueError(f"`trainer.max_time` must be more than no time at all, got {max_time}.")
     return [MaxTime(seconds)]
-
-
-def _duration(given: str | timedelta | Mapping[str, int]) -> timedelta:
-    if isinstance(given, timedelta):
-        return given
-    if isinstance(given, Mapping):
-        try:
-            return timedelta(**given)
-        except (TypeError, OverflowError) as error:
-            raise ValueError(f"`trainer.max_time` must be days, hours, minutes, seconds, got {given}.") from error
-    found = re.fullmatch(r"(\d+):(\d\d):(\d\d):(\d\d)", given) if isinstance(given, str) else None
-    if found is None:
-        raise ValueError(f'`trainer.max_time` must be "DD:HH:MM:SS", such as "00:12:00:00", in quotes, got {given!r}.')
-    days, hours, minutes, seconds = map(int, found.groups())
-    return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
 
 
 def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:

@@ -23,28 +23,29 @@ from fedlit.methods.factories import check_builder
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.run_folder import check_name
 
-RATIOS = ("max_weight_ratio", "max_norm_ratio")
-AT_LEAST_ONE = (
-    "num_rounds",
-    "local_epochs",
-    "local_steps",
-    "min_clients",
-    "eval_every_n_rounds",
-    "eval_every_n_epochs",
-    "save_every_n_rounds",
-    "num_threads",
-    "num_nodes",
-    "processes_per_device",
-)
 BatchNorm = Literal["average", "local"]
 Deterministic = bool | Literal["warn"]
-MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
-MOST_OF = {
+COUNTS = {  # at least 1, and at most: more threads or processes would not start, or end in a crash
+    "num_rounds": MOST,
+    "min_clients": MOST,
+    "eval_every_n_rounds": MOST,
+    "save_every_n_rounds": MOST,
+    "local_epochs": MOST,
+    "local_steps": MOST,
+    "eval_every_n_epochs": MOST,
     "num_threads": 1024,
-    "devices": 1024,
     "num_nodes": 1024,
     "processes_per_device": 64,
-}  # more would not start, or end in a crash
+}
+MOST_DEVICES = 1024
+MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
+RATIOS = ("max_weight_ratio", "max_norm_ratio")
+EXCLUSIVE = (
+    ("local_epochs", "local_steps"),
+    ("limit_train_batches", "overfit_batches"),
+    ("privacy", "aggregator"),  # noise is for a mean
+    *(("privacy", ratio) for ratio in RATIOS),  # they compare clients
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,122 +101,76 @@ class Options:
 
     def __post_init__(self) -> None:
         self._check_kinds()
-        self._fix()
-        for name in AT_LEAST_ONE:
-            value = getattr(self, name)
-            if value is not None or name not in MAY_BE_NONE:
-                check_count(f"trainer.{name}", value, most=MOST_OF.get(name, MOST))
-        if isinstance(self.devices, int):  # Lightning says what is wrong with 0
-            check_count("trainer.devices", self.devices, least=-1, most=MOST_OF["devices"])
-        if self.local_epochs is not None and self.local_steps is not None:
-            raise ValueError(
-                "`trainer.local_epochs` and `trainer.local_steps` exclude each other; give one "
-                "(`--trainer.local_epochs null` takes the other back)."
-            )
-        if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
-            raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
-        if isinstance(self.personal_memory, bool) or not isinstance(self.personal_memory, int | float):
-            raise ValueError(f"`trainer.personal_memory` must be a number of gigabytes, got {self.personal_memory!r}.")
-        if not self.personal_memory >= 0:
-            raise ValueError(f"`trainer.personal_memory` must be at least 0 gigabytes, got {self.personal_memory}.")
-        clip = self.gradient_clip_val
-        if clip is not None:
-            check_positive("trainer.gradient_clip_val", clip)
-        for client, epochs in self.client_epochs.items():
-            check_count(f"trainer.client_epochs[{client}]", epochs)
-        self._check_batches()
+        for name in ("client_epochs", "metrics"):  # which a user may change later
+            object.__setattr__(self, name, MappingProxyType({**getattr(self, name)}))
+        for name in ("logger", "callbacks"):
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self._check_numbers()
+        for one, other in EXCLUSIVE:
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise ValueError(
+                    f"`trainer.{one}` and `trainer.{other}` exclude each other; null takes an option of a recipe back."
+                )
         if self.run_name is not None:
             check_name(self.run_name)
-        self._check_bad_clients()
-        self._check_privacy()
-        self._check_metrics()
-        self._check_monitor()
-        self._check_checkpointing()
-
-    def _check_checkpointing(self) -> None:
-        """Refuse options about checkpoints where none are written."""
-        if self.enable_checkpointing:
-            return
+        for name in self.metrics:
+            if not name or not name.isprintable():  # it stands in metrics.csv
+                raise ValueError(f"`trainer.metrics` must have names of printable characters, got {name!r}.")
+        # Whether it is measured depends on the method.
+        if self.monitor and not re.fullmatch(r".*/\w+_on_(pooled|own|unseen|train|server)", self.monitor):
+            raise ValueError(
+                "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
+                f"got {self.monitor}."
+            )
         for name, default in (("save_every_n_rounds", 1), ("monitor", None)):
-            if getattr(self, name) != default:
+            if not self.enable_checkpointing and getattr(self, name) != default:
                 raise ValueError(
                     f"`trainer.{name}` is about checkpoints, and `trainer.enable_checkpointing` false writes none; "
                     f"give one (`--trainer.{name} {'null' if default is None else default}` takes the other back)."
                 )
-
-    def _check_batches(self) -> None:
-        """A number of batches, or a fraction of them."""
-        for name in ("limit_train_batches", "overfit_batches"):
-            value = getattr(self, name)
-            if isinstance(value, float):
-                if not 0 < check_number(f"trainer.{name}", value) <= 1:
-                    raise ValueError(f"`trainer.{name}` must be a number of batches, or lie in (0, 1], got {value}.")
-            elif value is not None:
-                check_count(f"trainer.{name}", value)
-        if self.limit_train_batches is not None and self.overfit_batches is not None:
-            raise ValueError(
-                "`trainer.limit_train_batches` and `trainer.overfit_batches` exclude each other; give one."
-            )
-
-    def _check_bad_clients(self) -> None:
-        """Options about clients and processes that hang, outweigh the others or fail."""
-        if not self.process_timeout > 0:
-            raise ValueError(f"`trainer.process_timeout` must be more than 0 seconds, got {self.process_timeout}.")
-        if self.client_timeout is not None:
-            check_positive("trainer.client_timeout", self.client_timeout)
-        for name in RATIOS:
-            if getattr(self, name) is not None:
-                check_number(f"trainer.{name}", getattr(self, name), least=1)
-        check_count("trainer.max_round_retries", self.max_round_retries, least=0)
-
-    def _check_privacy(self) -> None:
-        """Noise is for a mean of clients of which none decides about another."""
-        if self.privacy is None:
-            return
-        if self.aggregator is not None:
-            raise ValueError("`trainer.privacy` and `trainer.aggregator` exclude each other: noise is for a mean.")
-        for name in RATIOS:
-            if getattr(self, name) is not None:
-                raise ValueError(f"`trainer.privacy` and `trainer.{name}` exclude each other: it compares clients.")
 
     def _check_kinds(self) -> None:
         """Types, which the command line has checked already, and Python code has not."""
         check_kind("trainer.client_epochs", self.client_epochs, Mapping, "a mapping from client id")
         check_kind("trainer.metrics", self.metrics, Mapping, "a mapping from names to metrics")
         check_kind("trainer.monitor", self.monitor, (str, NoneType), "metric/model_on_data")
-        check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
+        check_kind("trainer.upload_encoder", self.upload_encoder, (Encoder, NoneType), "an Encoder, such as TopK()")
         check_choice("trainer.optimizer_state", self.optimizer_state, KeepOptimizer)
         check_choice("trainer.batch_norm", self.batch_norm, BatchNorm)
         if self.deterministic not in (True, False, "warn", None):
             raise ValueError(f"`trainer.deterministic` must be true, false or warn, got {self.deterministic!r}.")
         if self.server_optimizer is not None:
             check_builder("trainer.server_optimizer", self.server_optimizer)
-        if self.upload_encoder is not None:
-            check_kind("trainer.upload_encoder", self.upload_encoder, Encoder, "an Encoder, such as TopK()")
 
-    def _fix(self) -> None:
-        """Immutable copies of lists and mappings, which a user may change later."""
-        for name in ("client_epochs", "metrics"):
-            object.__setattr__(self, name, MappingProxyType({**getattr(self, name)}))
-        for name in ("logger", "callbacks"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-
-    def _check_metrics(self) -> None:
-        """Names that can be written to metrics.csv."""
-        for name in self.metrics:
-            if not name or not name.isprintable():
-                raise ValueError(f"`trainer.metrics` must have names of printable characters, got {name!r}.")
-
-    def _check_monitor(self) -> None:
-        """A key of the records; whether it is measured depends on the method."""
-        if self.monitor is None:
-            return
-        if not re.fullmatch(r".*/\w+_on_(pooled|own|unseen|train|server)", self.monitor):
-            raise ValueError(
-                "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
-                f"got {self.monitor}."
-            )
+    def _check_numbers(self) -> None:
+        for name, most in COUNTS.items():
+            value = getattr(self, name)
+            if value is not None or name not in MAY_BE_NONE:
+                check_count(f"trainer.{name}", value, most=most)
+        for client, epochs in self.client_epochs.items():
+            check_count(f"trainer.client_epochs[{client}]", epochs)
+        if isinstance(self.devices, int):  # Lightning says what is wrong with 0
+            check_count("trainer.devices", self.devices, least=-1, most=MOST_DEVICES)
+        check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
+        check_count("trainer.max_round_retries", self.max_round_retries, least=0)
+        check_number("trainer.personal_memory", self.personal_memory, least=0)
+        check_positive("trainer.process_timeout", self.process_timeout)
+        if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
+            raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
+        for name in ("gradient_clip_val", "client_timeout"):
+            if getattr(self, name) is not None:
+                check_positive(f"trainer.{name}", getattr(self, name))
+        for name in RATIOS:
+            if getattr(self, name) is not None:
+                check_number(f"trainer.{name}", getattr(self, name), least=1)
+        for name in ("limit_train_batches", "overfit_batches"):  # a number of batches, or a fraction of them
+            value = getattr(self, name)
+            if isinstance(value, float):
+                if not 0 < check_number(f"trainer.{name}", value) <= 1:
+                    raise ValueError(f"`trainer.{name}` must be a number of batches, or lie in (0, 1], got {value}.")
+            elif value is not None:
+                check_count(f"trainer.{name}", value)
 
     def epochs_of(self, client: int) -> int:
         """Local epochs of a client, where its stage does not say."""
@@ -247,33 +202,36 @@ CALLED_HERE = {
     "world_size": "`fabric.world_size`",
 }
 
-ROUNDS, EPOCHS, STEPS = "trainer.num_rounds", "trainer.local_epochs", "trainer.local_steps"
-RATE = "model.optimizer.lr"
+ROUNDS, EPOCHS, RATE = "trainer.num_rounds", "trainer.local_epochs", "model.optimizer.lr"
 SYNONYMS: dict[str, tuple[str, ...]] = {  # options of Lightning, Flower, PFLlib and others, as they are typed here
-    **dict.fromkeys(("epochs", "max_epochs", "num_epochs", "n_epochs"), (ROUNDS, EPOCHS)),
-    **dict.fromkeys(("rounds", "n_rounds", "max_rounds", "global_rounds", "num_server_rounds"), (ROUNDS,)),
-    **dict.fromkeys(("comm_round", "comm_rounds", "communication_rounds"), (ROUNDS,)),
-    **dict.fromkeys(("local_epoch", "local_ep", "client_epoch"), (EPOCHS,)),
-    "max_steps": (ROUNDS, STEPS),
-    **dict.fromkeys(("local_iterations", "local_updates"), (STEPS,)),
-    **dict.fromkeys(("clients_per_round", "join_ratio", "fraction_train"), ("trainer.fraction_fit",)),
-    **dict.fromkeys(("client_fraction", "sample_fraction", "participation_rate", "frac"), ("trainer.fraction_fit",)),
-    **dict.fromkeys(("min_fit_clients", "min_train_nodes", "min_available_clients"), ("trainer.min_clients",)),
-    **dict.fromkeys(("eval_gap", "eval_every", "check_val_every_n_epoch"), ("trainer.eval_every_n_rounds",)),
-    **dict.fromkeys(("save_gap", "save_every"), ("trainer.save_every_n_rounds",)),
-    **dict.fromkeys(("lr", "learning_rate", "local_learning_rate", "local_lr", "client_lr"), (RATE,)),
-    **dict.fromkeys(("server_lr", "server_learning_rate"), ("trainer.server_optimizer",)),
-    "momentum": ("model.optimizer.momentum",),
-    "weight_decay": ("model.optimizer.weight_decay",),
-    **dict.fromkeys(("batch_size", "local_batch_size", "local_bs"), ("data.batch_size",)),
-    **dict.fromkeys(("num_clients", "n_clients", "num_users", "num_supernodes"), ("data.num_clients",)),
-    **dict.fromkeys(("dirichlet_alpha", "dir_alpha"), ("data.partition.alpha",)),
-    "partitioner": ("data.partition",),
-    **dict.fromkeys(("algorithm", "algo"), ("model",)),
-    **dict.fromkeys(("gpus", "num_gpus", "device"), ("trainer.accelerator", "trainer.devices")),
-    "num_processes": ("trainer.devices",),
-    **dict.fromkeys(("output_dir", "save_dir", "log_dir"), ("trainer.default_root_dir",)),
-    **dict.fromkeys(("resume", "resume_from_checkpoint"), ("ckpt_path",)),
+    word: meant
+    for meant, words in {
+        (ROUNDS, EPOCHS): "epochs max_epochs num_epochs n_epochs",
+        (ROUNDS,): "rounds n_rounds max_rounds global_rounds num_server_rounds comm_round comm_rounds "
+        "communication_rounds",
+        (EPOCHS,): "local_epoch local_ep client_epoch",
+        (ROUNDS, "trainer.local_steps"): "max_steps",
+        ("trainer.local_steps",): "local_iterations local_updates",
+        ("trainer.fraction_fit",): "clients_per_round join_ratio fraction_train client_fraction sample_fraction "
+        "participation_rate frac",
+        ("trainer.min_clients",): "min_fit_clients min_train_nodes min_available_clients",
+        ("trainer.eval_every_n_rounds",): "eval_gap eval_every check_val_every_n_epoch",
+        ("trainer.save_every_n_rounds",): "save_gap save_every",
+        ("trainer.server_optimizer",): "server_lr server_learning_rate",
+        ("trainer.accelerator", "trainer.devices"): "gpus num_gpus device",
+        ("trainer.devices",): "num_processes",
+        ("trainer.default_root_dir",): "output_dir save_dir log_dir",
+        (RATE,): "lr learning_rate local_learning_rate local_lr client_lr",
+        ("model.optimizer.momentum",): "momentum",
+        ("model.optimizer.weight_decay",): "weight_decay",
+        ("model",): "algorithm algo",
+        ("data.batch_size",): "batch_size local_batch_size local_bs",
+        ("data.num_clients",): "num_clients n_clients num_users num_supernodes",
+        ("data.partition.alpha",): "dirichlet_alpha dir_alpha",
+        ("data.partition",): "partitioner",
+        ("ckpt_path",): "resume resume_from_checkpoint",
+    }.items()
+    for word in words.split()
 }
 
 
