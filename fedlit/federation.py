@@ -24,7 +24,7 @@ from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler
-from fedlit.engine.inference import adapt, draw_adaptation, own_network, predict, table_of_epochs
+from fedlit.engine.inference import adapt, own_network, predict, table_of_epochs
 from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options, no_such_attribute, no_such_option
@@ -47,6 +47,7 @@ from fedlit.engine.strategy import make_fabric
 from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP
+from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
@@ -400,7 +401,9 @@ class Federation:
             rows, failures = adapt(self.state, epochs)
             self._report("adapt.csv", rows, failures, table_of_epochs(rows, self.state.measures))
             if self.is_global_zero and self._folder is not None:
-                draw_adaptation(self._folder, self.state.measures, title_of(self.state))
+                title = f"{title_of(self.state)}: new clients of {self._folder.name}"
+                source, picture = self._folder / "adapt.csv", self._folder / "adapt.png"
+                draw_curves(source, picture, metric=self.state.measures.first, title=title, told_as="epoch")
         return rows
 
     def _set_up(

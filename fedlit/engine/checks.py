@@ -1,14 +1,9 @@
 """Checks of method, data and options together, before the first round."""
 
 import warnings
-from collections.abc import Mapping
 
 import numpy as np
-import torch
 from lightning.fabric import Fabric
-from torch import Tensor
-from torch.nn.parameter import is_lazy
-from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer, trial_rule
@@ -16,7 +11,7 @@ from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import check_upload_encoder
 from fedlit.engine.lightning_hooks import Command, check_hooks
 from fedlit.engine.live_module import left_in_evaluation
-from fedlit.engine.network_checks import check_clients, check_measures, first_line
+from fedlit.engine.network_checks import check_clients, check_measures
 from fedlit.engine.options import Options
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices
@@ -86,7 +81,6 @@ def check_experiment(
         check_upload_encoder(model, stages, options)
     check_clients(model, data, fabric, measures)
     if measures.are_of_classes:
-        _check_metrics(options.metrics, data.splits.num_classes)
         data.warn_of_labels()
     return stages
 
@@ -110,18 +104,7 @@ def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options
 
 
 def _check_state(model: FederatedModule) -> None:
-    """Refuse state that cannot be shared, saved or copied: lazy or computed parameters, and extra state."""
-    for name, value in model.state_dict().items():
-        if is_lazy(value):
-            raise ValueError(f"`model`: {name!r} has no shape yet; give a lazy layer's sizes, or run it in `__init__`.")
-    for path, part in model.named_modules():
-        for name, value in vars(part).items():
-            if isinstance(value, Tensor) and not value.is_leaf:
-                raise ValueError(
-                    f"`model`: `{path}.{name}` of {type(model).__name__} was computed from parameters and cannot be "
-                    "copied for clients; in place of `weight_norm` or `prune` of `torch.nn.utils`, take "
-                    "`torch.nn.utils.parametrizations`, or compute it in `forward`."
-                )
+    """Refuse extra state, which could not be shared."""
     for name in model.state_dict():
         if name.rpartition(".")[2] == "_extra_state":
             raise ValueError(
@@ -188,14 +171,3 @@ def _check_public(stages: list[Stage], model: FederatedModule, data: FederatedDa
         is_alone = stage.side == "server" or stage.samples == "public"
         if is_alone and data.drop_last is True and len(data.public_pool) < data.batch_size:
             raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
-
-
-def _check_metrics(metrics: Mapping[str, Metric], num_classes: int) -> None:
-    """Every metric takes logits ``[N, C]`` and classes ``[N]`` and gives a number."""
-    for name, metric in metrics.items():
-        try:
-            float(metric.clone()(torch.eye(num_classes), torch.arange(num_classes)))
-        except Exception as error:  # a metric may raise anything
-            raise ValueError(
-                f"`trainer.metrics.{name}` cannot score {num_classes} classes by one number: {first_line(error)}"
-            ) from error

@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
 from fedlit.engine.live_module import failed
 from fedlit.engine.local_training import train_client
-from fedlit.engine.metrics import MetricSet, Scores, evaluate, measures_classes
+from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.precision import convert_input
 from fedlit.engine.scheduling import TooFewClients
 from fedlit.engine.state import BestTracker, FederationState
 from fedlit.fast.memory import lay_out
+from fedlit.inputs import applied, tensors
 from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
-from fedlit.records.pictures import draw_curves
 from fedlit.records.progress import epochs_table
 from fedlit.records.reports import tell_which, write_outputs, write_predictions
 from fedlit.records.round_record import Failure
@@ -48,18 +48,31 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         own: Images in place of the test set.
         folder: Of the run; the current folder if there is none.
     """
+    network = Scorer(state).load(client)
+    batches = state.data.test_batches(client) if own is None else own.batches(state.data, client)
+    task = task_of(state.module)
+    parts: list[Tensor] = []
+    targets: list[Any] = []
+    for output, target in each_output(state.fabric, network, batches):
+        parts.append(task.prediction(output).cpu())
+        targets.append(move_data_to_device(target, torch.device("cpu")))
+    predictions: Predictions = together(parts)
+    if not state.fabric.is_global_zero:
+        return predictions
+    tell_which(state.round, folder)
     whose = "global" if client is None else f"client_{client}"
-    batches = None
+    labels = together(targets)
+    more = {}
     if own is not None:
-        batches = own.batches(state.data, client)
         whose += f"_{own.name}"
-    found, targets = Scorer(state).predict(client, batches)
-    predictions = together(found)
-    if state.fabric.is_global_zero:
-        tell_which(state.round, folder)
-        target = together(targets) if own is None else None
-        files = None if own is None else own.files
-        print(_written(state, folder or Path(), whose, predictions, target, files))
+        labels = None
+        more = {} if own.files is None else {"file": own.files}
+    if isinstance(task, Classification) and isinstance(predictions, Tensor):
+        if isinstance(labels, Tensor):
+            more = {"label": labels.tolist()}
+        print(write_predictions(folder or Path(), whose, predictions, more))
+    else:
+        print(write_outputs(folder or Path(), whose, predictions, labels, more))
     return predictions
 
 
@@ -69,18 +82,6 @@ def together(parts: list[Any]) -> Any:
     if are_tensors and len({part.shape[1:] for part in parts}) == 1:
         return torch.cat(parts)
     return parts
-
-
-def _written(
-    state: FederationState, folder: Path, whose: str, predictions: Predictions, target: Any, files: list[str] | None
-) -> Path:
-    """The file they are written to: classes with their probabilities, or outputs as they are."""
-    more = {} if files is None else {"file": files}
-    if isinstance(task_of(state.module), Classification) and isinstance(predictions, Tensor):
-        if isinstance(target, Tensor):
-            more = {"label": target.tolist(), **more}
-        return write_predictions(folder, whose, predictions, more)
-    return write_outputs(folder, whose, predictions, target, more)
 
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
@@ -112,10 +113,14 @@ def behind(method: FederatedModule, x: Any) -> nn.Module:
     same (a method may call it with other weights by `torch.func.functional_call`).
     """
     heard: list[tuple[nn.Module, Any]] = []
+    wanted = [*map(id, tensors(x))]
 
     def listen(part: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        if _is_given(x, given, named):
+        if [*map(id, tensors((given, named)))] == wanted:
             heard.append((part, output))
+
+    def counted(output: Any) -> Tensor:
+        return task_of(method).output(output)
 
     parts = [part for part in method.modules() if not isinstance(part, FederatedModule)]
     handles = [part.register_forward_hook(listen, with_kwargs=True) for part in parts]
@@ -123,25 +128,12 @@ def behind(method: FederatedModule, x: Any) -> nn.Module:
     try:
         result = method.eval()(x)
         found = [part for part, output in heard if output is result]
-        alike = [part for part in found if torch.equal(part(x), result)]
+        alike = [part for part in found if torch.equal(counted(applied(part, x)), counted(result))]
     finally:
         method.train(was_training)
         for handle in handles:
             handle.remove()
     return alike[-1] if alike else method  # the last to end is the outermost
-
-
-def _is_given(x: Any, given: tuple[Any, ...], named: dict[str, Any]) -> bool:
-    """Whether a part was called with these inputs and nothing else, as they are or spread."""
-    if len(given) == 1 and given[0] is x and not named:
-        return True
-    wanted = [x]
-    if isinstance(x, Mapping):
-        wanted = [*x.values()]
-    elif isinstance(x, tuple | list):
-        wanted = [*x]
-    heard = [*given, *named.values()]
-    return len(heard) == len(wanted) and all(a is b for a, b in zip(heard, wanted, strict=True))
 
 
 def _copied(network: nn.Module) -> nn.Module:
@@ -165,7 +157,7 @@ class Alone(FederatedModule):
     def __init__(self, network: nn.Module, method: FederatedModule) -> None:
         super().__init__(method.optimizer, task=task_of(method))
         self.network = network
-        if not measures_classes(method):
+        if not MetricSet(method, {}).are_of_classes:
             self.loss = method.loss  # type: ignore[method-assign]
 
 
@@ -281,14 +273,3 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
         why = f"gradients overflowed and every step ({outcome.overflowed}) was skipped (`trainer.precision` 16-mixed)"
         warnings.warn(f"Client {k} was not trained: {why}.", Notice, stacklevel=2)
     return found
-
-
-def draw_adaptation(folder: Path, measures: MetricSet, title: str) -> None:
-    """Draw adapt.png from adapt.csv."""
-    draw_curves(
-        folder / "adapt.csv",
-        folder / "adapt.png",
-        metric=measures.first,
-        title=f"{title}: new clients of {folder.name}",
-        told_as="epoch",
-    )

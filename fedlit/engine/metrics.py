@@ -1,7 +1,9 @@
 """Metrics of a model, batch by batch: from outputs to scores."""
 
 import warnings
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -17,22 +19,17 @@ from torchmetrics import Metric
 from fedlit.data.batches import Batches
 from fedlit.data.loaders import AnyBatches
 from fedlit.engine.live_module import modes_of, restore
-from fedlit.engine.precision import autocast, convert_input, mapped_tensors
+from fedlit.engine.precision import autocast, convert_input, widened
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
 from fedlit.notices import Notice
 from fedlit.records.rows import Row
-from fedlit.rng import isolated, torch_states
-from fedlit.tasks import Accuracy, Classification, Task
+from fedlit.rng import isolated
+from fedlit.tasks import Accuracy, Classification
 
 LOSS = "loss"
-
-
-def measures_classes(method: FederatedModule) -> bool:
-    """Whether a method measures cross-entropy and accuracy alone; those of many clients take one pass."""
-    kind = type(method)
-    is_own = kind.loss is not FederatedModule.loss or kind.metrics is not FederatedModule.metrics
-    return not is_own and "loss" not in vars(method) and type(task_of(method)) is Classification
+CLASSES = Classification()
+Scores = dict[str, float]
 
 
 class MetricSet:
@@ -44,32 +41,25 @@ class MetricSet:
 
     Attributes:
         own: The method's metrics, by name.
+        metrics: All but the loss.
+        names: In the order of records: the method's own, the loss, the user's.
+        first: The metric that models are compared by, by default.
     """
 
     def __init__(self, method: FederatedModule, more: Mapping[str, Metric]) -> None:
         self.method = method
         self.more = more
         self.own = metrics_of(method)
+        self.metrics = {**self.own, **more}
+        self.names = [*self.own, LOSS, *more]
+        self.first = self.names[0]
 
     @property
     def are_of_classes(self) -> bool:
         """Whether they are those of a classification, which many clients can have in one pass."""
-        return measures_classes(self.method)
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """All but the loss."""
-        return {**self.own, **self.more}
-
-    @property
-    def names(self) -> list[str]:
-        """In the order of records: the method's own, the loss, the user's."""
-        return [*self.own, LOSS, *self.more]
-
-    @property
-    def first(self) -> str:
-        """The metric that models are compared by, by default."""
-        return next(iter(self.own), LOSS)
+        kind = type(self.method)
+        is_own = kind.loss is not FederatedModule.loss or kind.metrics is not FederatedModule.metrics
+        return not is_own and "loss" not in vars(self.method) and type(task_of(self.method)) is Classification
 
     def rises(self, name: str) -> bool:
         """Whether a higher value is a better one: as its metric says, else whatever is no loss."""
@@ -90,9 +80,6 @@ class MetricSet:
         return f"{name!r} of `metrics` of {type(self.method).__name__}"
 
 
-CLASSES = Classification()
-
-
 def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iterator[tuple[Any, Any]]:
     """Outputs of a network for each batch, in single precision at least, and targets, on the device."""
     modes = modes_of(network)
@@ -103,8 +90,7 @@ def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iter
             x = convert_input(fabric, _moved(x, fabric.device))
             with torch.no_grad(), context():
                 output = applied(network, x)
-            target = convert_input(fabric, _moved(y, fabric.device))
-            yield mapped_tensors(_widened, output), target
+            yield widened(output), convert_input(fabric, _moved(y, fabric.device))
     finally:
         restore(modes)
 
@@ -113,10 +99,6 @@ def _moved(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, Tensor) and batch.device == device:  # most are, and to ask takes longer than a small batch
         return batch
     return move_data_to_device(batch, device)
-
-
-def _widened(output: Tensor) -> Tensor:
-    return output.float() if output.dtype in (torch.float16, torch.bfloat16) else output
 
 
 def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Tensor, Tensor]:
@@ -129,45 +111,24 @@ def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Te
     return torch.cat(logits).cpu(), torch.cat(targets).cpu()
 
 
-def predictions(fabric: Fabric, network: nn.Module, batches: AnyBatches, task: Task) -> tuple[list[Tensor], list[Any]]:
-    """Predictions and targets of each batch."""
-    found: list[Tensor] = []
-    targets: list[Any] = []
-    for output, target in each_output(fabric, network, batches):
-        found.append(task.prediction(output).cpu())
-        targets.append(move_data_to_device(target, torch.device("cpu")))
-    return found, targets
-
-
-def sees_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
+def treats_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
     """Whether outputs depend neither on other samples of the batch nor on chance, tried on these batches.
 
     BatchNorm without running statistics does the one, dropout in evaluation mode the other. Then clients must not share
-    a batch, whose clients depend on the number of processes.
+    a batch.
     """
     if not isinstance(batches, Batches):  # they would have to be read twice
         return False
-    with isolated(0):
-        before = torch_states()
-        try:
-            half = batches.num_samples // 2
-            parts = [
-                replace(batches, x=batches.x[part], y=batches.y[part]) for part in (slice(half), slice(half, None))
-            ]
-            together, _ = outputs(fabric, network, replace(batches, batch_size=batches.num_samples))
-            apart = torch.cat([outputs(fabric, network, part)[0] for part in parts])
-        except Exception:  # its evaluation will report it, or its samples are no tensors that could be cut
-            return False
-        after = torch_states()
-        draws = any(not torch.equal(state, after[device]) for device, state in before.items())
-    scale = float(together.abs().nan_to_num().max())
+    num_samples = batches.num_samples
+    try:
+        with isolated(0):
+            together, _ = outputs(fabric, network, replace(batches, batch_size=num_samples))
+            apart, _ = outputs(fabric, network, replace(batches, batch_size=(num_samples + 1) // 2))
+    except Exception:  # its evaluation will report it
+        return False
     is_full = fabric.strategy.precision.precision in ("32-true", "64-true")
-    tolerance = scale * (1e-4 if is_full else 3e-2)  # batches of another size round otherwise
-    return not draws and torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
-
-
-CPU = torch.device("cpu")
-Scores = dict[str, float]
+    tolerance = float(together.abs().nan_to_num().max()) * (1e-4 if is_full else 3e-2)  # sizes of batches round apart
+    return torch.allclose(together, apart, rtol=0, atol=tolerance, equal_nan=True)
 
 
 class MeanLoss:
@@ -186,108 +147,80 @@ class MeanLoss:
         return self.total / self.samples
 
 
-class MetricAccumulator:
-    """The scores of a model, while its outputs come."""
-
-    def __init__(self, measures: MetricSet) -> None:
-        self.measures = measures
-        self.task = task_of(measures.method)
-        self.loss_of = loss_of(measures.method)
-        self.loss = MeanLoss()
-        self.metrics = measures.metrics
-        for metric in self.metrics.values():
-            metric.reset()
-
-    @torch.no_grad()
-    def add(self, output: Any, target: Any) -> None:
-        """A batch."""
-        self.loss.add(self.loss_of(output, target), batch_size(output, target))
-        if not self.metrics:
-            return
-        given = move_data_to_device(self.task.measured(output, target), CPU)
-        for name, metric in list(self.metrics.items()):
-            try:
-                metric.update(*given)
-            except Exception as error:  # a metric may raise anything, perhaps on one client's samples only
-                self._leave_out(name, error)
-
-    def scores(self) -> Scores:
-        """Scores of all batches."""
-        found = {LOSS: self.loss.mean}
-        for name, metric in list(self.metrics.items()):
-            try:
-                with warnings.catch_warnings():  # torchmetrics warns of too few samples, for every client anew
-                    warnings.simplefilter("ignore", UserWarning)
-                    found[name] = float(metric.compute())
-            except Exception as error:
-                self._leave_out(name, error)
-        return {name: found[name] for name in self.measures.names if name in found}
-
-    def _leave_out(self, name: str, error: Exception) -> None:
-        warn_left_out(self.measures.describe(name), error)
-        del self.metrics[name]
-
-
-def warn_left_out(metric: str, error: Exception) -> None:
-    """Warn of a metric that cannot be computed and has no row."""
-    reason = " ".join(f"{type(error).__name__}: {error}".split())
-    warnings.warn(f"{metric} is left out where it cannot be measured: {reason}", Notice, 2)
-
-
-DEFAULT = Classification().metrics()
-
-
-def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: MetricSet | None = None) -> Scores:
-    """The scores of a network on some samples, by default as a classifier; none if there are none."""
+def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: MetricSet) -> Scores:
+    """The scores of a network on some samples; none if there are none."""
     if batches.num_samples == 0:
         return {}
-    if measures is not None and not measures.are_of_classes:
-        tally = MetricAccumulator(measures)
-        for output, target in each_output(fabric, network, batches):
-            tally.add(output, target)
-        return tally.scores()
-    logits, target = outputs(fabric, network, batches)
-    return scores_by_group(logits, target, [len(target)], measures)[0]
+    if measures.are_of_classes:
+        logits, target = outputs(fabric, network, batches)
+        return scores_by_group(logits, target, [len(target)], measures)[0]
+    task = task_of(measures.method)
+    loss_function = loss_of(measures.method)
+    loss = MeanLoss()
+    metrics = dict(measures.metrics)
+    for metric in metrics.values():
+        metric.reset()
+    for output, target in each_output(fabric, network, batches):
+        with torch.no_grad():
+            loss.add(loss_function(output, target), batch_size(output, target))
+            given = move_data_to_device(task.measured(output, target), torch.device("cpu")) if metrics else ()
+            for name in [*metrics]:
+                with _left_out_if_it_fails(name, metrics, measures):
+                    metrics[name].update(*given)
+    scores = {LOSS: loss.mean}
+    for name in [*metrics]:
+        with _left_out_if_it_fails(name, metrics, measures), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torchmetrics' of too few samples, for every client anew
+            scores[name] = float(metrics[name].compute())
+    return {name: scores[name] for name in measures.names if name in scores}
 
 
 def scores_by_group(
-    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, measures: MetricSet | None = None
+    logits: Tensor, target: Tensor, sizes: Sequence[int] | np.ndarray, measures: MetricSet
 ) -> list[Scores]:
     """Scores of consecutive groups of samples, such as the clients' validation sets laid end to end.
 
     Args:
         logits: ``[N, C]``.
         target: Classes ``[N]``.
-        sizes: Samples of each group.
-        measures: What is measured beside cross-entropy; accuracy by default.
-
-    Example:
-        >>> z = torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]])
-        >>> [round(s["acc"], 2) for s in scores_by_group(z, torch.tensor([0, 1, 0]), [1, 2])]
-        [1.0, 0.5]
+        sizes: Samples of each group, at least 1.
+        measures: Cross-entropy, accuracy, and what else is measured.
     """
-    metrics = DEFAULT if measures is None else measures.metrics
-    names = [*DEFAULT, LOSS] if measures is None else measures.names
-    columns = {LOSS: F.cross_entropy(logits, target, reduction="none")}
-    for name, metric in metrics.items():
+    means = {LOSS: _means(F.cross_entropy(logits, target, reduction="none"), sizes)}
+    for name, metric in measures.metrics.items():
         if type(metric) is Accuracy:  # of all groups at once: a metric costs more than a small client's evaluation
-            columns[name] = logits.argmax(dim=1) == target
-    bounds = [0, *accumulate(map(int, sizes))]
-    means = {name: _means(values.double().numpy(), bounds) for name, values in columns.items()}
+            means[name] = _means(logits.argmax(dim=1) == target, sizes)
     groups: list[Scores] = []
-    for group, (start, stop) in enumerate(pairwise(bounds)):
+    for group, (start, stop) in enumerate(pairwise(accumulate(map(int, sizes), initial=0))):
         scores: Scores = {}
-        for name in names if stop > start else ():
+        metrics = dict(measures.metrics)
+        for name in measures.names:
             if name in means:
                 scores[name] = means[name][group]
                 continue
-            try:
+            with _left_out_if_it_fails(name, metrics, measures):
                 metrics[name].reset()
                 scores[name] = float(metrics[name](logits[start:stop], target[start:stop]))
-            except Exception as error:  # a metric may raise anything, perhaps on one client's samples only
-                warn_left_out(name if measures is None else measures.describe(name), error)
         groups.append(scores)
     return groups
+
+
+def _means(values: Tensor, sizes: Sequence[int] | np.ndarray) -> list[float]:
+    """The mean of each group, which is summed by itself: in differences of one running sum, a nan would spread."""
+    starts = [0, *accumulate(map(int, sizes))][:-1]
+    return (np.add.reduceat(values.double().numpy(), starts) / np.asarray(sizes)).tolist()
+
+
+@contextmanager
+def _left_out_if_it_fails(name: str, metrics: dict[str, Metric], measures: MetricSet) -> Iterator[None]:
+    """A metric may raise anything, perhaps on one client's samples only; it then has no row there."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        message = f"{measures.describe(name)} is left out where it cannot be measured: {reason}"
+        warnings.warn(message, Notice, stacklevel=2)
+        del metrics[name]
 
 
 def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int | str, str, str, str]]:
@@ -297,11 +230,9 @@ def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int 
         >>> unmeasured([Row(1, "s", 3, "global", "own", "loss", 0.5)], ["f1"])
         [(3, 'global', 'own', 'f1')]
     """
-    if not metrics:
-        return []
-    found: dict[tuple[int | str, str, str], set[str]] = {}
+    found: dict[tuple[int | str, str, str], set[str]] = defaultdict(set)
     for row in rows:
-        found.setdefault((row.client, row.model, row.data), set()).add(row.metric)
+        found[row.client, row.model, row.data].add(row.metric)
     missing = []
     for where, names in found.items():
         if LOSS in names and where[2] not in ("train", "server", "public"):  # what a method logs is its own
@@ -320,15 +251,3 @@ def confusion(logits: Tensor, target: Tensor) -> Tensor:
     num_classes = logits.shape[1]
     pairs = target * num_classes + logits.argmax(dim=1)
     return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
-
-
-def _means(values: np.ndarray, bounds: Sequence[int]) -> list[float]:
-    """The mean of the values between each bound and the next; 0 where there are none.
-
-    Each is summed by itself: in differences of one running sum, a client's nan would be everybody's after it.
-    """
-    sizes = [stop - start for start, stop in pairwise(bounds)]
-    # `reduceat` would give an empty group the value that follows it
-    starts = [start for start, size in zip(bounds, sizes, strict=False) if size > 0]
-    sums = iter(np.add.reduceat(values, starts).tolist() if starts else ())
-    return [next(sums) / size if size > 0 else 0.0 for size in sizes]

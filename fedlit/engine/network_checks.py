@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Iterator, Mapping
-from inspect import signature
 from typing import Any
 
 import torch
@@ -15,21 +14,20 @@ from torchmetrics import Metric
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.data.remote import take_classes
-from fedlit.engine.lightning_hooks import overridden, step_loss, takes_batch_idx, trial_training
-from fedlit.engine.logged_values import logging_to_means, refusing_logs
+from fedlit.engine.lightning_hooks import overridden, trial_training
+from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
 from fedlit.engine.optimisation import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, batch_size, tensors
-from fedlit.methods.base import FederatedModule, loss_of, task_of
+from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
 from fedlit.methods.factories import for_client, kind
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
 from fedlit.rng import isolated
-from fedlit.tasks import Classification
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
 SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
@@ -42,10 +40,9 @@ def check_measures(model: FederatedModule, stages: list[Stage], options: Options
     if allowed and task_of(model).name not in allowed:
         raise ValueError(f"`model.task`: {kind} is for {' and '.join(allowed)}, got {task_of(model).name}.")
     try:
-        measures = MetricSet(model, options.metrics)
+        own = metrics_of(model)
     except Exception as error:  # a method may raise anything
         raise ValueError(f"`model`: `metrics` of {kind}: {first_line(error)}") from error
-    own = measures.own
     if not isinstance(own, dict) or not all(isinstance(metric, Metric) for metric in own.values()):
         raise ValueError(f"`model`: `metrics` of {kind} must give metrics of torchmetrics by name, got {own!r}.")
     for name in options.metrics:
@@ -54,6 +51,7 @@ def check_measures(model: FederatedModule, stages: list[Stage], options: Options
                 f"`trainer.metrics` must leave {' and '.join([*own, LOSS])} to the federation, which measures them "
                 f"anyway; give {name!r} another name."
             )
+    measures = MetricSet(model, options.metrics)
     if options.monitor is not None:
         _check_monitor(measures, stages, options.monitor)
     for stage in stages:
@@ -81,12 +79,10 @@ def _check_monitor(measures: MetricSet, stages: list[Stage], monitor: str) -> No
         raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
 
 
-def check_targets(model: FederatedModule, target: Any, num_classes: int) -> None:
+def check_targets(model: FederatedModule, measures: MetricSet, target: Any, num_classes: int) -> None:
     """A classification has classes."""
-    if not isinstance(task_of(model), Classification) or not MetricSet(model, {}).are_of_classes:
-        return
-    are_classes = isinstance(target, Tensor) and target.dtype == torch.int64 and target.ndim == 1
-    if are_classes and num_classes > 0:
+    is_index = isinstance(target, Tensor) and target.dtype == torch.int64 and target.ndim == 1
+    if not measures.are_of_classes or (is_index and num_classes > 0):
         return
     kind = type(model).__name__
     problem = f"`model.task` of {kind} is classification, whose targets are class indices [N], but the data's are"
@@ -108,15 +104,20 @@ def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, tar
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = describe_tree(loss) if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {got}.")
+    given = move_data_to_device(task_of(model).measured(output, target), torch.device("cpu"))
+    check_metrics(measures, given, shapes)
+
+
+def check_metrics(measures: MetricSet, given: tuple[Any, Any], what: str) -> None:
+    """Every metric takes such outputs and targets and gives a number."""
     for name, metric in measures.metrics.items():
         try:
             trial = metric.clone()
-            trial.update(*move_data_to_device(task_of(model).measured(output, target), torch.device("cpu")))
+            trial.update(*given)
             float(trial.compute())
-        except Exception as error:
-            raise ValueError(
-                f"`model`: {measures.describe(name)} cannot score {shapes} by one number: {first_line(error)}"
-            ) from error
+        except Exception as error:  # a metric may raise anything
+            described = measures.describe(name)
+            raise ValueError(f"{described} cannot score {what} by one number: {first_line(error)}") from error
 
 
 def describe_tree(tree: Any) -> str:
@@ -139,16 +140,19 @@ def first_line(error: Exception) -> str:
     return lines[0] if isinstance(error, SELF_EXPLANATORY) else f"{name}: {lines[0]}"
 
 
-NETWORK_CHOICES = {"client_networks", "client_memes", "client_classes"}  # what our methods build by
+NETWORK_CHOICES = ("client_networks", "client_memes", "client_classes")  # what our methods build clients' networks by
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
 def check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric, measures: MetricSet) -> None:
     """The networks of the first clients, one of each kind, are tried on two samples."""
-    target = two_samples(data, fabric)[1]
-    check_targets(model, target, data.splits.num_classes)
-    for trial, client, x in networks_to_try(model, data, fabric):
+    x, target = two_samples(data, fabric)
+    num_classes = data.splits.num_classes
+    check_targets(model, measures, target, num_classes)
+    for trial, client in trials(model, data, fabric):
         _check_client(trial, client, (x, target), fabric, measures)
+    if measures.are_of_classes:
+        check_metrics(measures, (torch.eye(num_classes), torch.arange(num_classes)), f"{num_classes} classes")
 
 
 def two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
@@ -157,54 +161,35 @@ def two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
     return convert_input(fabric, x), convert_input(fabric, y)
 
 
-def networks_to_try(
-    model: FederatedModule, data: FederatedData, fabric: Fabric
-) -> Iterator[tuple[FederatedModule, Client, Any]]:
-    """A copy of the method for one client of each kind among the first, in evaluation mode, and two samples."""
-    trial = twin(model)  # building the clients' networks must not change the one that is about to train
+def trials(model: FederatedModule, data: FederatedData, fabric: Fabric) -> Iterator[tuple[FederatedModule, Client]]:
+    """A copy of the method for one client of each kind among the first, in evaluation mode."""
+    try:
+        trial = twin(model)  # building the clients' networks must not change the one that is about to train
+    except Exception as error:  # a method may hold anything
+        reason = first_line(error)
+        raise ValueError(f"`model`: {type(model).__name__} cannot be copied for clients: {reason}") from error
     fabric.strategy.precision.convert_module(trial)
     trial.to(fabric.device)  # the model itself is moved later, and autocast is that of the device
-    trial.eval()
-    x = two_samples(data, fabric)[0]
-    tried: set[str] = set()
+    clients = range(min(data.num_clients, CHECKED_CLIENTS)) if data.only_client is None else [data.only_client]
+    first_of_kind = {_kind_of(model, data.client(k)): k for k in reversed(clients)}
     with isolated(0):
-        for k in _clients_to_try(data):
-            client = data.client(k)
-            chosen = _chosen(model, client)
-            if chosen not in tried:
-                trial.client = client
-                if is_overridden("configure_client", trial, FederatedModule):
-                    with refusing_logs(trial, "configure_client"):
-                        trial.configure_client(client)
-                    trial.to(device=fabric.device, dtype=trial.dtype)
-                trial.eval()
-                yield trial, client, x
-            tried.add(chosen)
+        for k in sorted(first_of_kind.values()):
+            trial.client = data.client(k)
+            if is_overridden("configure_client", trial, FederatedModule):
+                with refusing_logs(trial, "configure_client"):
+                    trial.configure_client(trial.client)
+                trial.to(device=fabric.device, dtype=trial.dtype)
+            trial.eval()
+            yield trial, trial.client
 
 
-def _clients_to_try(data: FederatedData) -> list[int]:
-    """The first ones; on the host of a client, that client."""
-    if data.only_client is not None:
-        return [data.only_client]
-    return list(range(min(data.num_clients, CHECKED_CLIENTS)))
-
-
-def _chosen(model: FederatedModule, client: Client) -> str:
-    """A client's choices; of two clients with equal ones, only the first is tried."""
-    num_clients = client.data.num_clients
-    choices = {name: value for name, value in vars(model).items() if _is_choice(name, value, num_clients)}
-    builds_by_choice = NETWORK_CHOICES & choices.keys()
-    if is_overridden("configure_client", model, FederatedModule) and not builds_by_choice:
-        return str(client.id)  # it may build anything
-    chosen = [kind(for_client(None, given, client)) for given in choices.values()]
-    return repr([client.num_classes, *chosen])
-
-
-def _is_choice(name: str, value: object, num_clients: int) -> bool:
-    """Whether an attribute is a choice per client."""
-    if not name.startswith("client_"):
-        return False
-    return value is None or isinstance(value, dict) or (isinstance(value, list) and len(value) == num_clients)
+def _kind_of(model: FederatedModule, client: Client) -> str:
+    """What a client's networks and optimiser are built by."""
+    builds_anything = not any(hasattr(model, name) for name in NETWORK_CHOICES)
+    if builds_anything and is_overridden("configure_client", model, FederatedModule):
+        return str(client.id)
+    choices = [getattr(model, name, None) for name in (*NETWORK_CHOICES, "client_optimizers")]
+    return repr([client.num_classes, *(kind(for_client(None, given, client)) for given in choices)])
 
 
 @torch.no_grad()
@@ -218,7 +203,7 @@ def _check_client(
         with autocast(fabric)():
             z = _outputs(network, whose, x)
         if measures.are_of_classes:
-            _check_classes(network, whose, client, z, batch_size(x, target))
+            _check_classes(whose, client, z, batch_size(x, target))
         else:
             check_own_task(model, measures, z, target, whose)
     _check_optimizer(model, client, fabric)
@@ -249,7 +234,7 @@ def _outputs(network: nn.Module, whose: str, x: Any) -> Any:
         raise ValueError(f"`model`: the {whose} cannot take inputs {inputs}: {first_line(error)}{hint}") from error
 
 
-def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, number: int) -> None:
+def _check_classes(whose: str, client: Client, output: Any, number: int) -> None:
     """A logit per class, of each of so many samples."""
     try:
         z = CLASSES.output(output)
@@ -261,12 +246,10 @@ def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, 
         client = client.data.client(client.id)
     if shape == [number, client.num_classes]:
         return
-    remedy = "change its last layer"
-    if any("num_classes" in signature(type(part)).parameters for part in network.modules()):
-        remedy = "set its `num_classes`"
+    wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
+    remedy = "set its `num_classes`, or change its last layer"
     if len(shape) == 2 and shape[1] > client.num_classes and client.data.num_classes is None:
         remedy += f", or `data.num_classes: {shape[1]}` if no sample is of the highest classes"
-    wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
     labels = client.data.describe_labels()
     if labels is None:
         raise ValueError(f"`model`: {wanted}; {remedy}.")
@@ -277,49 +260,18 @@ def _check_classes(network: nn.Module, whose: str, client: Client, output: Any, 
 
 
 def layout_for(model: FederatedModule, data: FederatedData, fabric: Fabric, fast: bool) -> torch.memory_format:
-    """Channels last in fast mode, where the networks of all kinds of clients, and own steps, run with it."""
+    """Channels last in fast mode, where the networks of all kinds of clients run with it."""
     if not fast:
         return torch.contiguous_format
-    target = two_samples(data, fabric)[1]
-    for trial, client, x in networks_to_try(model, data, fabric):
-        if not any(isinstance(part, nn.Conv2d) for part in trial.modules()):
-            continue
+    x, _ = two_samples(data, fabric)
+    for trial, _ in trials(model, data, fabric):
         lay_out(trial, torch.channels_last)
         try:
-            with autocast(fabric)():
-                _try_networks(trial, x)
-                _try_step(trial, client, (x, target), fabric)
+            with torch.no_grad(), autocast(fabric)():
+                trial(x)
+                applied(trial.global_model(), x)
         except Exception as error:  # a method may raise anything
             message = f"images of {type(model).__name__} keep their layout; a trial in that of fast mode: "
             warnings.warn(f"`trainer.fast`: {message}{first_line(error)}", Notice, stacklevel=2)
             return torch.contiguous_format
     return torch.channels_last
-
-
-def _is_known(method: FederatedModule) -> bool:
-    """Whether its steps are fedlit's own, which run in any layout."""
-    return type(method).training_step.__module__.startswith("fedlit.")
-
-
-@torch.no_grad()
-def _try_networks(trial: FederatedModule, x: Any) -> None:
-    trial(x)
-    applied(trial.global_model(), x)
-
-
-@torch.enable_grad()
-def _try_step(trial: FederatedModule, client: Client, samples: tuple[Any, Any], fabric: Fabric) -> None:
-    """A step of the user's own and its gradients, on a copy of the method."""
-    parts = [part for part in trial.modules() if isinstance(part, FederatedModule) and not _is_known(part)]
-    if not parts:
-        return
-    if parts != [trial]:
-        raise ValueError(f"{type(parts[-1]).__name__}, a part of it, has steps of its own, which are not tried.")
-    batch = (*samples, torch.arange(2, device=fabric.device)) if trial.wants_index else samples
-    with trial_training(trial, client, fabric), logging_to_means(trial):
-        trial.on_client_start(client)
-        given = (batch, 0) if takes_batch_idx(trial.training_step) else (batch,)
-        result = trial.training_step(*given)  # type: ignore[arg-type, call-arg]
-        loss = result if isinstance(result, Tensor) else step_loss(result)
-        if trial.automatic_optimization and loss is not None:
-            loss.backward()

@@ -101,6 +101,15 @@ def mapped_tensors(function: Callable[[torch.Tensor], torch.Tensor], x: Any) -> 
     return function(x) if isinstance(x, torch.Tensor) else apply_to_collection(x, torch.Tensor, function)
 
 
+def widened(output: Any) -> Any:
+    """Outputs of half precision in single precision, of a tensor or a tree of them."""
+    return mapped_tensors(_widened, output)
+
+
+def _widened(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
 def _single(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 

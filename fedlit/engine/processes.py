@@ -49,17 +49,24 @@ def in_order(
         return
     if owners is None:
         owners = [position % fabric.world_size for position in range(len(tasks))]
-    shares: list[list[int]] = [[] for _ in range(fabric.world_size)]
-    for task, owner in zip(tasks, owners, strict=True):
-        shares[owner].append(task)
-    own = {task: work(task) for task in shares[fabric.global_rank]}
-    packed: dict[int, Any] = {}
-    for source, share in enumerate(shares):
-        if share:
-            packed |= broadcast(fabric, {task: pack(own[task]) for task in share if task in own}, source)
+    own = {task: work(task) for task, owner in zip(tasks, owners, strict=True) if owner == fabric.global_rank}
+    packed = gathered(fabric, {task: pack(result) for task, result in own.items()})
     for task in tasks:
         received = packed.pop(task)
         yield task, own.pop(task) if task in own else unpack(received)
+
+
+def gathered(fabric: Fabric, own: Mapping[int, Any]) -> dict[int, Any]:
+    """The results of all ranks, by task; values as in `broadcast`.
+
+    Args:
+        fabric: Launched.
+        own: Of the tasks that this rank has worked on.
+    """
+    found: dict[int, Any] = {}
+    for rank in range(fabric.world_size):
+        found |= broadcast(fabric, dict(own), rank)
+    return found
 
 
 def broadcast(fabric: Fabric, value: Any, source: int = 0, device: torch.device | None = None) -> Any:

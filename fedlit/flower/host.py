@@ -16,8 +16,7 @@ import fedlit
 from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing
 from fedlit.engine.client_runner import ClientResult, pack
-from fedlit.engine.evaluation import Scorer
-from fedlit.engine.evaluation import pack as pack_found
+from fedlit.engine.evaluation import EvaluationJob, Scorer
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import ClientState
 from fedlit.engine.round import ClientRound
@@ -143,9 +142,9 @@ class Host:
         scorer = Scorer(self.state, self.schedule.stage(number))
         found = []
         for what in asked["jobs"]:
-            one = scorer.run(scorer.own_job(what, self.client, number), number)
+            one = scorer.run(EvaluationJob(what, [self.client]), number)
             one.failed = {k: {**told, "details": ""} for k, told in one.failed.items()}
-            found.append(pack_found(one))
+            found.append(vars(one))
         return {"failed": False, "found": found}
 
     def _files(self, asked: dict[str, Any]) -> OwnFiles:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from fedlit.aggregation import State, num_bytes
 from fedlit.engine.child_process import unusable
 from fedlit.engine.client_runner import ClientResult, is_sent, received
-from fedlit.engine.evaluation import EvaluationResult, Scorer, checked_found
+from fedlit.engine.evaluation import EvaluationResult, Scorer, received_result
 from fedlit.engine.round import ClientRound
 from fedlit.engine.state import Download, FederationState, Names
 from fedlit.flower import wire
@@ -172,7 +172,7 @@ def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, Evaluati
         else:
             answer = wire.unpack(data, most=BESIDE)
             if not answer["failed"]:
-                founds = [checked_found(k, one) for one in answer["found"]]
+                founds = [received_result(k, one) for one in answer["found"]]
                 return dict(zip(jobs, founds, strict=True))
             problem = reported(answer)
     except Exception as error:  # it may hold anything

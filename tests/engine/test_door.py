@@ -48,7 +48,7 @@ NETWORKS = {
         Forward, lambda z: z.logits
     ),
     r"the network of client 0 cannot take inputs of .*Double; see `trainer.precision`": double,
-    "'network.1.weight' has no shape yet; give a lazy layer's sizes": Lazy,
+    "Attempted to use an uninitialized parameter": Lazy,
     "`model.network` cannot be built: TypeError: empty": partial(nn.Linear, 2, "ten"),
     "`model.network` must build a network, got a NoneType": lambda: None,
 }

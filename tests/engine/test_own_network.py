@@ -96,6 +96,27 @@ def test_a_clients_permutation_of_pixels_is_part_of_the_preprocessing(partition,
     assert differ != torch.equal(*said_by)
 
 
+class InAMapping(nn.Module):
+    """As networks of Hugging Face give them."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = linear()
+
+    def forward(self, x):
+        return {"logits": self.network(x)}
+
+
+def test_a_network_that_gives_a_mapping_is_taken_out_as_it_is():
+    data = images()
+    federation = fitted(FedAvg(InAMapping, SGD), data, num_rounds=1)
+    x = data.images.test_x[:5] / 255
+    for client in (None, 1):
+        network = federation.network(client)
+        assert isinstance(network, InAMapping)
+        assert torch.equal(network(x)["logits"], federation.state.module.network(x)["logits"])
+
+
 MINE = """
 import torch
 from torch import nn
