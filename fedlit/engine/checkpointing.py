@@ -1,10 +1,11 @@
 """Saves a run as a checkpoint and restores it: plain tensors, numbers and strings."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -26,84 +27,21 @@ from fedlit.records.environment import environment
 from fedlit.records.fit_log import FitLog
 from fedlit.rng import isolated
 
-RESIDUALS = "residuals"  # error feedback of the upload encoder, by client; only where there is some
-COLLECTED = "collected"  # uploads that the server keeps, by client
-MUCH = 64e6  # bytes of client states; with less, a checkpoint is one file
-Numbers = tuple[int | None, int | None]  # of a client's state and of its collected upload
-
-
-class SavedClients:
-    """Files of clients beside the checkpoints of one fit, each written once."""
-
-    def __init__(self, state: FederationState, checkpoints: Path, origin: Path | None, content: dict[str, Any]) -> None:
-        self.state = state
-        self.checkpoints = checkpoints
-        self._written: dict[int, tuple[Numbers, str]] = {}  # by client: what it has, and the file of that
-        names = content.get(client_files.FILES, {})
-        is_ours = origin is not None and origin.resolve().parent == checkpoints.resolve()
-        if is_ours and state.options.optimizer_state != "reset":  # else they have forgotten something since
-            self._written = {k: (self._numbers(k), names[k]) for k in self._clients() if k in names}
-
-    def save(self) -> dict[int, str] | None:
-        """The file of every client that has a state; None if it goes into the checkpoint. Collective."""
-        state = self.state
-        fabric = state.fabric
-        if fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
-            return None
-        own: dict[int, str] = {}
-        for k in self._clients():
-            if state.owner_ranks.get(k, fabric.global_rank) == fabric.global_rank:
-                own[k] = self._file(k)
-        found: dict[int, str] = {}
-        for source in range(fabric.world_size):
-            found |= broadcast(fabric, own, source)
-        return {k: found[k] for k in sorted(found)}
-
-    def _clients(self) -> list[int]:
-        """Clients with a state on this rank."""
-        return sorted({*self.state.memories, *self.state.collected.here()})
-
-    def _numbers(self, k: int) -> Numbers:
-        """The numbers of a client's state and collected upload in the store."""
-        memories = self.state.memories
-        collected = self.state.collected
-        memory = memories.number(k) if k in memories else None
-        upload = collected.number(k) if k in collected.here() else None
-        return memory, upload
-
-    def _file(self, k: int) -> str:
-        numbers = self._numbers(k)
-        if k not in self._written or self._written[k][0] != numbers:
-            kept = kept_of(self.state, k)
-            self._written[k] = (numbers, client_files.write(kept, self.checkpoints, self.state.fabric.global_rank))
-        return self._written[k][1]
-
-
-def kept_of(state: FederationState, k: int) -> dict[str, Any]:
-    """A client's state, by the keys under which a checkpoint has it of all clients."""
-    kept: dict[str, Any] = {}
-    if k in state.memories:
-        memory = state.memories.peek(k)
-        kept = {"personal_states": on_cpu(memory.state), "optimizer_states": on_cpu(memory.optimizer)}
-        if memory.residual:
-            kept[RESIDUALS] = on_cpu(memory.residual)
-    if k in state.collected:
-        kept[COLLECTED] = on_cpu(state.collected.peek(k))
-    return kept
-
-
-def on_cpu(value: Any) -> Any:
-    """Tensors in containers, detached and on the CPU."""
-    return apply_to_collection(value, torch.Tensor, lambda tensor: tensor.detach().cpu())
-
-
+# By client.
+PERSONAL = "personal_states"
+OPTIMIZERS = "optimizer_states"
+RESIDUALS = "residuals"  # error feedback of the upload encoder
+COLLECTED = "collected"  # uploads that the server keeps
+UPLOADS = "uploads"  # the last ones, where a stage keeps them
+# In some runs only.
+ATTRIBUTES = "attributes"  # of the method, that the server's side has changed
+HOSTS = "hosts"  # of the clients
+SECRET = "privacy_secret"  # of noise and sampling under `trainer.privacy`
+RECEIVED_CONSTANTS = "equipped"  # clients that have the constant entries
 TO_EVALUATE = ("method", "num_clients", "shared state")  # what must agree to evaluate
-UPLOADS = "uploads"  # the last of every client; only where a stage keeps them
-ATTRIBUTES = "attributes"  # of the method, that the server's side has changed; only where it has
-HOSTS = "hosts"  # of the clients; only where they have some of their own
-SECRET = "privacy_secret"  # of noise and sampling; only where `trainer.privacy` has one
-RECEIVED_CONSTANTS = "equipped"  # clients that have the constant entries; only where there are some
 CHECKED_CLIENTS = 50
+MUCH = 64e6  # bytes of client states; with less, a checkpoint is one file
+Version = tuple[ref[ClientState] | None, ...]  # of a client's state and of its collected upload
 
 
 def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
@@ -131,43 +69,70 @@ def run_with(state: FederationState) -> dict[str, Any]:
 def take(
     state: FederationState, schedule: Schedule, run_with: Mapping[str, Any], files: Mapping[int, str] | None
 ) -> dict[str, Any]:
-    """The content of a checkpoint after a round."""
-    uploads = state.uploads.memories
-    rare: dict[str, Any] = {}
-    if files is not None:
-        rare = {FILES: dict(files), "format": WITH_FILES}
-    here = {k: kept_of(state, k) for k in state.memories} if files is None else {}
-    if uploads:
-        rare[UPLOADS] = {k: on_cpu(uploads.peek(k).state) for k in uploads}
-    residuals = {k: kept[RESIDUALS] for k, kept in here.items() if RESIDUALS in kept}
-    if residuals:
-        rare[RESIDUALS] = residuals
-    if state.attributes.noted:
-        rare[ATTRIBUTES] = state.attributes.noted
-    if state.received_constants:
-        rare[RECEIVED_CONSTANTS] = sorted(state.received_constants)
-    if state.secret is not None:
-        rare[SECRET] = state.secret
-    if state.hosts is not None:
-        rare[HOSTS] = state.hosts.kept()
+    """The content of a checkpoint after a round.
+
+    Args:
+        state: After it.
+        schedule: The programme of rounds.
+        run_with: From the function of that name.
+        files: Of clients; None puts their states into the checkpoint.
+    """
+    by_client: dict[str, dict[int, Any]] = {PERSONAL: {}, OPTIMIZERS: {}, COLLECTED: {}, RESIDUALS: {}}
+    for k in () if files is not None else _clients_here(state):
+        for key, kept in _kept_of(state, k).items():
+            by_client[key][k] = kept
+    in_some_runs = {
+        UPLOADS: {k: on_cpu(state.uploads.on_host(k)) for k in state.uploads},
+        ATTRIBUTES: state.attributes.noted,
+        RECEIVED_CONSTANTS: sorted(state.received_constants),
+        SECRET: state.secret,
+        HOSTS: None if state.hosts is None else state.hosts.kept(),
+        FILES: files,
+    }
     return {
-        "format": FORMAT,
+        "format": FORMAT if files is None else WITH_FILES,
         "round": state.round,
         "stages": [schedule.stage(number).name for number in range(1, state.round + 1)],
         "global_state": on_cpu(state.global_state),
-        "personal_states": {k: kept["personal_states"] for k, kept in here.items()},
-        "optimizer_states": {k: kept["optimizer_states"] for k, kept in here.items()},
-        COLLECTED: {k: on_cpu(state.collected.peek(k)) for k in state.collected} if files is None else {},
+        **by_client,
         "server_optimizer": on_cpu(state.server_memory.optimizer),
         "server_momenta": on_cpu(state.server_momenta),
-        "initial_state": on_cpu({n: t for n, t in state.initial.items() if n not in state.global_state}),
+        "initial_state": on_cpu(_not_of_server(state)),
         "last": state.scores.last,
         "best": state.scores.best,
         "fingerprint": fingerprint(state, schedule),
         "preprocessing": kept_preprocessing(state.data),
-        **rare,
+        **{key: value for key, value in in_some_runs.items() if value},
         **run_with,
     }
+
+
+def _clients_here(state: FederationState) -> list[int]:
+    """Clients of which this rank has something."""
+    return sorted({*state.memories.here, *state.collected.here})
+
+
+def _kept_of(state: FederationState, k: int) -> dict[str, Any]:
+    """What stays with a client, by the keys under which a checkpoint has it of all clients."""
+    kept: dict[str, Any] = {}
+    if k in state.memories.here:
+        memory = state.memories.on_host(k)
+        kept = {PERSONAL: on_cpu(memory.state), OPTIMIZERS: on_cpu(memory.optimizer)}
+        if memory.residual:
+            kept[RESIDUALS] = on_cpu(memory.residual)
+    if k in state.collected.here:
+        kept[COLLECTED] = on_cpu(state.collected.on_host(k))
+    return kept
+
+
+def on_cpu(value: Any) -> Any:
+    """Tensors in containers, detached and on the CPU."""
+    return apply_to_collection(value, torch.Tensor, lambda tensor: tensor.detach().cpu())
+
+
+def _not_of_server(state: FederationState) -> dict[str, torch.Tensor]:
+    """Of the initial state what the server does not hold."""
+    return {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
 
 
 def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule, training: bool) -> None:
@@ -207,54 +172,54 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
         _check_hosts(state, content, path)
     elif "preprocessing" in content:  # else it is of before
         prepare_as(state.data, content["preprocessing"])
-    own = {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
-    if _shapes(content["initial_state"]) != _shapes(own):
+    if _shapes(content["initial_state"]) != _shapes(_not_of_server(state)):
         raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
-    _check_personal(state, content["personal_states"], path)
-    _check_personal(state, content[COLLECTED], path)
-    _check_personal(state, content.get(UPLOADS, {}), path)
+    for key in (PERSONAL, COLLECTED, UPLOADS):
+        _check_personal(state, content.get(key, {}), path)
     device = state.fabric.device
-    stage = next((s for s in schedule.stages if s.name in content["stages"][-1:]), None)
     state.resume(
         content["round"],
-        stage,
-        global_state=_on_device(content["global_state"], device),
-        initial=_on_device(content["initial_state"], device),
+        next((stage for stage in schedule.stages if stage.name in content["stages"][-1:]), None),
+        global_state={name: tensor.to(device, copy=True) for name, tensor in content["global_state"].items()},
+        initial={name: tensor.to(device, copy=True) for name, tensor in content["initial_state"].items()},
+        server_memory=ClientState(optimizer=_copied(content["server_optimizer"])),
+        server_momenta=_copied(content["server_momenta"]),
     )
-    state.scores.resume(content["last"], content["best"])
+    state.scores.last = content["last"]
+    state.scores.best = content["best"]
     if state.secret is not None:
-        state.secret = str(content.get(SECRET, state.secret))  # older files have none, and go on with a new one
-    momenta = content["optimizer_states"]
-    if state.options.optimizer_state == "reset":
-        momenta = {k: {} for k in momenta}
-    server_momenta = content.get("server_momenta", {})  # older files have none
-    server_memory = ClientState(optimizer=_copied(content["server_optimizer"]))
-    _restore_clients(state, content, momenta)
-    state.resume_server(server_memory, _copied(server_momenta))
-    state.attributes.put(content.get(ATTRIBUTES, {}), f"`--ckpt_path` {path}")
+        state.secret = str(content.get(SECRET, state.secret))  # version 0.2 has none, and goes on with a new one
+    attributes = content.get(ATTRIBUTES, {})
+    if not attributes.keys() <= state.attributes.parts.keys():
+        raise ValueError(f"`--ckpt_path` {path} is of another experiment: it has attributes of {[*attributes]}.")
+    state.attributes.put(attributes)
+    _restore_clients(state, content)
     if state.hosts is not None:
         state.memories.know(state.hosts.resume(content[HOSTS]))
     elif HOSTS in content:
         state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
 
 
-def _restore_clients(state: FederationState, content: dict[str, Any], momenta: Mapping[int, Any]) -> None:
+def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
     """Client states and collected uploads; on several ranks, of the clients that this rank owns."""
     several = state.fabric.world_size > 1
-    personal = content["personal_states"]
+    personal = content[PERSONAL]
+    optimizers = content[OPTIMIZERS] if state.options.optimizer_state != "reset" else {}
     residuals = content.get(RESIDUALS, {})
     collected = content[COLLECTED]
     names = {k: tuple(own) for k, own in personal.items()}
     if several:
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has an owner, too
     mine = assign_owners(state, names)
-
-    def memory(k: int) -> ClientState:
-        return ClientState(_copied(personal.get(k, {})), _copied(momenta.get(k, {})), _copied(residuals.get(k, {})))
-
     here = [k for k in collected if k in mine or not several]
+
+    def memories() -> Iterator[tuple[int, ClientState]]:
+        for k in mine:
+            kept = (values.get(k, {}) for values in (personal, optimizers, residuals))
+            yield k, ClientState(*map(_copied, kept))
+
     state.resume_clients(
-        memories=((k, memory(k)) for k in mine),
+        memories(),
         collected=((k, _copied(collected[k])) for k in here),
         uploads=((k, _copied(uploaded)) for k, uploaded in content.get(UPLOADS, {}).items()),
         received_constants=content.get(RECEIVED_CONSTANTS, ()),
@@ -307,10 +272,6 @@ def _counted(names: list[str]) -> str:
     return ", ".join(f"{len(list(same))} rounds of {name!r}" for name, same in groupby(names)) or "no rounds"
 
 
-def _on_device(tensors: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(device, copy=True) for name, tensor in tensors.items()}
-
-
 def _shapes(state: dict[str, torch.Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in state.items()}
 
@@ -348,15 +309,23 @@ class Saving:
         self.call = call
         self.run_with = run_with(state)
         self.round = state.round
-        self._clients: SavedClients | None = None
-        self.is_enabled = state.options.enable_checkpointing
-        if folder is not None and self.is_enabled:
-            self._clients = SavedClients(state, folder / "checkpoints", resume_point.checkpoint, resume_point.content)
-            self._go_back(Checkpoints(folder / "checkpoints"), resume_point.checkpoint)
+        self.folder: Path | None = None
+        self._written: dict[int, tuple[Version, str]] = {}  # of each client: what was written, and the file
+        if folder is not None and state.options.enable_checkpointing:
+            self.folder = folder / "checkpoints"
+            self._go_on_from(resume_point, self.folder)
 
-    def _go_back(self, checkpoints: Checkpoints, origin: Path | None) -> None:
-        """A run that resumes another checkpoint than its last makes that one its last."""
-        if origin is None or origin.resolve() == checkpoints.last.resolve():
+    def _go_on_from(self, resume_point: ResumePoint, folder: Path) -> None:
+        """Files of clients stay as they are; a checkpoint that is not the last becomes the last."""
+        origin = resume_point.checkpoint
+        if origin is None:
+            return
+        files = resume_point.content.get(FILES, {})
+        is_ours = origin.resolve().parent == folder.resolve()
+        if is_ours and self.state.options.optimizer_state != "reset":  # else clients have forgotten something since
+            self._written = {k: (self._version(k), files[k]) for k in _clients_here(self.state) if k in files}
+        checkpoints = Checkpoints(folder)
+        if origin.resolve() == checkpoints.last.resolve():
             return
         files = self._files()
         if self.state.fabric.is_global_zero:
@@ -365,7 +334,7 @@ class Saving:
     @property
     def can_be_alone(self) -> bool:
         """Whether this process has all that there is to save, so that others need not be there."""
-        return self.is_enabled and not self.state.owner_ranks
+        return self.state.options.enable_checkpointing and not self.state.owner_ranks
 
     def save(self, log: FitLog, improved: bool) -> None:
         """A checkpoint of the rounds so far, if there are to be any."""
@@ -374,14 +343,34 @@ class Saving:
             log.checkpoints.save(self._content(files), improved)
         self.round = self.state.round
 
-    def _files(self) -> dict[int, str] | None:
-        is_nothing_anywhere = self.state.fabric.world_size > 1 and not self.state.owner_ranks
-        if self._clients is None or is_nothing_anywhere:  # other ranks, which may be lost, need not be asked
-            return None
-        return self._clients.save()
-
     def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
         content = take(self.state, self.schedule, self.run_with, files)
         add_states(content, self.state.options.callbacks)
         self.call("on_save_checkpoint", content)
         return content
+
+    def _files(self) -> dict[int, str] | None:
+        """The file of every client that has a state, each written once; None if states go into the checkpoint."""
+        state = self.state
+        rank = state.fabric.global_rank
+        if self.folder is None:
+            return None
+        if state.fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
+            return None
+        if state.fabric.world_size > 1 and not state.owner_ranks:  # other ranks, which may be lost, need not be asked
+            return None
+        own = {k: self._file(k, self.folder) for k in _clients_here(state) if state.owner_ranks.get(k, rank) == rank}
+        found: dict[int, str] = {}
+        for source in range(state.fabric.world_size):
+            found |= broadcast(state.fabric, own, source)
+        return dict(sorted(found.items()))
+
+    def _file(self, k: int, folder: Path) -> str:
+        version = self._version(k)
+        if k not in self._written or self._written[k][0] != version:
+            name = client_files.write(_kept_of(self.state, k), folder, self.state.fabric.global_rank)
+            self._written[k] = (version, name)
+        return self._written[k][1]
+
+    def _version(self, k: int) -> Version:
+        return self.state.memories.version(k), self.state.collected.version(k)

@@ -1,23 +1,20 @@
-"""Runs a client's code in a forked process, which can be killed; its result is read without running code.
+"""`trainer.client_timeout`: a client trains in a forked process, which can be killed.
 
-Where Python cannot be interrupted (a loop in C, a lock that nobody frees) nothing else ends a client that hangs, and a
-process that dies of a segmentation fault or of memory takes none with it. What the code left behind in its process
-beside the result, such as attributes of the method, is gone.
+The parent reads its result without running code, as that of a remote host. Nothing but the result comes back.
 """
 
-import contextlib
 import ctypes
 import io
 import multiprocessing
 import os
-import pickle
 import signal
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -45,7 +42,6 @@ def unusable(error: Exception) -> Failure:
 
 Result = TypeVar("Result")
 POLL = 0.2  # seconds between checks whether a child has ended or the run is to stop
-POLL_CLOSED = 0.005  # and of one that has closed its end of the pipe
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
@@ -53,14 +49,11 @@ def check_timeout(timeout: float | None, num_threads: int, device: torch.device)
     """Refuse what a forked process cannot use: a GPU, and threads of its parent."""
     if timeout is None:
         return
+    forks = "`trainer.client_timeout` forks processes and needs"
     if device.type != "cpu":
-        raise ValueError(
-            f"`trainer.client_timeout` forks processes and needs `trainer.accelerator: cpu`, got {device}."
-        )
+        raise ValueError(f"{forks} `trainer.accelerator: cpu`, got {device}.")
     if num_threads > 1:
-        raise ValueError(
-            f"`trainer.client_timeout` forks processes and needs `trainer.num_threads: 1`, got {num_threads}."
-        )
+        raise ValueError(f"{forks} `trainer.num_threads: 1`, got {num_threads}.")
 
 
 def in_child(
@@ -90,7 +83,7 @@ def in_child(
         received = _receive(child, receiving, timeout, should_stop)
     finally:
         receiving.close()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid or 0, signal.SIGKILL)  # and what it has started
         child.kill()
         child.join()
@@ -98,8 +91,6 @@ def in_child(
         return received
     try:
         return unpack(unpack_plain(received))
-    except pickle.UnpicklingError:
-        return Failure("its result cannot be read without running code")
     except Exception as error:  # it may hold anything
         return unusable(error)
 
@@ -122,21 +113,17 @@ def _receive(
 ) -> bytes | Failure:
     """What a child sends, or why it sends nothing."""
     end = monotonic() + timeout
-    is_open = True  # a child may close its end, and hang
     while (left := end - monotonic()) > 0:
         if should_stop():
             raise Interrupted
         has_ended = not child.is_alive()  # before the pipe is read: what it sent last is there then
-        pause = 0.0 if has_ended else min(left, POLL)
-        if is_open and receiving.poll(pause):
-            try:
+        try:
+            if receiving.poll(0 if has_ended else min(left, POLL)):
                 return receiving.recv_bytes()
-            except EOFError:
-                is_open = False
-        elif has_ended:
+        except EOFError:  # it is about to end
+            child.join(min(left, POLL))
+        if has_ended:
             return Failure(_death(child.exitcode or 0))
-        elif not is_open:
-            sleep(POLL_CLOSED)
     return Failure(f"it took longer than `trainer.client_timeout`, {timeout:g} s, and was ended")
 
 

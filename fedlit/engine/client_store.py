@@ -1,15 +1,9 @@
-"""Client states between rounds: in memory, on disk, and on the rank that owns them."""
+"""What stays with clients between rounds: in memory, on disk, and on the rank that owns it."""
 
-import fcntl
-import os
-import shutil
 import tempfile
 import weakref
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from lightning_utilities.core.apply_func import apply_to_collection
@@ -18,63 +12,51 @@ from torch import Tensor
 from fedlit.aggregation import State
 from fedlit.engine.plan import ClientState
 from fedlit.engine.processes import broadcast, exchanged, in_blocks
-from fedlit.records.torch_file import dump
+from fedlit.records.torch_file import write
 
 if TYPE_CHECKING:
     from fedlit.engine.state import FederationState
 
-PREFIX = "fedlit-clients-"
-LOCK = ".lock"
-
 
 class SpillStore:
-    """Client states by number, in host memory; above the budget, the least recently used are written to disk.
+    """Keeps client states in host memory, and in mapped files where they would exceed a budget.
 
     Args:
-        budget: Bytes of tensors to hold; the state in use is held whatever its size.
-        device: Where states are returned, as copies; optimiser states stay in host memory (see `revived`).
+        budget: Bytes of tensors to hold in memory.
+        device: Where states are used; optimiser states stay in host memory (see `revived`).
     """
 
     def __init__(self, budget: float, device: torch.device | None = None) -> None:
-        self.budget, self.device = budget, device or torch.device("cpu")
-        self.num_bytes = 0
+        self.left = budget
+        self.device = device or torch.device("cpu")
         self._pins = self.device.type == "cuda"
-        self._held: OrderedDict[int, ClientState] = OrderedDict()
-        self._sizes: dict[int, int] = {}
-        self._numbers = count()
-        self._folder: Path | None = None
 
-    def put(self, memory: ClientState) -> int:
-        """Store a client state; its number."""
-        number = next(self._numbers)
-        self._sizes[number] = _size(vars(memory))
-        self._hold(number, self._on_host(memory))
-        return number
+    def put(self, memory: ClientState) -> ClientState:
+        """The same state where it is kept; its place is free again when nobody refers to it any more."""
+        size = num_bytes(vars(memory))
+        if size > self.left:
+            return _in_a_file(memory)
+        kept = self._on_host(memory)
+        self.left -= size
+        weakref.finalize(kept, self._free, size)
+        return kept
 
-    def get(self, number: int) -> ClientState:
-        """The state of that number, from disk if it was written there."""
-        if number not in self._held:
-            self._hold(number, self._on_host(self._read(number)))
-        self._held.move_to_end(number)
-        held = self._held[number]
+    def get(self, kept: ClientState) -> ClientState:
+        """A state that was put, on the device."""
         if self.device.type == "cpu":
-            return held
-        return ClientState(self._on_device(held.state), held.optimizer, self._on_device(held.residual))
+            return kept
+        return ClientState(self._on_device(kept.state), kept.optimizer, self._on_device(kept.residual))
 
-    def peek(self, number: int) -> ClientState:
-        """The same in host memory, to be read once: what is on disk is mapped, not held."""
-        return self._held[number] if number in self._held else self._read(number, mmap=True)
-
-    def _read(self, number: int, mmap: bool = False) -> ClientState:
-        return ClientState(**torch.load(self._file(number), weights_only=True, map_location="cpu", mmap=mmap))
+    def _free(self, size: int) -> None:
+        self.left += size
 
     def _on_device(self, state: State) -> State:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
 
     def _on_host(self, memory: ClientState) -> ClientState:
-        """A copy in host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
+        """In host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
         if self.device.type == "cpu":
-            return memory
+            return ClientState(**vars(memory))
         copied = ClientState(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()  # once for all copies of a state
@@ -89,216 +71,121 @@ class SpillStore:
                 self._pins = False
         return tensor.cpu()
 
-    def size(self, number: int) -> int:
-        """Bytes of the tensors of a state."""
-        return self._sizes[number]
 
-    def drop(self, number: int) -> None:
-        """Delete a state."""
-        size = self._sizes.pop(number)
-        if self._held.pop(number, None) is not None:
-            self.num_bytes -= size
-        if self._folder is not None:
-            self._file(number).unlink(missing_ok=True)
+def _in_a_file(memory: ClientState) -> ClientState:
+    """The same, mapped from a file: the system reads what is used, and may forget it again.
 
-    def _hold(self, number: int, memory: ClientState) -> None:
-        self._held[number] = memory
-        self.num_bytes += self._sizes[number]
-        while self.num_bytes > self.budget and len(self._held) > 1:
-            oldest, memory = self._held.popitem(last=False)
-            self.num_bytes -= self._sizes[oldest]
-            if not self._file(oldest).exists():  # a state never changes once it is stored
-                dump(dict(vars(memory)), self._file(oldest), sealed=False)
-
-    def _file(self, number: int) -> Path:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=PREFIX))
-            weakref.finalize(self, _remove, self._folder, _locked(self._folder))
-        return self._folder / f"{number}.pt"
+    The file has no name: the system deletes it with the tensors, or with a process that is killed.
+    """
+    with tempfile.TemporaryFile(buffering=0) as file:
+        path = f"/dev/fd/{file.fileno()}"
+        write(vars(memory), path, sealed=False)
+        return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
 
 
-class ClientStore(MutableMapping[int, ClientState]):
-    """Client states by client id; of those on other ranks or hosts, the names of their entries."""
+def num_bytes(kept: Any) -> int:
+    """Bytes of the tensors in dicts of dicts."""
+    if isinstance(kept, Tensor):
+        return kept.nbytes
+    return sum(map(num_bytes, kept.values())) if isinstance(kept, dict) else 0
+
+
+Names = tuple[str, ...]
+Value = TypeVar("Value", ClientState, State)
+
+
+class StoreByClient(Mapping[int, Value]):
+    """What is kept of clients, by client id; of what other ranks or hosts have, only the names of its entries.
+
+    Iteration, `in` and `len` are of all clients. Only those that are `here` can be read.
+    """
 
     def __init__(self, store: SpillStore) -> None:
         self.store = store
-        self._numbers: dict[int, int] = {}
-        self._names: dict[int, tuple[str, ...]] = {}
-
-    def __getitem__(self, client: int) -> ClientState:
-        return self.store.get(self._numbers[client])
-
-    def __setitem__(self, client: int, memory: ClientState) -> None:
-        self._set(client, self.store.put(memory), tuple(memory.state))
-
-    def __delitem__(self, client: int) -> None:
-        self.store.drop(self._numbers.pop(client))
-        self._names.pop(client)
+        self._kept: dict[int, ClientState] = {}
+        self._elsewhere: dict[int, Names] = {}
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._numbers)
+        return iter(sorted({*self._kept, *self._elsewhere}))
 
     def __len__(self) -> int:
-        return len(self._numbers)
-
-    def peek(self, client: int) -> ClientState:
-        """A client's state, to be read once."""
-        return self.store.peek(self._numbers[client])
-
-    def number(self, client: int) -> int:
-        """The number of a client's state in the store; it changes with the state."""
-        return self._numbers[client]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all states here, in memory or on disk."""
-        return sum(self.store.size(number) for number in self._numbers.values())
-
-    @property
-    def everybody(self) -> Collection[int]:
-        """Clients whose state is here, or known to be elsewhere."""
-        return self._names.keys()
-
-    def names(self, client: int) -> tuple[str, ...]:
-        """The names in a client's state, without reading it; none if it has nothing."""
-        return self._names.get(client, ())
-
-    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
-        """Note the names of states that are elsewhere; what is here of them is deleted."""
-        for client in self._numbers.keys() & names.keys():
-            self.store.drop(self._numbers.pop(client))
-        self._names.update(names)
-
-    def forget(self, client: int) -> None:
-        """Delete a client's state and its names, if there are any."""
-        self.know({client: ()})
-        del self._names[client]
-
-    def adopt(self, others: "ClientStore") -> None:
-        """Take over what another mapping of the same store holds or knows, without reading it."""
-        for client, number in others._numbers.items():
-            self._set(client, number, others._names[client])
-        self.know({client: names for client, names in others._names.items() if client not in others._numbers})
-
-    def _set(self, client: int, number: int, names: tuple[str, ...]) -> None:
-        if client in self._numbers:
-            self.store.drop(self._numbers[client])
-        self._numbers[client], self._names[client] = number, names
-
-
-class StateStore(MutableMapping[int, State]):
-    """A tensor state of each client, by client id."""
-
-    def __init__(self, store: SpillStore) -> None:
-        self.memories = ClientStore(store)
-
-    def __getitem__(self, client: int) -> State:
-        return self.memories[client].state
-
-    def __setitem__(self, client: int, state: State) -> None:
-        self.memories[client] = ClientState(state)
-
-    def __delitem__(self, client: int) -> None:
-        self.memories.forget(client)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self.memories)
-
-    def __len__(self) -> int:
-        return len(self.memories)
-
-    def clear(self) -> None:
-        """Delete all, without reading it."""
-        for client in list(self):
-            self.memories.forget(client)
-
-    def adopt(self, others: "StateStore") -> None:
-        """Take over what another mapping of the same store holds or knows."""
-        self.memories.adopt(others.memories)
-
-
-class CollectedUploads(StateStore):
-    """Uploads that the server keeps, by client id; of those on other ranks, the names are known.
-
-    Attributes:
-        is_with_server: Whether the rank on which the server trains has a copy of all.
-    """
-
-    is_with_server = False
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.memories.everybody))
-
-    def __len__(self) -> int:
-        return len(self.memories.everybody)
+        return len(self._kept) + len(self._elsewhere)
 
     def __contains__(self, client: object) -> bool:
-        return client in self.memories.everybody
+        return client in self._kept or client in self._elsewhere
 
-    def here(self) -> list[int]:
-        """Clients whose uploads this rank has, be it as a copy."""
-        return sorted(self.memories)
-
-    def names(self, client: int) -> tuple[str, ...]:
-        """The names in an upload, wherever it is; none if there is none."""
-        return self.memories.names(client)
-
-    def number(self, client: int) -> int:
-        """The number of an upload in the store; it changes with the upload."""
-        return self.memories.number(client)
-
-    def peek(self, client: int) -> State:
-        """An upload, to be read once."""
-        return self.memories.peek(client).state
+    @property
+    def here(self) -> Collection[int]:
+        """Clients of which something is kept here, be it as a copy."""
+        return self._kept.keys()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all uploads here."""
-        return self.memories.num_bytes
+        """Of what is here, in memory or on disk."""
+        return sum(num_bytes(vars(kept)) for kept in self._kept.values())
 
-    def add(self, client: int, state: State) -> None:
-        """Keep an upload."""
-        self[client] = state
+    def version(self, client: int) -> "weakref.ref[ClientState] | None":
+        """Another one whenever something else is kept; None if that is elsewhere."""
+        return weakref.ref(self._kept[client]) if client in self._kept else None
 
-    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
-        """Note the names of uploads that are elsewhere."""
-        self.memories.know(names)
+    def names(self, client: int) -> Names:
+        """Of the entries, without reading them; none if nothing is kept."""
+        return tuple(self._kept[client].state) if client in self._kept else self._elsewhere.get(client, ())
 
-    def adopt(self, others: StateStore) -> None:
-        super().adopt(others)
-        self.is_with_server = self.is_with_server and not len(others)
+    def know(self, names: Mapping[int, Names]) -> None:
+        """Note what is elsewhere; what is here of the same clients is deleted."""
+        for client in names:
+            self.forget(client)
+        self._elsewhere.update(names)
 
+    def adopt(self, others: "StoreByClient[Value]") -> None:
+        """Take over all that another one holds or knows."""
+        for client in others:
+            self.forget(client)
+        self._kept.update(others._kept)
+        self._elsewhere.update(others._elsewhere)
 
-def _locked(folder: Path) -> TextIO:
-    """A lock that lasts as long as this process; it is held before others can see it."""
-    lock = (folder / f"{LOCK}.new").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.rename(lock.name, folder / LOCK)
-    return lock
+    def forget(self, client: int) -> None:
+        """Delete what is kept of a client, if there is anything."""
+        self._kept.pop(client, None)
+        self._elsewhere.pop(client, None)
 
+    def clear(self) -> None:
+        """Delete all."""
+        self._kept.clear()
+        self._elsewhere.clear()
 
-def _remove(folder: Path, lock: TextIO) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    lock.close()
-
-
-def sweep_left_behind() -> None:
-    """Remove this user's folders of processes that were killed: nobody holds their locks."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        try:
-            if folder.lstat().st_uid != os.getuid():
-                continue
-            with (folder / LOCK).open() as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # in use, or gone in the meantime
-            continue
+    def _put(self, client: int, memory: ClientState) -> None:
+        self.forget(client)
+        self._kept[client] = self.store.put(memory)
 
 
-def _size(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    return sum(map(_size, value.values())) if isinstance(value, dict) else 0
+class ClientStore(StoreByClient[ClientState]):
+    """The state of each client."""
+
+    def __getitem__(self, client: int) -> ClientState:
+        return self.store.get(self._kept[client])
+
+    def __setitem__(self, client: int, memory: ClientState) -> None:
+        self._put(client, memory)
+
+    def on_host(self, client: int) -> ClientState:
+        """The same in host memory."""
+        return self._kept[client]
+
+
+class UploadStore(StoreByClient[State]):
+    """An upload of each client, which the server keeps."""
+
+    def __getitem__(self, client: int) -> State:
+        return self.store.get(self._kept[client]).state
+
+    def __setitem__(self, client: int, state: State) -> None:
+        self._put(client, ClientState(state))
+
+    def on_host(self, client: int) -> State:
+        """The same in host memory."""
+        return self._kept[client].state
 
 
 def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
@@ -326,14 +213,14 @@ def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
 
 def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
     """A client's state, and its collected upload, of which the old owner keeps a copy."""
-    collected = state.collected.peek(k) if k in state.collected else {}
-    return {"memory": vars(state.memories.peek(k)), "collected": collected}
+    collected = state.collected.on_host(k) if k in state.collected else {}
+    return {"memory": vars(state.memories.on_host(k)), "collected": collected}
 
 
 def _unpack(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None:
     state.memories[k] = ClientState(**parcel["memory"])
     if parcel["collected"]:
-        state.collected.add(k, parcel["collected"])
+        state.collected[k] = parcel["collected"]
 
 
 def copy_to_all_ranks(state: "FederationState", clients: Iterable[int]) -> None:
@@ -348,7 +235,7 @@ def copy_to_all_ranks(state: "FederationState", clients: Iterable[int]) -> None:
             _unpack(state, k, parcel)
 
 
-def assign_owners(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> list[int]:
+def assign_owners(state: "FederationState", names: Mapping[int, Names]) -> list[int]:
     """Give clients owner ranks, from the names of their states; those whose owner is this rank."""
     if state.fabric.world_size == 1:
         return [*names]
@@ -363,12 +250,10 @@ def gather_collected(state: "FederationState") -> Mapping[int, State]:
     """All collected uploads, on the rank where the server trains; collective."""
     fabric = state.fabric
     collected = state.collected
-    if fabric.world_size > 1 and not collected.is_with_server:
-        rank = fabric.global_rank
-        own = {k: collected[k] for k in collected.here() if rank > 0 and state.owner_ranks.get(k) == rank}
-        parcels = [own or None] + [None] * (fabric.world_size - 1)
-        for received in exchanged(fabric, parcels):
+    missing = broadcast(fabric, [k for k in collected if k not in collected.here])  # on the first
+    if missing:
+        own = {k: collected[k] for k in missing if state.owner_ranks.get(k) == fabric.global_rank}
+        for received in exchanged(fabric, [own or None] + [None] * (fabric.world_size - 1)):
             for k, upload in (received or {}).items():
-                collected.add(k, upload)
-        collected.is_with_server = True
+                collected[k] = upload
     return collected

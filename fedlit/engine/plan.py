@@ -86,7 +86,7 @@ class Plan:
         return self.epochs * self.num_batches(available)
 
 
-@dataclass
+@dataclass(eq=False)
 class ClientState:
     """What stays with a client between rounds: its personal state, of each stage's optimiser what goes with it, and
     what the encoder of its uploads has lost so far.

@@ -19,7 +19,7 @@ from fedlit.engine.client_runner import (
     with_own_tensors,
     without_values,
 )
-from fedlit.engine.client_store import ClientStore, CollectedUploads, StateStore, assign_ranks, gather_collected
+from fedlit.engine.client_store import ClientStore, UploadStore, assign_ranks, gather_collected
 from fedlit.engine.encoding import Encoded, encoding_of
 from fedlit.engine.lightning_hooks import warn_of_no_loss
 from fedlit.engine.live_module import check_still_frozen, check_unchanged, restored_requires_grad
@@ -105,7 +105,7 @@ def trained_by_server(
 
     [(_, done)] = in_order(state.fabric, [0], work, dict, dict)
     if not state.fabric.is_global_zero:  # it was not there
-        state.attributes.put(done["attributes"], "The server's training")
+        state.attributes.put(done["attributes"])
     if problem := defect(Upload(SERVER, done["state"]), held):
         raise RuntimeError(f"The server's model cannot be used after round {round}: {problem}; is its lr too high?")
     rows = [Row(round, name, POOLED, "global", "public", metric, value) for metric, value in done["logs"].items()]
@@ -296,7 +296,7 @@ class ClientRound:
         is_scored = score and self.stage.upload == "aggregate"
         self.runner = ClientRunner(state, number, plan_for, validator, encoding, is_scored)
         self.memories = ClientStore(state.memories.store)  # what stays with clients from this round on
-        self.collected = CollectedUploads(state.memories.store)
+        self.collected = UploadStore(state.memories.store)
         self.owners: dict[int, int] = {}  # the rank that trains each client, on several processes
         self.owner_ranks: dict[int, int] = {}  # the ranks that have what stays with clients from now on
         self.norms: dict[int, float] = {}  # of updates, where `trainer.max_norm_ratio` compares them
@@ -388,7 +388,7 @@ class ClientRound:
         if outcome.upload is None:
             return
         if self.stage.upload == "collect":
-            self.collected.add(k, outcome.upload.state)
+            self.collected[k] = outcome.upload.state
         elif isinstance(self.uploads, ShardedUploads):
             self.uploads.own.add(outcome.upload)
         else:
@@ -493,7 +493,7 @@ class ClientRound:
     def _commit(self, agreed: State) -> None:
         """The one place where a round of clients changes the federation."""
         state = self.state
-        kept = StateStore(state.memories.store)
+        kept = UploadStore(state.memories.store)
         if self.follow_up is not None or self.stage.keep_uploads:
             for upload in self.uploads:
                 kept[upload.client] = upload.state

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
 from fedlit.data.remote import placeholder_data
-from fedlit.engine.client_store import sweep_left_behind
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.network_checks import layout_for
 from fedlit.engine.optimisation import as_list
@@ -343,7 +342,6 @@ class RunFolder:
 
 def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, options: Options) -> FederationState:
     """The state before the first round, the same on every process."""
-    sweep_left_behind()
     fabric.setup_module(model)
     layout = layout_for(model, data, fabric, options.fast)
     if options.fast or model.fast:  # now, or in a fit before

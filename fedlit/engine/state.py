@@ -7,6 +7,7 @@ It changes here alone: at the end of a round of clients (`end_client_round`), of
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from math import isfinite
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.engine.client_store import ClientStore, CollectedUploads, SpillStore, StateStore, copy_to_all_ranks
+from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore, copy_to_all_ranks
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import LOSS, MetricSet
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from fedlit.engine.evaluation import EvaluationResult, Scorer
     from fedlit.engine.round import ClientRound
 
+Names = dict[int, tuple[str, ...]]  # of the entries of each client's state, which its host keeps
+
 
 class Download(NamedTuple):
     """A download: entries of the method's state, and other tensors, which the method finds in `self.received`."""
@@ -47,39 +50,10 @@ class Download(NamedTuple):
     received: State
 
 
-def has_custom_download(module: FederatedModule) -> bool:
-    """Whether a method overrides `download`, so that clients are sent different states."""
-    return is_overridden("download", module, FederatedModule)
-
-
-def sent_by(
-    module: FederatedModule, client: Client, current: Mapping[str, Tensor], uploads: Mapping[int, State], seed: int
-) -> Download:
-    """The download that a method sends a client, validated and copied."""
-    copy = {name: tensor.clone() for name, tensor in current.items()}
-    with isolated(seed), refusing_logs(module, "download"):
-        given = module.download(client, copy, MappingProxyType(uploads))  # type: ignore[arg-type]
-    whose = f"`download` of {type(module).__name__}, for client {client.id}"
-    if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
-        raise UsageError(f"{whose}, must give a mapping from names to tensors, got {type(given).__name__}.")
-    live = module.state_dict()
-    known = {name: tensor for name, tensor in given.items() if name in live}
-    expected = {name: live.get(name, tensor) for name, tensor in given.items()}
-    if is_overridden("configure_client", module, FederatedModule):  # clients' networks may have other shapes
-        expected = {name: tensor.new_empty(given[name].shape) for name, tensor in expected.items()}
-    if problem := defect(Upload(client.id, dict(given)), expected):
-        raise UsageError(f"{whose}, gave what cannot be used: {problem}.")
-    received = {name: tensor.detach().clone() for name, tensor in given.items() if name not in known}
-    return Download(known, received)
-
-
-Names = dict[int, tuple[str, ...]]  # of the entries of each client's state, which its host keeps
-
-
 class Hosts(Protocol):
     """Remote hosts on which clients train and are evaluated, and which keep their states."""
 
-    def train(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", "Download | None"]]:
+    def train(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", Download | None]]:
         """The results of a round's clients, in the order of their ids, and what each was sent, if that differs.
 
         They hold no client states.
@@ -117,11 +91,6 @@ class BestTracker:
         self.last: dict[str, dict[str, float]] = {}
         self.best: dict[str, dict[str, float]] = {}
 
-    def resume(self, last: dict[str, dict[str, float]], best: dict[str, dict[str, float]]) -> None:
-        """Restore what a checkpoint holds."""
-        self.last = last
-        self.best = best
-
     def note(self, round: int, rows: list[Row]) -> bool:
         """Note a round's rows; whether the monitored metric improved."""
         for key, parts in summary(rows).items():
@@ -142,11 +111,10 @@ class BestTracker:
     @property
     def rated(self) -> dict[str, dict[str, float]]:
         """The best of metrics and losses; of what else a method logs, the better direction is unknown."""
-        measured = self.measures.names
         found = {}
         for key, entry in self.best.items():
             metric = key.rpartition("/")[0]
-            if metric in measured or LOSS in metric or key == self.monitor:
+            if metric in self.measures.names or LOSS in metric or key == self.monitor:
                 found[key] = entry
         return found
 
@@ -181,8 +149,8 @@ class RoundResult:
     clients: Sequence[int]
     memories: ClientStore
     owner_ranks: Mapping[int, int]
-    collected: CollectedUploads
-    uploads: StateStore
+    collected: UploadStore
+    uploads: UploadStore
     elsewhere: Names = field(default_factory=dict)
 
 
@@ -233,6 +201,7 @@ class FederationState:
         self.data = data
         self.options = options
         self.live = LiveModule(module, options.seed, layout)
+        self.module = module
         self.attributes = ServerAttributes(self.live.parts)
         self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.shared = shared_names(module, options.batch_norm)
@@ -242,11 +211,13 @@ class FederationState:
         self.frozen = frozenset(frozen_names(module)) - set(self.constant)
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
-        self.global_state: State = self._first_global_state()
+        self.global_state = self._first_global_state()
         self.memories = ClientStore(SpillStore(options.personal_memory * GIGABYTE, fabric.device))
-        self.collected = self._first_collected()
+        self.collected = UploadStore(self.memories.store)
+        for k, upload in module.earlier_uploads().items():  # of an earlier run, on every process
+            self.collected[k] = upload
         self.owner_ranks: dict[int, int] = {}
-        self.uploads = StateStore(self.memories.store)
+        self.uploads = UploadStore(self.memories.store)
         self.has_custom_download = has_custom_download(module)
         self.received_constants: set[int] = set()
         self.server_memory = ClientState()
@@ -256,55 +227,14 @@ class FederationState:
         self.own_download: Download | None = None
         self.round = 0
         self.stage: Stage | None = None
-        self._partition_hash: str | None = None  # computed once: it takes a moment
         self.measures = MetricSet(module, options.metrics)
         self.scores = BestTracker(self.measures, options.monitor or module.monitor)
         module.num_clients = num_sharing(data)
 
-    @property
-    def module(self) -> FederatedModule:
-        """The live module of this process."""
-        return self.live.module
-
-    @property
-    def shared_state(self) -> State:
-        """The server's entries that are sent and averaged."""
-        return {name: self.global_state[name] for name in self.shared}
-
-    @property
-    def sent_state(self) -> State:
-        """The server's entries that are sent only."""
-        return {name: self.global_state[name] for name in self.download_only}
-
-    def expected_upload(self, k: int, sent: Download | None = None) -> State:
-        """A state with the names, shapes and dtypes that a client's upload must have.
-
-        Args:
-            k: The client.
-            sent: Its own download, if it has one: it uploads no more than it holds.
-        """
-        shared = self.shared_state
-        if sent is not None:
-            held = {**self.personal(k), **sent.state}
-            shared = {name: held[name] for name in self.shared if name in held}
-        return {**shared, **{name: self.initial[name] for name in self.upload_only}}
-
-    @property
-    def constant_state(self) -> State:
-        """The server's entries that clients are sent once."""
-        return {name: self.global_state[name] for name in self.constant}
-
     def _first_global_state(self) -> State:
         """The server's first state; constant entries are not copied."""
-        held = {name: self.initial[name].clone() for name in self.server_names if name not in self.constant}
-        return held | {name: self.initial[name] for name in self.constant}
-
-    def _first_collected(self) -> CollectedUploads:
-        """Uploads that are there before the first round, on every process: those of an earlier run."""
-        found = CollectedUploads(self.memories.store)
-        for k, state in self.module.earlier_uploads().items():
-            found.add(k, state)
-        return found
+        names = self.server_names
+        return {name: self.initial[name] if name in self.constant else self.initial[name].clone() for name in names}
 
     def synchronise(self) -> None:
         """Every process starts from the first one's states, and its secret."""
@@ -324,32 +254,67 @@ class FederationState:
             )
         if data is not self.data:
             self.data = data
-            self._partition_hash = None
+            vars(self).pop("partition_hash", None)
             self.module.num_clients = num_sharing(data)
 
-    @property
+    @cached_property
     def partition_hash(self) -> str:
-        """Hash of labels, about a hundred inputs and the assignment, which must be the same to resume a run."""
-        if self._partition_hash is None:
-            self._partition_hash = partition_hash(self.data)
-        return self._partition_hash
+        """Hash of targets, about a hundred inputs and the assignment, which must be the same to resume a run."""
+        digest = sha256()
+        for content in self.data.splits.train.fingerprint():
+            digest.update(content)
+        assignment = self.data.assignment
+        for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
+            digest.update(index.tobytes())
+        return digest.hexdigest()
+
+    @property
+    def shared_state(self) -> State:
+        """The server's entries that are sent and averaged."""
+        return {name: self.global_state[name] for name in self.shared}
+
+    @property
+    def sent_state(self) -> State:
+        """The server's entries that are sent only."""
+        return {name: self.global_state[name] for name in self.download_only}
+
+    @property
+    def constant_state(self) -> State:
+        """The server's entries that clients are sent once."""
+        return {name: self.global_state[name] for name in self.constant}
+
+    def expected_upload(self, k: int, sent: Download | None = None) -> State:
+        """A state with the names, shapes and dtypes that a client's upload must have.
+
+        Args:
+            k: The client.
+            sent: Its own download, if it has one: it uploads no more than it holds.
+        """
+        shared = self.shared_state
+        if sent is not None:
+            held = {**self.personal(k), **sent.state}
+            shared = {name: held[name] for name in self.shared if name in held}
+        return {**shared, **{name: self.initial[name] for name in self.upload_only}}
 
     def personal(self, k: int) -> State:
-        """A client's own entries: its collected upload and its client state."""
-        if k not in self.memories and self.memories.names(k):
-            raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
-        kept = self.memories[k].state if k in self.memories else {}
-        return {**self.collected_of(k), **self._uploaded(k), **kept}
+        """A client's own entries: its collected upload and its client state.
 
-    def collected_of(self, k: int) -> State:
-        """A client's collected upload, if it has one."""
-        if k not in self.collected:
-            return {}
-        return self.collected[k]
+        Where `download` sends each client something else, it also goes on with what it has uploaded last.
+        """
+        personal: State = {}
+        if k in self.collected:
+            personal |= self.collected[k]
+        if self.has_custom_download and k in self.uploads:
+            personal |= {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
+        if k in self.memories.here:
+            personal |= self.memories[k].state
+        elif self.memories.names(k):
+            raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
+        return personal
 
     def personal_states(self) -> dict[int, State]:
         """The own entries of every client; collective."""
-        clients = sorted({*self.memories, *self.owner_ranks, *self.owners()})
+        clients = sorted({*self.memories.here, *self.owner_ranks, *self.owners()})
         copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
 
@@ -360,22 +325,14 @@ class FederationState:
 
     def owners(self) -> list[int]:
         """Clients that have something of their own."""
-        kept = [k for k in (*self.memories, *self.owner_ranks) if self.memories.names(k)]
+        kept = [k for k in (*self.memories.here, *self.owner_ranks) if self.memories.names(k)]
         uploaded = self.uploads if self.has_custom_download else ()
         return sorted({*self.collected, *kept, *uploaded})
 
-    def _uploaded(self, k: int) -> State:
-        """A client's last upload, which it continues from where `download` sends each client something else."""
-        if not self.has_custom_download or k not in self.uploads:
-            return {}
-        return {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
-
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
-        if not prefix:
-            return True
         names = (*self.collected.names(k), *self.memories.names(k))
-        return any(name.startswith(prefix) for name in names)
+        return not prefix or any(name.startswith(prefix) for name in names)
 
     def enter(
         self,
@@ -407,13 +364,28 @@ class FederationState:
         self.module.received = self.live.nothing_received if sent is None else sent.received
 
     def sent_to(self, k: int, round: int) -> Download:
-        """The method's download for a client; afterwards the live module holds the server's state."""
+        """The method's download for a client, validated and copied; the live module then holds the server's state."""
         if self.own_download is not None:
             return self.own_download
         self.load_global()
-        seed = derive(self.options.seed, "download", round, k)
-        current = {**self.shared_state, **self.sent_state}
-        return sent_by(self.module, self.data.client(k, round), current, self.uploads, seed)
+        module = self.module
+        client = self.data.client(k, round)
+        current = {name: tensor.clone() for name, tensor in (self.shared_state | self.sent_state).items()}
+        uploads: Any = MappingProxyType(self.uploads)
+        with isolated(derive(self.options.seed, "download", round, k)), refusing_logs(module, "download"):
+            given = module.download(client, current, uploads)
+        whose = f"`download` of {type(module).__name__}, for client {k}"
+        if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
+            raise UsageError(f"{whose}, must give a mapping from names to tensors, got {type(given).__name__}.")
+        live = module.state_dict()
+        expected = {name: live.get(name, tensor) for name, tensor in given.items()}
+        if self.live.builds_clients:  # clients' networks may have other shapes
+            expected = {name: tensor.new_empty(given[name].shape) for name, tensor in expected.items()}
+        if problem := defect(Upload(k, dict(given)), expected):
+            raise UsageError(f"{whose}, gave what cannot be used: {problem}.")
+        copied = {name: tensor.detach().clone() for name, tensor in given.items()}
+        received = {name: copied.pop(name) for name in given if name not in live}
+        return Download(copied, received)
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""
@@ -446,12 +418,22 @@ class FederationState:
         self.stage = stage
         return self.scores.note(number, rows)
 
-    def resume(self, round: int, stage: Stage | None, global_state: State, initial: State) -> None:
+    def resume(
+        self,
+        round: int,
+        stage: Stage | None,
+        global_state: State,
+        initial: State,
+        server_memory: ClientState,
+        server_momenta: dict[str, OptimizerState],
+    ) -> None:
         """Restore the server's state; `initial` holds the entries that it does not."""
         self.round = round
         self.stage = stage
         self.global_state = global_state
         self.initial = {**self.initial, **initial}
+        self.server_memory = server_memory
+        self.server_momenta = server_momenta
 
     def resume_clients(
         self,
@@ -464,16 +446,17 @@ class FederationState:
         for k, memory in memories:
             self.memories[k] = memory
         self.collected.clear()
-        self.collected = CollectedUploads(self.memories.store)  # another one: whoever has seen the old one is to see it
-        for k, state in collected:
-            self.collected.add(k, state)
-        self.uploads.update(uploads)
+        self.collected = UploadStore(self.memories.store)  # another one: whoever has seen the old one is to see it
+        for k, upload in collected:
+            self.collected[k] = upload
+        for k, upload in uploads:
+            self.uploads[k] = upload
         self.received_constants = set(received_constants)
 
-    def resume_server(self, memory: ClientState, momenta: dict[str, OptimizerState]) -> None:
-        """Restore the states of the server's optimisers."""
-        self.server_memory = memory
-        self.server_momenta = momenta
+
+def has_custom_download(module: FederatedModule) -> bool:
+    """Whether a method overrides `download`, so that clients are sent different states."""
+    return is_overridden("download", module, FederatedModule)
 
 
 def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"]) -> list[str]:
@@ -488,14 +471,3 @@ def num_sharing(data: FederatedData) -> int:
     """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
     masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
     return sum(1 for mask in masks if mask.any())
-
-
-def partition_hash(data: FederatedData) -> str:
-    """Hash of targets, about a hundred inputs (a few of samples that are read), and the assignment."""
-    digest = sha256()
-    for content in data.splits.train.fingerprint():
-        digest.update(content)
-    assignment = data.assignment
-    for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
-        digest.update(index.tobytes())
-    return digest.hexdigest()

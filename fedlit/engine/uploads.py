@@ -186,46 +186,45 @@ class BufferedUploads(RoundUploads):
         self.store = store
         self.hidden = hidden
         self.weights: dict[int, float] = {}
-        self._numbers: dict[int, int] = {}
+        self._kept: dict[int, ClientState] = {}
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._kept)
 
     def __iter__(self) -> Iterator[Upload]:
         """A copy of each: who changes one finds it next time as it came, as on several processes or from a file."""
-        for client in list(self._numbers):
+        for client in list(self._kept):
             yield self[client].copy()
 
     def __getitem__(self, client: int) -> Upload:
-        state = self.store.get(self._numbers[client]).state
+        state = self.store.get(self._kept[client]).state
         return Upload(client, _without(state, self.hidden), self.weights[client])
 
     def __contains__(self, client: int) -> bool:
-        return client in self._numbers
+        return client in self._kept
 
     def add(self, upload: Upload) -> None:
         """Keep a copy of one more: its tensors may be the live ones."""
-        self._numbers[upload.client] = self.store.put(ClientState(upload.copy().state))
+        self._kept[upload.client] = self.store.put(ClientState(upload.copy().state))
         self.weights[upload.client] = upload.weight
 
     def drop(self, client: int) -> None:
         """Forget a client's, if it is here."""
-        if client in self._numbers:
-            self.store.drop(self._numbers.pop(client))
-            del self.weights[client]
+        self._kept.pop(client, None)
+        self.weights.pop(client, None)
 
     def clear(self) -> None:
         """Forget all."""
-        for client in list(self._numbers):
-            self.drop(client)
+        self._kept.clear()
+        self.weights.clear()
 
     def mean(self) -> State:
-        return weighted_mean(self[client] for client in self._numbers)
+        return weighted_mean(self[client] for client in self._kept)
 
     def without(self, prefixes: tuple[str, ...]) -> "BufferedUploads":
         shown = BufferedUploads(self.store, (*self.hidden, *prefixes))
         shown.weights = self.weights
-        shown._numbers = self._numbers
+        shown._kept = self._kept
         return shown
 
 

@@ -168,7 +168,7 @@ class Host:
         state.own_download = Download(apart["state"], apart["received"]) if apart else None
         state.module.num_clients = asked["num_sharing"]
         last = next((stage for stage in self.schedule.stages if stage.name == asked["last_stage"]), None)
-        state.resume(asked["round"] - 1, last, {**self._first, **common["state"]}, {})
+        state.resume(asked["round"] - 1, last, {**self._first, **common["state"]}, {}, ClientState(), {})
         state.memories.clear()
         state.uploads.clear()
         state.load_global()

@@ -1,8 +1,7 @@
 """Checkpoints that survive a kill at any moment and tell a flipped bit.
 
 A file is written beside its target and moved over it in one step; its digest stands in it (`torch_file`). One without a
-digest is taken for damaged, unless the user trusts it: `FEDLIT_TRUST_CHECKPOINTS=1`. Format 3 had its digest in a note
-beside the file, `last.ckpt.sha256`, and is read where the note is there and holds.
+digest is taken for damaged, unless the user trusts it: `FEDLIT_TRUST_CHECKPOINTS=1`.
 """
 
 import os
@@ -20,7 +19,7 @@ from fedlit.records.torch_file import digest_of, dump, is_archive, is_plain, sea
 FORMAT = 4
 WITH_FILES = 5  # the same, with clients in files beside it
 TRUST = "FEDLIT_TRUST_CHECKPOINTS"
-BEFORE_4 = (
+KEYS = (
     "format",
     "round",
     "stages",
@@ -33,9 +32,9 @@ BEFORE_4 = (
     "collected",
     "server_optimizer",
     "fingerprint",
+    "made_with",  # versions that wrote it
+    "choices",  # the options that its rounds were run with
 )
-SINCE_4 = ("made_with", "choices")  # versions that wrote it, and the options that its rounds were run with
-KEYS = BEFORE_4 + SINCE_4
 Signature = tuple[int, int, int]
 
 
@@ -122,7 +121,6 @@ def save(content: dict[str, Any], path: Path) -> None:
     temporary.unlink(missing_ok=True)  # left by a kill in `keep`, it would be another checkpoint's own file
     dump(content, temporary)
     os.replace(temporary, path)
-    note(path).unlink(missing_ok=True)
 
 
 def keep(path: Path, target: Path) -> None:
@@ -134,17 +132,8 @@ def keep(path: Path, target: Path) -> None:
     try:
         os.link(path, temporary)
     except OSError:
-        _copy(path, temporary)
+        shutil.copyfile(path, temporary)
     os.replace(temporary, target)
-    note(target).unlink(missing_ok=True)
-
-
-def _copy(path: Path, target: Path) -> None:
-    try:
-        shutil.copyfile(path, target)
-    except BaseException:
-        target.unlink(missing_ok=True)
-        raise
 
 
 def _beside(path: Path) -> Path:
@@ -161,30 +150,14 @@ def sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def note(path: Path) -> Path:
-    """Where the digest of a checkpoint of format 3 stands."""
-    return path.with_name(f"{path.name}.sha256")
-
-
 def damage(path: Path) -> str | None:
     """What is wrong with a file, by its digest; nothing if it is as it was written."""
-    stands = seal_of(path)
-    if stands is not None:
-        return None if digest_of(path, sealed=True) == stands else "it does not match its digest"
-    noted = _noted_digests(path)
-    if noted:
-        return None if digest_of(path, sealed=False) in noted else f"it does not match {note(path).name}"
+    digest = seal_of(path)
+    if digest is not None:
+        return None if digest_of(path) == digest else "it does not match its digest"
     if is_plain(path) and os.environ.get(TRUST):
         return None
     return f"it has no digest (to read a file that you know to be whole, set {TRUST}=1)"
-
-
-def _noted_digests(path: Path) -> list[str]:
-    """What the note beside a file of format 3 says; two digests if it was killed while it was replaced."""
-    if not note(path).is_file():
-        return []
-    lines = note(path).read_text(errors="replace").splitlines()
-    return [line.split()[0] for line in lines if line.strip()]
 
 
 def load(
@@ -249,18 +222,15 @@ def _read(path: Path, option: str) -> dict[str, Any]:
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
         raise ValueError(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
-    for key in BEFORE_4:
-        if not isinstance(content, dict) or key not in content:
-            raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
-    if content["format"] == 3:
-        return {**content, **{key: {} for key in SINCE_4}}
+    if not isinstance(content, dict) or "format" not in content:
+        raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks format.")
     if content["format"] not in (FORMAT, WITH_FILES):
         by = content.get("made_with", {}).get("fedlit", "another version")
         raise ValueError(
-            f"`{option}` {path} has format {content['format']}, of fedlit {by}, but this fedlit reads 3 to "
+            f"`{option}` {path} has format {content['format']}, of fedlit {by}, but this fedlit reads {FORMAT} and "
             f"{WITH_FILES}."
         )
-    for key in SINCE_4:
+    for key in KEYS:
         if key not in content:
             raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
     return content

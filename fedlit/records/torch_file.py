@@ -26,24 +26,28 @@ END = b"PK\5\6"  # of an archive: its last record, 22 bytes without a comment
 PART = 2**20
 
 
-def dump(content: Any, path: Path, sealed: bool = True) -> None:
-    """Write plain tensors, numbers, strings and containers of them; what cannot be written whole leaves nothing.
+def dump(content: Any, path: Path) -> None:
+    """Write plain tensors, numbers, strings and containers of them; what cannot be written whole leaves nothing."""
+    try:
+        write(content, path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def write(content: Any, path: Path | str, sealed: bool = True) -> None:
+    """The same, but what was written remains.
 
     Args:
         content: What to write.
         path: Where to; what was there is overwritten.
         sealed: Whether to put its digest in.
     """
-    try:
-        with _Hashed(io.FileIO(path, "w"), sealed) as file:
-            torch.save(content, file)
-            if sealed:
-                file.seal()
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    with _Hashed(io.FileIO(path, "w"), sealed) as file:
+        torch.save(content, file)
+        if sealed:
+            file.seal()
     if file.error is not None:
-        path.unlink(missing_ok=True)
         raise file.error
 
 
@@ -113,11 +117,9 @@ def is_plain(path: Path) -> bool:
     return end.startswith(END) and end.endswith(NO_COMMENT)
 
 
-def digest_of(path: Path, sealed: bool) -> str:
-    """Of a file as torch wrote it: of all of it, or up to its digest."""
-    left = path.stat().st_size
-    if sealed:
-        left -= LENGTH + len(NO_COMMENT)
+def digest_of(path: Path) -> str:
+    """Of a file that has a digest: of what torch wrote."""
+    left = path.stat().st_size - LENGTH - len(NO_COMMENT)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while left > 0:
@@ -126,6 +128,5 @@ def digest_of(path: Path, sealed: bool) -> str:
                 break
             left -= len(part)
             digest.update(part)
-    if sealed:
-        digest.update(NO_COMMENT)
+    digest.update(NO_COMMENT)
     return digest.hexdigest()

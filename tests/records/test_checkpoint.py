@@ -1,7 +1,6 @@
 """Checkpoints: plain, checked, never half."""
 
 import errno
-import hashlib
 import os
 from contextlib import suppress
 
@@ -11,21 +10,18 @@ from toys import SGD, SmallCNN, fitted, full_after
 
 from fedlit import FineTuned
 from fedlit.records.checkpoint import (
-    BEFORE_4,
     FORMAT,
     KEYS,
     TRUST,
-    WITH_FILES,
     Checkpoints,
     Damaged,
     damage,
     keep,
     load,
     load_last,
-    note,
     save,
 )
-from fedlit.records.torch_file import dump
+from fedlit.records.torch_file import dump, write
 
 CONTENT = {**dict.fromkeys(KEYS, 0), "global_state": {"w": torch.arange(3.0)}, "round": 2, "format": FORMAT}
 
@@ -38,13 +34,6 @@ def flip(path, position=0.5):
     data = bytearray(path.read_bytes())
     data[int(position * len(data))] ^= 1
     path.write_bytes(data)
-
-
-def save_format_3(path, round=2):
-    """As fedlit did before the digest came into the file."""
-    content = {key: CONTENT[key] for key in BEFORE_4}
-    torch.save({**content, "format": 3, "round": round}, path)
-    note(path).write_text(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n")
 
 
 def test_what_is_saved_is_loaded(tmp_path):
@@ -62,42 +51,18 @@ def test_a_file_that_was_cut_is_damaged(length, tmp_path):
 
 
 def test_a_file_without_a_digest_is_damaged_unless_the_user_trusts_it(tmp_path, monkeypatch):
-    dump(CONTENT, path := tmp_path / "a.ckpt", sealed=False)
+    write(CONTENT, path := tmp_path / "a.ckpt", sealed=False)
     with pytest.raises(Damaged, match=f"is damaged: it has no digest .*set {TRUST}=1"):
         load(path)
     monkeypatch.setenv(TRUST, "1")
     assert load(path)["round"] == 2
 
 
-def test_a_checkpoint_of_format_3_is_read_where_its_note_holds(tmp_path, monkeypatch):
-    save_format_3(path := tmp_path / "a.ckpt")
-    content = load(path)
-    assert (content["round"], content["choices"], content["made_with"]) == (2, {}, {})
-    note(path).write_text("")
-    with pytest.raises(Damaged, match="it has no digest"):
+def test_a_checkpoint_of_version_0_1_is_refused_in_one_line(tmp_path):
+    content = {key: value for key, value in CONTENT.items() if key not in ("made_with", "choices")}
+    torch.save({**content, "format": 3}, path := tmp_path / "a.ckpt")
+    with pytest.raises(Damaged, match=r"has format 3, of fedlit another version, but this fedlit reads 4 and 5\.$"):
         load(path)
-    note(path).unlink()
-    with pytest.raises(Damaged, match="it has no digest"):
-        load(path)
-    monkeypatch.setenv(TRUST, "1")
-    assert load(path)["round"] == 2
-
-
-def test_a_flipped_bit_of_format_3_is_noticed(tmp_path):
-    save_format_3(path := tmp_path / "a.ckpt")
-    flip(path)
-    with pytest.raises(Damaged, match=r"damaged: it does not match a.ckpt.sha256"):
-        load(path)
-
-
-def test_a_run_of_format_3_goes_on_and_leaves_no_note_that_lies(tmp_path):
-    save_format_3(tmp_path / "last.ckpt")
-    save_format_3(tmp_path / "previous.ckpt", round=1)
-    checkpoints = Checkpoints(tmp_path)
-    for round in (3, 4):
-        checkpoints.save(at_round(round), improved=False)
-    assert [load(tmp_path / f"{name}.ckpt")["round"] for name in ("previous", "last")] == [3, 4]
-    assert not list(tmp_path.glob("*.sha256"))
 
 
 def test_a_kept_checkpoint_outlives_its_source(tmp_path):
@@ -254,5 +219,5 @@ def test_a_file_without_a_key_is_no_checkpoint(key, tmp_path):
 
 def test_a_format_of_another_time_is_refused(tmp_path):
     save({**CONTENT, "format": 99, "made_with": {"fedlit": "7.0"}}, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=f"has format 99, of fedlit 7.0, but this fedlit reads 3 to {WITH_FILES}"):
+    with pytest.raises(ValueError, match="has format 99, of fedlit 7.0, but this fedlit reads 4 and 5"):
         load(tmp_path / "a.ckpt")
