@@ -4,12 +4,11 @@ The server's side is `aggregate`, `select_clients`, `download`, callbacks and st
 clients change is undone after their local training.
 """
 
-import hashlib
+import io
 import pickle
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -57,13 +56,13 @@ class ServerAttributes:
         self.noted: Saved = {}
         self._in_state = parts
         self._initial: dict[Key, Any] = {}  # held, or other objects might get their ids
-        self._digests: dict[Key, bytes] = {}
+        self._contents: dict[Key, bytes] = {}
         self._of_training: set[Key] = set()
 
     def begin(self) -> None:
         """A fit begins: what callbacks have set by now, they will set again in one that resumes it."""
         self._initial = self._attributes()
-        self._digests = self._digests_of(self._initial)
+        self._contents = self._contents_of(self._initial)
 
     def note(self) -> None:
         """A round is complete; refuse what it has changed and no checkpoint can hold."""
@@ -72,8 +71,8 @@ class ServerAttributes:
     def changes(self) -> Saved:
         """What has changed; what was saved once is saved again, since a resumed fit begins with it."""
         attributes = self._attributes()
-        digests = self._digests_of(attributes)
-        changed = {key for key in digests.keys() | self._digests if digests.get(key) != self._digests.get(key)}
+        contents = self._contents_of(attributes)
+        changed = {key for key in contents.keys() | self._contents if contents.get(key) != self._contents.get(key)}
         changed |= {(path, name) for path, values in self.noted.items() for name in values}
         in_state = self._ids_in_state()
         found: Saved = {}
@@ -116,9 +115,9 @@ class ServerAttributes:
             found |= {(path, HPARAMS + name): value for name, value in (vars(part).get("_hparams") or {}).items()}
         return found
 
-    def _digests_of(self, attributes: Mapping[Key, Any]) -> dict[Key, bytes]:
+    def _contents_of(self, attributes: Mapping[Key, Any]) -> dict[Key, bytes]:
         in_state = self._ids_in_state()
-        return {key: _digest(attributes[key], in_state) for key in attributes.keys() - self._of_training}
+        return {key: _content(attributes[key], in_state) for key in attributes.keys() - self._of_training}
 
     def _ids_in_state(self) -> set[int]:
         """Of parts, parameters and buffers: they are saved as the method's state."""
@@ -130,20 +129,20 @@ def _library(value: object) -> str:
     return type(value).__module__.partition(".")[0]
 
 
-def _digest(value: Any, in_state: set[int]) -> bytes:
+def _content(value: Any, in_state: set[int]) -> bytes:
     """The same as long as a value is, down to what containers and objects of a user's own hold."""
-    digest = hashlib.blake2b(digest_size=16)
+    file = io.BytesIO()
     try:
-        _Contents(SimpleNamespace(write=digest.update), in_state).dump(value)
+        _Content(file, in_state).dump(value)
     except Exception:  # what cannot be pickled is the same as long as it is the same object
         return str(id(value)).encode()
-    return digest.digest()
+    return file.getvalue()
 
 
-class _Contents(pickle.Pickler):
+class _Content(pickle.Pickler):
     """Writes what a value holds, to be compared; what is in the state, and objects of libraries, by identity."""
 
-    def __init__(self, file: Any, in_state: set[int]) -> None:
+    def __init__(self, file: io.BytesIO, in_state: set[int]) -> None:
         super().__init__(file, protocol=4)
         self.in_state = in_state
 
@@ -155,7 +154,7 @@ class _Contents(pickle.Pickler):
                 return id(value), value._version
             content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
             return str(value.dtype), tuple(value.shape), content
-        if isinstance(value, (*PLAIN, type, Optimizer)):
+        if type(value) in PLAIN or isinstance(value, Optimizer):
             return None
         return id(value) if _library(value) in (*LIBRARIES, "fedlit") else None
 
