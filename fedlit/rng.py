@@ -18,6 +18,7 @@ from torch import Tensor
 # Inside, another generator stands in the place of numpy's: to copy a state, or to make a generator, would take thirty
 # times as long as to change places, so those that are done with are kept.
 SPARE_GENERATORS: list[np.random.MT19937] = []
+FIRST_OF_SEED_0 = (np.random.RandomState(0).random(), random.Random(0).random())
 SECURE_BLOCK = 2**20  # numbers of `secure_normal` that are in memory beside the result
 
 
@@ -105,8 +106,7 @@ def _seed_torch(seed: int, devices: Iterable[str]) -> None:
     """Seed torch's global generators of these devices."""
     for device in devices:
         if device == "cpu":
-            # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
-            torch.default_generator.manual_seed(seed)
+            seed_torch_cpu(seed)
         else:
             getattr(torch, device).manual_seed(seed)
 
@@ -142,18 +142,29 @@ def isolated(seed: int) -> Iterator[None]:
 def seed_everything(seed: int) -> None:
     """Seed the global generators of torch, on all devices in use, of numpy and of random: within `preserved`."""
     _seed_torch(seed, devices_in_use())
-    _seed_others(seed)
+    seed_others(seed)
 
 
 def seed_cpu(seed: int) -> None:
     """Seed the global generators of torch (on the CPU), numpy and random: within `isolated`, or in a worker."""
-    _seed_torch(seed, ["cpu"])
-    _seed_others(seed)
+    seed_torch_cpu(seed)
+    seed_others(seed)
 
 
-def _seed_others(seed: int) -> None:
+def seed_torch_cpu(seed: int) -> None:
+    """Seed torch's global generator of the CPU; not torch.manual_seed, which formats a stack trace without a GPU."""
+    torch.default_generator.manual_seed(seed)
+
+
+def seed_others(seed: int) -> None:
+    """Seed the global generators of numpy and random."""
     np.random.seed(seed % 2**32)
     random.seed(seed)
+
+
+def others_have_drawn() -> bool:
+    """Whether anybody has drawn from the global generators of numpy and random since `seed_others(0)`; draws itself."""
+    return (np.random.random(), random.random()) != FIRST_OF_SEED_0
 
 
 class Stream:

@@ -84,31 +84,31 @@ class Roles:
 
     def pair(self, item: Any, whose: str) -> tuple[Tree, Tree]:
         """Input and target of an item, or of a batch."""
+        got = type(item).__name__
+        if isinstance(item, tuple | list):
+            if len(item) == 2:
+                return item[0], item[1]
+            if len(item) > 2:
+                return tuple(item[:-1]), item[-1]
+            got += f" of {len(item)}"
         if isinstance(item, Mapping):
             names = list(item)
             inputs = self.features_of(names, f"the keys of {whose}")
             x = item[inputs[0]] if len(inputs) == 1 else {name: item[name] for name in inputs}
             return x, item[self.target_of(names, f"the keys of {whose}")]
-        if isinstance(item, tuple | list) and len(item) == 2:
-            return item[0], item[1]
-        if isinstance(item, tuple | list) and len(item) > 2:
-            return tuple(item[:-1]), item[-1]
-        got = type(item).__name__
-        if isinstance(item, tuple | list):
-            got += f" of {len(item)}"
         raise ValueError(f"{whose} must give pairs (x, y), or dicts with a `data.target`, got {got}.")
 
 
 def as_input(value: Any, name: str) -> Tree:
     """An input as a tree of tensors; images, of PIL or uint8 arrays, with channels first."""
-    if isinstance(value, Mapping):
-        return {key: as_input(part, f"{name}[{key!r}]") for key, part in value.items()}
-    if isinstance(value, tuple | list) and not _is_numbers(value):
-        return _rebuilt(value, [as_input(part, f"{name}[{i}]") for i, part in enumerate(value)])
     if isinstance(value, Tensor):
         if value.dtype == torch.uint8 and value.ndim == 2:
             return value[None]
         return value
+    if isinstance(value, Mapping):
+        return {key: as_input(part, f"{name}[{key!r}]") for key, part in value.items()}
+    if isinstance(value, tuple | list) and not _is_numbers(value):
+        return _rebuilt(value, [as_input(part, f"{name}[{i}]") for i, part in enumerate(value)])
     if hasattr(value, "mode") and hasattr(value, "getbands"):
         if value.mode not in ("L", "RGB"):
             raise ValueError(f"{name} must be a grey (L) or RGB image, got mode {value.mode}.")

@@ -25,9 +25,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fedlit.data.batches import Batches, DropLast, RowBatches, next_order, num_batches
-from fedlit.data.items import Roles, as_input, as_target
+from fedlit.data.items import Roles, as_input, as_target, class_of
 from fedlit.data.trees import Tree, equal, mapped, moved, stacked, told
-from fedlit.rng import derive, isolated, preserved, seed_cpu
+from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
 Ready = Callable[[Tree, torch.Generator | None, Tensor], Tree]
@@ -52,6 +52,8 @@ class Reader(Dataset):
         roles: Which part of an item is what.
         collate_fn: Makes a batch of items as the data set gives them; by default they are stacked.
         num_workers: Processes that read; 0 reads in this one.
+        draws_from_torch_alone: Whether samples seem to draw from torch's generator alone: then the others are seeded
+            for a batch only if one of its samples has drawn from them.
     """
 
     dataset: Any
@@ -59,47 +61,64 @@ class Reader(Dataset):
     roles: Roles = field(default_factory=Roles)
     collate_fn: Callable[[list[Any]], Any] | None = None
     num_workers: int = 0
+    draws_from_torch_alone: bool = False
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def item(self, index: int, seed: int) -> Any:
-        """A sample as the data set gives it."""
-        seed_cpu(seed)
+    def item(self, index: int, seed: int, seed_generators: Callable[[int], None] = seed_cpu) -> Any:
+        """A sample as the data set gives it; by itself, within `isolated`."""
+        seed_generators(seed)
         try:
             return self.dataset[index]
         except Exception as error:  # a data set raises what it likes
             why = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ValueError(f"item {index} of `{self.name}` cannot be read: {why}") from error
 
-    def sample(self, index: int, seed: int) -> tuple[Tree, Tree]:
-        """A sample's input and target, as tensors; by itself, within `isolated`."""
-        return self.tensors(self.item(index, seed), index)
-
     def tensors(self, item: Any, index: int) -> tuple[Tree, Tree]:
+        """Input and target of an item."""
         x, y = self.roles.pair(item, f"`{self.name}`")
-        where = f"at item {index} of `{self.name}`"
-        return as_input(x, f"x {where}"), as_target(y, f"y {where}")
+        return as_input(x, f"x {self._place(index)}"), as_target(y, f"y {self._place(index)}")
+
+    def _place(self, index: int) -> str:
+        return f"at item {index} of `{self.name}`"
 
     def batch(self, key: Key) -> tuple[Tree, Tree]:
         """Input and target of some samples; what they draw changes nobody's numbers."""
-        indices, seeds = key
         is_own_process = get_worker_info() is not None
         with nullcontext() if is_own_process else preserved():
-            if self.collate_fn is None:
-                samples = [self.sample(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-                return self._stacked(samples, indices)
-            items = [self.item(index, seed) for index, seed in zip(indices, seeds, strict=True)]
-            seed_cpu(derive(seeds[0], "collate"))  # it may draw, too: masks of words, mixtures of images
-            return self.roles.of_batch(self.collate_fn(items))
+            batch = self.batch_by_torch_alone(key) if self.draws_from_torch_alone else None
+            return self._read(key, seed_cpu) if batch is None else batch
 
-    def _stacked(self, samples: list[tuple[Tree, Tree]], indices: list[int]) -> tuple[Tree, Tree]:
-        if not _are_alike(samples):
-            kind = told(samples[0])
-            for index, sample in zip(indices, samples, strict=True):
-                self.check_kind(sample, index, kind, indices[0])
-        x, y = stacked(samples)
-        return x, y
+    def batch_by_torch_alone(self, key: Key) -> tuple[Tree, Tree] | None:
+        """The batch if no sample of it draws from numpy's or random's generator, which take longer to seed."""
+        seed_others(0)
+        batch = self._read(key, seed_torch_cpu)
+        return None if others_have_drawn() else batch
+
+    def _read(self, key: Key, seed_generators: Callable[[int], None]) -> tuple[Tree, Tree]:
+        indices, seeds = key
+        items = [self.item(index, seed, seed_generators) for index, seed in zip(indices, seeds, strict=True)]
+        if self.collate_fn is None:
+            return self._stacked(items, indices)
+        seed_generators(derive(seeds[0], "collate"))  # it may draw, too: masks of words, mixtures of images
+        return self.roles.of_batch(self.collate_fn(items))
+
+    def _stacked(self, items: list[Any], indices: list[int]) -> tuple[Tree, Tree]:
+        """Inputs and targets of items as trees ``[N, ...]``."""
+        pairs = [self.roles.pair(item, f"`{self.name}`") for item in items]
+        inputs = [as_input(x, f"x {self._place(index)}") for index, (x, _) in zip(indices, pairs, strict=True)]
+        classes = [class_of(y) for _, y in pairs]
+        if None not in classes and _are_alike(inputs):
+            return torch.stack(inputs), torch.tensor(
+                classes
+            )  # of numbers: a tensor each would take several times as long
+        targets = [as_target(y, f"y {self._place(index)}") for index, (_, y) in zip(indices, pairs, strict=True)]
+        samples = list(zip(inputs, targets, strict=True))
+        kind = told(samples[0])
+        for index, sample in zip(indices, samples, strict=True):
+            self.check_kind(sample, index, kind, indices[0])
+        return stacked(inputs), stacked(targets)
 
     def check_kind(self, sample: tuple[Tree, Tree], index: int, kind: str, first: int = 0) -> None:
         """Refuse a sample that cannot be stacked with the first, which is of this kind."""
@@ -147,12 +166,9 @@ class Reader(Dataset):
                 worker.join()
 
 
-def _are_alike(samples: list[tuple[Tree, Tree]]) -> bool:
-    """Whether samples of one tensor each have the same shapes and dtypes; other trees are compared in full."""
-    kinds = {
-        (x.shape, x.dtype, y.shape, y.dtype) if isinstance(x, Tensor) and isinstance(y, Tensor) else None
-        for x, y in samples
-    }
+def _are_alike(inputs: list[Tree]) -> bool:
+    """Whether all are single tensors of one shape and dtype."""
+    kinds = {(x.shape, x.dtype) if isinstance(x, Tensor) else None for x in inputs}
     return len(kinds) == 1 and None not in kinds
 
 

@@ -19,7 +19,7 @@ from fedlit.data.items import Roles, class_of, listed
 from fedlit.data.loaders import Reader, fixed_seed, is_random, places
 from fedlit.data.own_images import read_folder
 from fedlit.data.splits import Names, Part, Read, Splits, Stacked, splits_of, with_test_set
-from fedlit.data.trees import leaves, mapped, num_bytes, told
+from fedlit.data.trees import equal, leaves, mapped, num_bytes, told
 from fedlit.notices import Notice
 from fedlit.rng import isolated
 
@@ -228,7 +228,7 @@ def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
         return _read(kept, is_random(kept), owners)
     clients: list[Any] = []
     with isolated(0):
-        first = reader.sample(0, fixed_seed(0))
+        first = reader.tensors(reader.item(0, fixed_seed(0)), 0)
         kind = told(first)
         room = mapped(lambda leaf: leaf.new_empty(len(reader), *leaf.shape), first)
         rows = list(leaves(room))
@@ -245,10 +245,13 @@ def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
 
 def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> Read:
     """Samples that stay where they are; classes and clients of all are looked up, or read once."""
+    some = places(len(reader))
+    key = (some, [fixed_seed(index) for index in some])
+    batch = reader.batch(key)  # refuses what no batch can be made of
     with isolated(0):
         first = reader.item(0, fixed_seed(0))
-    some = places(len(reader))
-    reader.batch((some, [fixed_seed(index) for index in some]))  # refuses what no batch can be made of
+        batch_by_torch_alone = reader.batch_by_torch_alone(key)
+    reader = replace(reader, draws_from_torch_alone=equal(batch, batch_by_torch_alone))
     example = reader.batch(([0], [fixed_seed(0)]))
     labels = None
     clients: list[Any] = []
