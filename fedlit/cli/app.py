@@ -210,6 +210,6 @@ def _refuse(why: str) -> NoReturn:
 
 def _raise_once(error: Exception) -> NoReturn:
     alive = liveness.current()
-    if alive is not None and alive.is_echo():
+    if alive is not None and not alive.is_first(f"raised {error!r}"):
         raise SystemExit(1)
     raise error

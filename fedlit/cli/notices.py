@@ -43,7 +43,7 @@ def _is_ours_to_show(text: str) -> bool:
     alive = liveness.current()
     if alive is None:
         return getattr(rank_zero_only, "rank", 0) == 0
-    return alive.is_for_us_to_warn(text)
+    return alive.is_first(f"warned {text}")
 
 
 @rank_zero_only

@@ -6,8 +6,6 @@ clients are shared among ranks (`in_blocks`, `by_owner`).
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -16,10 +14,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fedlit.engine import liveness
-from fedlit.engine.liveness import ProcessLost
 
 Result = TypeVar("Result")
-A_SECOND = timedelta(seconds=1)
 
 
 def in_order(
@@ -134,24 +130,12 @@ def check_processes() -> None:
 
 
 def _finish(work: dist.Work) -> None:
-    """Wait for the others: for ever if they are slow, and no longer if one is gone. Signals are handled meanwhile."""
+    """Wait for the others; where fedlit has not started the processes itself, as torch.distributed does."""
     alive = liveness.current()
     if alive is None:
         work.wait()
-        return
-    with alive.waiting():
-        while not work.is_completed():
-            alive.check()
-            with suppress(RuntimeError):  # a second has passed, or the work has failed
-                work.wait(A_SECOND)
-        try:
-            work.wait()
-        except RuntimeError as error:  # a connection broke
-            alive.report_broken()
-            alive.lost.wait(10)
-            alive.check()
-            why = str(error).splitlines()[0]
-            raise ProcessLost(f"the connection between processes broke: {why}", alive.rank == 0) from error
+    else:
+        alive.finish(work)
 
 
 def _wire(device: torch.device) -> torch.device:

@@ -2,14 +2,13 @@
 
 import os
 import secrets
+import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from datetime import timedelta
-from functools import partial
 from subprocess import Popen
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
-from tqdm.auto import tqdm
 
 from fedlit.engine import liveness
 from fedlit.engine.liveness import Liveness, ProcessLost
@@ -34,16 +32,15 @@ class ClientParallelStrategy(DDPStrategy):
 
     Args:
         process_timeout: Seconds without a sign of life after which a rank is taken for dead.
-        is_talkative: Print which rank is waited for.
         devices: Of each process of this host; by default those that Fabric was given. Processes that share one use
             gloo, since NCCL needs a device for each.
     """
 
-    def __init__(self, process_timeout: float, is_talkative: bool, devices: list[torch.device] | None = None) -> None:
+    def __init__(self, process_timeout: float, devices: list[torch.device] | None = None) -> None:
         backend = None if devices is None else "gloo"
         super().__init__(parallel_devices=devices, process_group_backend=backend, timeout=FOR_EVER)
         self.process_timeout = process_timeout
-        self.is_talkative = is_talkative
+        self.children: dict[int, Popen] = {}  # processes that this one has started, by rank
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of children: a lost store is reported in one line
 
     @property
@@ -55,16 +52,15 @@ class ClientParallelStrategy(DDPStrategy):
 
     def setup_environment(self) -> None:
         alive = liveness.current()
-        if dist.is_initialized():
-            if alive is not None:  # a second federation of a script
-                alive.timeout = self.process_timeout
-        else:
+        if not dist.is_initialized():
             self._meet()
+        elif alive is not None:  # a second federation of a script
+            alive.timeout = self.process_timeout
         super().setup_environment()
 
     def end_children(self) -> None:
-        """Kill children that were started and have not joined."""
-        for child in getattr(self.launcher, "procs", []):
+        """Kill children that have not joined."""
+        for child in [*getattr(self.launcher, "procs", []), *self.children.values()]:
             child.kill()
 
     def _meet(self) -> None:
@@ -76,14 +72,15 @@ class ClientParallelStrategy(DDPStrategy):
         rank = environment.global_rank()
         world_size = environment.world_size()
         started = getattr(self.launcher, "procs", [])
-        children = dict(enumerate(started, start=rank + 1))
+        self.children = dict(enumerate(started, start=rank + 1))
         started.clear()  # else Lightning's observer would kill this process for theirs
-        with stop_signals(partial(liveness.end_by_signal, children, rank)):
+        with stop_signals(self._end_by_signal):
             try:
-                attempt = join_attempt(self._store(rank, world_size), rank, world_size, TO_MEET, children)
+                store = self._store(rank, world_size)
+                attempt = self._opened(store, world_size) if rank == 0 else _joined(store, rank)
             except dist.DistError as error:
                 raise ProcessLost("rank 0 has died before the first round", rank == 1) from error
-            alive = Liveness(attempt, rank, world_size, self.process_timeout, self._say, children)
+            alive = Liveness(attempt, rank, world_size, self.process_timeout, self.children)
             alive.start()
             self.accelerator.setup_device(self.root_device)
             backend = self.process_group_backend or ("gloo" if self.root_device.type == "cpu" else "nccl")
@@ -110,23 +107,71 @@ class ClientParallelStrategy(DDPStrategy):
         options: dict[str, Any] = {"timeout": TO_MEET, "wait_for_workers": False, "master_listen_fd": listening}
         return dist.TCPStore(host, port, world_size, is_server, **options)
 
-    def _say(self, line: str) -> None:
-        if self.is_talkative:
-            tqdm.write(f"fedlit: {line}", file=sys.stderr)
+    def _opened(self, store: dist.Store, world_size: int) -> dist.Store:
+        """On rank 0, a part of the store for this attempt of the run alone, when all ranks have joined it.
+
+        torchrun keeps its store over restarts, with addresses of the dead, and attempts cannot be distinguished by
+        their numbers, since every host counts its own restarts. So each rank asks with a random word, and rank 0
+        answers with the random name of the attempt until the rank is seen there.
+        """
+        name = f"attempt-{secrets.token_hex(8)}"
+        attempt = dist.PrefixStore(name, store)
+        attempt.set("beat/0", "0 work")
+        attempt.set("end", "")
+        missing = [*range(1, world_size)]
+        deadline = time.monotonic() + TO_MEET.total_seconds()
+        while missing:
+            for other in missing:
+                if store.check([f"asks/{other}"]):  # perhaps of an attempt before: nobody reads the answer
+                    store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+            missing = [other for other in missing if not attempt.check([f"beat/{other}"])]
+            self._check_children()
+            if missing and time.monotonic() > deadline:
+                ranks = ", ".join(map(str, missing))
+                raise TimeoutError(f"rank {ranks} did not come within {TO_MEET.total_seconds():g} s")
+            time.sleep(0.02)
+        return attempt
+
+    def _check_children(self) -> None:
+        """A child that died would be waited for in vain."""
+        for rank, child in self.children.items():
+            code = child.poll()
+            if not code:
+                continue
+            if code == liveness.REFUSED:  # it has said why
+                raise SystemExit(code)
+            if code > 128:
+                self._end_by_signal(code - 128)
+            raise ProcessLost(f"rank {rank} has died before the first round ({liveness.ending(child)})", True)
+
+    def _end_by_signal(self, number: int) -> NoReturn:
+        """End this process and its children by a signal that came while ranks meet; rank 0 says so."""
+        self.end_children()
+        if self.global_rank == 0:
+            sys.stderr.write(f"fedlit: stopped by {signal.Signals(number).name} before the first round\n")
+        liveness.end(128 + number)
+
+
+def _joined(store: dist.Store, rank: int) -> dist.Store:
+    """The part of the store for this attempt, where a rank gives its first sign of life."""
+    word = secrets.token_hex(8)
+    store.set(f"asks/{rank}", word)
+    attempt = dist.PrefixStore(store.get(f"answer/{word}").decode(), store)
+    attempt.set(f"beat/{rank}", "0 work")
+    return attempt
 
 
 def make_fabric(options: Options) -> Fabric:
     """Fabric as the user's options have it; several processes share clients, not gradients."""
     several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
     timeout = options.process_timeout
-    talkative = options.enable_progress_bar
     wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
     try:
         if options.processes_per_device > 1:
             each = _devices(options.accelerator, options.devices)
             shared = [device for device in each for _ in range(options.processes_per_device)]
-            return Fabric(strategy=ClientParallelStrategy(timeout, talkative, shared), **wanted)
-        strategy = ClientParallelStrategy(timeout, talkative) if several else "auto"
+            return Fabric(strategy=ClientParallelStrategy(timeout, shared), **wanted)
+        strategy = ClientParallelStrategy(timeout) if several else "auto"
         return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
     except Exception as error:  # Fabric raises many kinds
         names = ("accelerator", "devices", "num_nodes")
@@ -139,44 +184,3 @@ def _devices(accelerator: str, devices: int | str) -> list[torch.device]:
     """The devices that Fabric would use."""
     strategy = Fabric(accelerator=accelerator, devices=devices).strategy
     return [*(getattr(strategy, "parallel_devices", None) or [strategy.root_device])]
-
-
-def join_attempt(
-    store: dist.Store, rank: int, world_size: int, patience: timedelta, children: Mapping[int, Popen]
-) -> dist.Store:
-    """A part of the store for this attempt of the run alone; there all ranks have given their first sign of life.
-
-    torchrun keeps its store over restarts, with addresses of the dead, and attempts cannot be distinguished by their
-    numbers, since every host counts its own restarts. So each rank asks with a random word, and rank 0 answers with the
-    random name of the attempt until the rank is seen there.
-
-    Args:
-        store: What all ranks of all attempts can reach; its own time limit holds for ranks > 0.
-        rank: Of this process.
-        world_size: Number of ranks.
-        patience: How long rank 0 waits for the others.
-        children: Processes that this one has started, by rank; if one dies, so does the run.
-    """
-    if rank > 0:
-        word = secrets.token_hex(8)
-        store.set(f"asks/{rank}", word)
-        attempt = dist.PrefixStore(store.get(f"answer/{word}").decode(), store)
-        attempt.set(f"beat/{rank}", "0 work")
-        return attempt
-    name = f"attempt-{secrets.token_hex(8)}"
-    attempt = dist.PrefixStore(name, store)
-    attempt.set("beat/0", "0 work")
-    attempt.set("end", "")
-    missing = [*range(1, world_size)]
-    deadline = time.monotonic() + patience.total_seconds()
-    while missing:
-        for other in missing:
-            if store.check([f"asks/{other}"]):  # perhaps of an attempt before: nobody reads the answer
-                store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
-        missing = [other for other in missing if not attempt.check([f"beat/{other}"])]
-        liveness.end_if_one_died(children)
-        if missing and time.monotonic() > deadline:
-            ranks = ", ".join(map(str, missing))
-            raise TimeoutError(f"rank {ranks} did not come within {patience.total_seconds():g} s")
-        time.sleep(0.02)
-    return attempt

@@ -51,6 +51,8 @@ def _exit_code(work: Callable[[int], None], rank: int) -> int:
     except ProcessLost as error:
         print(error)
         return liveness.LOST
+    except SystemExit as error:
+        return error.code
     except BaseException:
         traceback.print_exc()
         return 1
