@@ -12,7 +12,6 @@ from functools import cache
 from math import isfinite, sqrt
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,10 +34,7 @@ class Upload:
 
 
 class RoundUploads(ABC):
-    """Uploads that lie on several processes. Who goes through them has each brought here, one after the other.
-
-    Who wants their mean (`weighted_mean`) gets it without: what is large is added up where it lies.
-    """
+    """The uploads of a round, as `aggregate` gets them; `weighted_mean` does not look at each."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Upload]:
@@ -51,10 +47,6 @@ class RoundUploads(ABC):
     @abstractmethod
     def mean(self) -> State:
         """As `weighted_mean` of all of them, to the bit."""
-
-    @abstractmethod
-    def without(self, prefixes: tuple[str, ...]) -> "RoundUploads":
-        """The same without the entries whose names begin so."""
 
 
 def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iterator[Upload]:
@@ -115,9 +107,9 @@ def _other_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def _are_usable(tensors: list[Tensor]) -> bool:
-    """Whether all values can be computed with, by one check of the largest norm; where it is too large, some may be."""
-    largest = torch.stack(torch._foreach_norm(tensors)).max()
-    return bool(largest <= _usable(tensors[0].dtype))
+    """Whether all values can be computed with, by one check of all norms; where one is too large, some may be."""
+    limit = _usable(tensors[0].dtype)
+    return all(norm <= limit for norm in torch.stack(torch._foreach_norm(tensors)).tolist())
 
 
 def _extreme(tensor: Tensor) -> str | None:
@@ -158,16 +150,30 @@ def weighted_mean(uploads: Iterable[Upload]) -> State:
     return running.mean()
 
 
-class RunningMean:
-    """`weighted_mean` of uploads that come one at a time; none but the first is kept."""
+class RunningMean(RoundUploads):
+    """The mean of uploads that are added one at a time; none but the first is kept.
+
+    Attributes:
+        first: The first upload: the others must be like it, and weights are relative to its own.
+        sums: Of weighted floating tensors in float64; of others the largest.
+        total: Of the relative weights.
+    """
 
     def __init__(self) -> None:
         self.first: Upload | None = None
         self.sums: State = {}
         self.total = 0.0
+        self._num_added = 0
+
+    def __len__(self) -> int:
+        return self._num_added
+
+    def __iter__(self) -> Iterator[Upload]:
+        raise RuntimeError("These uploads were added up as they came; none was kept.")
 
     def add(self, upload: Upload) -> None:
         """Count one more upload."""
+        self._num_added += 1
         if self.first is None:
             self.sums = {name: _begun(tensor) for name, tensor in upload.state.items()}
             self.first = upload
@@ -175,14 +181,26 @@ class RunningMean:
             return
         _check_alike(upload, self.first)
         weight = upload.weight / self.first.weight
-        _add(upload.state, weight, self.sums)
+        sums = []
+        added = []
+        for name, tensor in upload.state.items():
+            if tensor.is_floating_point():
+                sums.append(self.sums[name])
+                added.append(narrow(tensor.detach()))
+            else:
+                torch.maximum(self.sums[name], tensor, out=self.sums[name])
+        if added:
+            torch._foreach_add_(sums, added, alpha=weight)
         self.total += weight
 
     def mean(self) -> State:
         """Of all that were added."""
         if self.first is None:
             raise ValueError(NOTHING)
-        return {name: _mean(summed, self.total, self.first.state[name]) for name, summed in self.sums.items()}
+        return {name: self._divided(summed, self.first.state[name]) for name, summed in self.sums.items()}
+
+    def _divided(self, summed: Tensor, like: Tensor) -> Tensor:
+        return (summed / self.total).to(like) if summed.is_floating_point() else summed
 
 
 def _check_alike(upload: Upload, first: Upload) -> None:
@@ -201,38 +219,11 @@ def _check_alike(upload: Upload, first: Upload) -> None:
             )
 
 
-def _add(state: State, weight: float, sums: State) -> None:
-    """Add floating tensors by their weight; of others keep the largest."""
-    means = [name for name, tensor in state.items() if tensor.is_floating_point()]
-    if means:
-        added = [narrow(state[name]) for name in means]
-        totals = [sums[name] for name in means]
-        if weight == 1 and all(tensor.dtype == torch.float32 and tensor.is_cpu for tensor in added):
-            _add_alike(totals, added)
-        else:
-            torch._foreach_add_(totals, added, alpha=weight)
-    for name in state.keys() - means:
-        torch.maximum(sums[name], state[name], out=sums[name])
-
-
-def _add_alike(totals: list[Tensor], added: list[Tensor]) -> None:
-    """The same sums where all count alike, for half: numpy widens a piece at a time, torch all of a tensor first."""
-    for total, tensor in zip(totals, added, strict=True):
-        sums = total.numpy()
-        np.add(sums, tensor.detach().numpy(), out=sums)
-
-
 def _begun(tensor: Tensor) -> Tensor:
     """A sum of one."""
     if not tensor.is_floating_point():
         return tensor.clone()
-    return narrow(tensor).to(torch.float64, copy=True)
-
-
-def _mean(summed: Tensor, total: float, like: Tensor) -> Tensor:
-    if not summed.is_floating_point():
-        return summed
-    return summed.div_(total).to(like)
+    return narrow(tensor.detach()).to(torch.float64, copy=True)
 
 
 def wide(tensor: Tensor) -> Tensor:

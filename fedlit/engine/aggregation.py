@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -13,11 +14,12 @@ from torch.optim import Optimizer
 
 from fedlit.aggregation import Mean, RoundUploads, Rule, State, Upload, defect, fewest_uploads
 from fedlit.data import FederatedData
-from fedlit.engine.live_module import trained_names
+from fedlit.data.client import SERVER
+from fedlit.engine.live_module import check_unchanged, trained_names
 from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.optimisation import check_settings, revived
 from fedlit.engine.options import Options
-from fedlit.engine.plan import OptimizerState, is_plain
+from fedlit.engine.plan import OptimizerState, UsageError, is_plain
 from fedlit.engine.scheduling import Schedule, cohort_size, eligible
 from fedlit.engine.state import FederationState, shared_names
 from fedlit.methods.base import FederatedModule
@@ -27,11 +29,54 @@ from fedlit.notices import Notice
 from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, OpaqueUploads
 from fedlit.records.round_record import failure
 from fedlit.records.rows import POOLED, Row
-from fedlit.rng import derive_key, isolated
+from fedlit.rng import derive, derive_key, isolated
 
 
 class RuleFailed(RuntimeError):
     """The rule of `trainer.aggregator` could not make one state of the uploads of a round."""
+
+
+class Aggregate(NamedTuple):
+    """What a round's uploads come to.
+
+    Attributes:
+        state: The server's next one.
+        momenta: What `trainer.server_optimizer` holds after it.
+        rows: What `aggregate` has logged.
+    """
+
+    state: State
+    momenta: dict[str, OptimizerState]
+    rows: list[Row]
+
+
+def aggregated(state: FederationState, stage: Stage, number: int, uploads: RoundUploads) -> Aggregate:
+    """What the method makes of the uploads of a round; what the server holds, if there are none."""
+    options = state.options
+    current = state.global_state
+    module = state.module
+    state.load_global()  # what `aggregate` may read of the module is the server's
+    module.client = state.live.client  # and the round
+    if stage.upload != "aggregate" or (not len(uploads) and options.privacy is None):
+        return Aggregate(current, state.server_momenta, [])
+    rule = noised(state, stage, number)
+    if options.aggregator is not None:
+        rule = with_rule_errors(options.aggregator, number)
+    step = server_step(state, stage, rule)
+    constant = set(state.constant)
+    copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
+    seed = derive(options.seed, "aggregate", stage.name, number)
+    with isolated(seed), logging_to_means(module) as logs, combining_by(module, step or rule):
+        given = module.aggregate(opaque(uploads, options), copy)
+    agreed = {**current, **given}
+    if problem := defect(Upload(SERVER, agreed), current):
+        raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
+    check_unchanged(agreed, state.constant_state, "in `aggregate`")
+    # What was given may be the live module's tensors, in which the next client trains, or the method's own.
+    own = {name: agreed[name].detach().clone() for name in given if name not in constant}
+    momenta = state.server_momenta if step is None or step.momenta is None else {stage.name: step.momenta}
+    rows = [Row(number, stage.name, POOLED, "global", "server", name, value) for name, value in logs.result().items()]
+    return Aggregate({**current, **own}, momenta, rows)
 
 
 TRIED = 10  # so many uploads of a round are enough to see whether a rule works

@@ -1,7 +1,6 @@
-"""The uploads of a round: validated, then held until they are aggregated."""
+"""The updates of a round: validated, then kept until they are aggregated and committed."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from itertools import groupby
 from math import sqrt
 from statistics import median_low
@@ -12,8 +11,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload, defect, weighted_mean
-from fedlit.data.client import SERVER, Client
-from fedlit.engine.client_store import SpillStore
+from fedlit.data.client import SERVER
+from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.processes import broadcast
@@ -25,43 +24,6 @@ from fedlit.records.round_record import Failure
 BATCHES = "num_batches_tracked"
 BATCHES_A_SAMPLE = 100
 MOST = 2**40
-
-
-def counters_of(state: Mapping[str, Tensor]) -> list[str]:
-    """Names of the integer tensors of a state; what is true or false counts nothing."""
-    integers = [name for name, tensor in state.items() if not (tensor.is_floating_point() or tensor.is_complex())]
-    return [name for name in integers if state[name].dtype != torch.bool]
-
-
-def most_batches(client: Client, plan: Plan) -> int:
-    """How many batches a BatchNorm can have seen in one local training."""
-    samples = client.num_samples
-    if plan.stage.public != "no":
-        samples += len(client.data.public_pool)
-    return BATCHES_A_SAMPLE * (samples * max(plan.epochs, 1) + (plan.steps or 0))
-
-
-def overcounted(state: Mapping[str, Tensor], before: Mapping[str, Tensor], names: list[str], most: int) -> str | None:
-    """Which counter has grown by more than one local training can have counted, and by how much.
-
-    Args:
-        state: Of an upload.
-        before: What its client received.
-        names: Of the counters.
-        most: Batches that a BatchNorm can have seen.
-
-    Example:
-        >>> overcounted({"n": torch.tensor(2**62)}, {"n": torch.tensor(5)}, ["n"], most=100)
-        "'n' has grown by 4.612e+18 in one round, by more than 1.1e+12"
-    """
-    for name in names:
-        if name not in state:  # a client that was not sent all of it does not upload all of it
-            continue
-        limit = most if name.rpartition(".")[2] == BATCHES else MOST
-        grown = float((state[name].double() - before[name].double()).max()) if state[name].numel() else 0.0
-        if grown > limit:
-            return f"{name!r} has grown by {grown:.4g} in one round, by more than {limit:.4g}"
-    return None
 
 
 class UploadValidator:
@@ -79,8 +41,8 @@ class UploadValidator:
         self.stage = stage
         self.number = number
         self.plan_for = plan_for
-        self.counters = counters_of(state.shared_state)
         self.expected = state.expected_upload(SERVER)  # of everybody, unless clients are sent different states
+        self.counters = [name for name, tensor in state.shared_state.items() if _counts(tensor.dtype)]
         self.asks_method = is_overridden("check_upload", state.module, FederatedModule)
 
     def problem(self, outcome: LocalResult, sent: Download | None) -> Failure | None:
@@ -88,33 +50,44 @@ class UploadValidator:
         try:
             if outcome.validation_logs:
                 self._check_names(outcome.validation_logs)
-            if problem := self._unusable(outcome, sent):
-                return Failure(f"unusable state: {problem}{hint(problem)}")
+            problem = None if outcome.upload is None else self._defect(outcome.upload, sent)
+            for kept in (outcome.memory.state, outcome.memory.residual):
+                if kept and problem is None:
+                    problem = defect(Upload(SERVER, kept), kept)
         except Exception as error:  # tensors of unknown kinds may refuse any operation
             return failed(error)
+        return None if problem is None else Failure(f"unusable state: {problem}{hint(problem)}")
+
+    def _defect(self, upload: Upload, sent: Download | None) -> str | None:
+        if self.stage.upload == "collect":  # clients may differ in their shapes
+            return defect(upload, upload.state)
+        expected = self.expected if sent is None else self.state.expected_upload(upload.client, sent)
+        problem = defect(upload, expected)
+        if problem is None and self.counters:
+            problem = self._overcounted(upload, expected)
+        if problem is None and self.asks_method:
+            self._ask_method(upload)
+        return problem
+
+    def _overcounted(self, upload: Upload, received: State) -> str | None:
+        """Which counter has grown by more than one local training can have counted, and by how much."""
+        for name in self.counters:
+            if name not in upload.state:  # a client that was not sent all of it does not upload all of it
+                continue
+            limit = self._most_batches(upload.client) if name.rpartition(".")[2] == BATCHES else MOST
+            change = upload.state[name].double() - received[name].double()
+            grown = float(change.max()) if change.numel() else 0.0
+            if grown > limit:
+                return f"{name!r} has grown by {grown:.4g} in one round, by more than {limit:.4g}"
         return None
 
-    def _unusable(self, outcome: LocalResult, sent: Download | None) -> str | None:
-        """Of an upload, or of what a client would keep; what is collected differs in its shapes."""
-        upload = outcome.upload
-        if upload is not None:
-            is_collected = self.stage.upload == "collect"
-            expected = self.expected if sent is None else self.state.expected_upload(upload.client, sent)
-            if is_collected:
-                expected = upload.state
-            if problem := defect(upload, expected):
-                return problem
-            if self.counters and self.stage.upload == "aggregate":
-                plan = self.plan_for(upload.client)
-                most = most_batches(self.state.data.client(upload.client, self.number), plan)
-                if problem := overcounted(upload.state, expected, self.counters, most):
-                    return problem
-            if self.asks_method:
-                self._ask_method(upload)
-        for kept in (outcome.memory.state, outcome.memory.residual):
-            if kept and (problem := defect(Upload(-1, kept), kept)):
-                return problem
-        return None
+    def _most_batches(self, k: int) -> int:
+        """How many batches a BatchNorm can have seen in one local training."""
+        plan = self.plan_for(k)
+        samples = self.state.data.client(k, self.number).num_samples
+        if self.stage.public != "no":
+            samples += len(self.state.data.public_pool)
+        return BATCHES_A_SAMPLE * (samples * max(plan.epochs, 1) + (plan.steps or 0))
 
     def _ask_method(self, upload: Upload) -> None:
         """What a method knows of its uploads; it raises if one cannot be."""
@@ -132,181 +105,168 @@ class UploadValidator:
             )
 
 
+def _counts(dtype: torch.dtype) -> bool:
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
 def hint(problem: str) -> str:
     """What a user may check."""
     return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
 
 
-class StreamedUploads(RoundUploads):
-    """Uploads of which only the mean is wanted.
-
-    Args:
-        names: Of what is averaged.
-    """
-
-    def __init__(self, names: list[str]) -> None:
-        self.names = names
-        self.weights: dict[int, float] = {}
-        self._mean = RunningMean()
-
-    def __len__(self) -> int:
-        return len(self.weights)
-
-    def __iter__(self) -> Iterator[Upload]:
-        raise RuntimeError("These uploads were added up as they came; none was kept.")
-
-    def add(self, upload: Upload) -> None:
-        """Count one more."""
-        self.weights[upload.client] = upload.weight
-        if len(upload.state) != len(self.names):
-            upload = replace(upload, state={name: upload.state[name] for name in self.names})
-        self._mean.add(upload)
-
-    def mean(self) -> State:
-        return self._mean.mean()
-
-    def without(self, prefixes: tuple[str, ...]) -> "StreamedUploads":
-        return self
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.weights.clear()
-        self._mean = RunningMean()
-
-
 class BufferedUploads(RoundUploads):
-    """Uploads in the order in which they came, as often as they are asked for.
+    """Uploads that are wanted together, or more than once, in client order.
 
-    Args:
-        store: Of what stays with clients: above its budget, uploads go to files as well.
-        hidden: Prefixes of names that are left out.
-    """
-
-    def __init__(self, store: SpillStore, hidden: tuple[str, ...] = ()) -> None:
-        self.store = store
-        self.hidden = hidden
-        self.weights: dict[int, float] = {}
-        self._kept: dict[int, ClientState] = {}
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def __iter__(self) -> Iterator[Upload]:
-        """A copy of each: who changes one finds it next time as it came, as on several processes or from a file."""
-        for client in list(self._kept):
-            yield self[client].copy()
-
-    def __getitem__(self, client: int) -> Upload:
-        state = self.store.get(self._kept[client]).state
-        return Upload(client, _without(state, self.hidden), self.weights[client])
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._kept
-
-    def add(self, upload: Upload) -> None:
-        """Keep a copy of one more: its tensors may be the live ones."""
-        self._kept[upload.client] = self.store.put(ClientState(upload.copy().state))
-        self.weights[upload.client] = upload.weight
-
-    def drop(self, client: int) -> None:
-        """Forget a client's, if it is here."""
-        self._kept.pop(client, None)
-        self.weights.pop(client, None)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._kept.clear()
-        self.weights.clear()
-
-    def mean(self) -> State:
-        return weighted_mean(self[client] for client in self._kept)
-
-    def without(self, prefixes: tuple[str, ...]) -> "BufferedUploads":
-        shown = BufferedUploads(self.store, (*self.hidden, *prefixes))
-        shown.weights = self.weights
-        shown._kept = self._kept
-        return shown
-
-
-class ShardedUploads(RoundUploads):
-    """Uploads of a round on several processes; whatever is asked of them must be asked by every process.
+    On several processes each lies on the rank that trained its client, and all ranks must ask for the same.
 
     Args:
         fabric: Launched.
-        own: Those of this process.
-        like: Of the names, shapes and dtypes of an upload; None if they are not all alike.
-        hidden: Prefixes of names that are left out.
+        store: Above its budget, uploads go to files.
+        like: The names, shapes and dtypes of an upload; None if they are not all alike.
     """
 
-    def __init__(self, fabric: Fabric, own: BufferedUploads, like: State | None, hidden: tuple[str, ...] = ()) -> None:
+    def __init__(self, fabric: Fabric, store: SpillStore, like: State | None) -> None:
         self.fabric = fabric
-        self.own = own
-        self.like = None if like is None else _without(like, hidden)
-        self.hidden = hidden
-        self.ranks: dict[int, int] = {}
+        self.like = like
         self.weights: dict[int, float] = {}
+        self._ranks: dict[int, int] = {}
+        self._own = UploadStore(store)
 
     def __len__(self) -> int:
-        return len(self.ranks)
+        return len(self._ranks)
 
     def __iter__(self) -> Iterator[Upload]:
-        for k, rank in self.ranks.items():
-            own = None if rank != self.fabric.global_rank else self._own(k).state
-            yield Upload(k, broadcast(self.fabric, own, rank), self.weights[k])
+        """A copy of each: who changes one finds it next time as it came, as from another rank or from a file."""
+        for k in sorted(self._ranks):
+            own = self._own_upload(k).copy().state if k in self._own else None
+            yield Upload(k, broadcast(self.fabric, own, self._ranks[k]), self.weights[k])
 
-    def register(self, client: int, weight: float, rank: int) -> None:
-        """Note that a rank has a client's upload; on that rank it is in `own`."""
-        self.ranks[client] = rank
+    def add(self, upload: Upload) -> None:
+        """Keep a copy on this rank: the tensors may be the live ones."""
+        self._own[upload.client] = upload.copy().state
+        self.know(upload.client, upload.weight, self.fabric.global_rank)
+
+    def know(self, client: int, weight: float, rank: int) -> None:
+        """Note that a rank keeps a client's upload."""
+        self._ranks[client] = rank
         self.weights[client] = weight
 
     def drop(self, client: int) -> None:
         """Forget a client's."""
-        self.own.drop(client)
-        self.ranks.pop(client, None)
-        self.weights.pop(client, None)
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.own.clear()
-        self.ranks.clear()
-        self.weights.clear()
-
-    def without(self, prefixes: tuple[str, ...]) -> "ShardedUploads":
-        shown = ShardedUploads(self.fabric, self.own, self.like, (*self.hidden, *prefixes))
-        shown.ranks = self.ranks
-        shown.weights = self.weights
-        return shown
+        del self._ranks[client]
+        del self.weights[client]
+        self._own.forget(client)
 
     def mean(self) -> State:
         """The running sum goes from rank to rank in client order: the same additions as on one process."""
-        if not self.ranks:
+        if not self._ranks:
             raise ValueError(NOTHING)
         if self.like is None:
             return weighted_mean(iter(self))
-        first = next(iter(self.ranks))
+        first = min(self._ranks)
         mean = RunningMean()
-        device = torch.device("cpu") if self.fabric.device.type == "mps" else None  # which has no float64
-        for rank, clients in groupby(self.ranks, key=self.ranks.__getitem__):  # consecutive ones are on one rank
+        mean_device = torch.device("cpu") if self.fabric.device.type == "mps" else None  # which has no float64
+        for rank, clients in groupby(sorted(self._ranks), key=self._ranks.__getitem__):  # consecutive ones on one rank
             if rank == self.fabric.global_rank:
                 for k in clients:
-                    mean.add(self._own(k))
-            mean.sums, mean.total = broadcast(self.fabric, [mean.sums, mean.total], rank, device)
+                    mean.add(self._own_upload(k))
+            mean.sums, mean.total = broadcast(self.fabric, [mean.sums, mean.total], rank, mean_device)
             mean.first = mean.first or Upload(first, self.like, self.weights[first])
         return mean.mean()
 
-    def _own(self, k: int) -> Upload:
-        upload = self.own[k]
-        return Upload(k, _without(upload.state, self.hidden), upload.weight)
+    def _own_upload(self, k: int) -> Upload:
+        return Upload(k, self._own[k], self.weights[k])
 
 
-def _without(state: State, prefixes: tuple[str, ...]) -> State:
-    if not prefixes:
-        return state
-    return {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
+class RoundUpdates:
+    """What the valid clients of a round return, until it is committed: uploads, and what stays with each client.
+
+    On several processes tensors are kept on the rank that trained the client (`keep`); all ranks know whose (`know`).
+
+    Args:
+        state: Of the federation before the round.
+        stage: Of the round.
+        are_together: Whether uploads are wanted together, not only their mean.
+        owners: The rank that trains each client, on several processes.
+
+    Attributes:
+        memories: What stays with clients.
+        collected: Uploads that the server keeps.
+        owner_ranks: The ranks that have what stays with clients.
+    """
+
+    def __init__(self, state: FederationState, stage: Stage, are_together: bool, owners: Mapping[int, int]) -> None:
+        store = state.memories.store
+        self.state = state
+        self.stage = stage
+        self.owners = owners
+        self.memories = ClientStore(store)
+        self.collected = UploadStore(store)
+        self.owner_ranks: dict[int, int] = {}
+        self.norms: dict[int, float] = {}
+        self.uploads: RunningMean | BufferedUploads = RunningMean()
+        if are_together or owners:
+            like = None if state.has_custom_download else state.expected_upload(SERVER)
+            self.uploads = BufferedUploads(state.fabric, store, like)
+
+    def keep(self, k: int, outcome: LocalResult) -> None:
+        """Keep what a client of this rank returns."""
+        if self._has_state(k, outcome.memory):
+            self.memories[k] = outcome.memory
+        upload = outcome.upload
+        if upload is None:
+            return
+        if self.stage.upload == "collect":
+            self.collected[k] = upload.state
+            return
+        self.uploads.add(upload)
+        if self.state.options.max_norm_ratio is not None:
+            self.norms[k] = update_norm(upload.state, self.state.shared_state)
+
+    def know(self, k: int, outcome: LocalResult, norm: float | None) -> None:
+        """Note what the rank that trained a client keeps of it."""
+        has_state = self._has_state(k, outcome.memory)
+        if has_state:
+            self.owner_ranks[k] = self.owners[k]
+        if self.owners[k] == self.state.fabric.global_rank:
+            return
+        if has_state:
+            self.memories.know({k: tuple(outcome.memory.state)})
+        if norm is not None:
+            self.norms[k] = norm
+        upload = outcome.upload
+        if upload is None:
+            return
+        if self.stage.upload == "collect":
+            self.collected.know({k: tuple(upload.state)})
+        elif isinstance(self.uploads, BufferedUploads):
+            self.uploads.know(k, upload.weight, self.owners[k])
+
+    def _has_state(self, k: int, memory: ClientState) -> bool:
+        """Whether anything stays with a client; one that had something may have given all away."""
+        is_something = bool(memory.state or memory.optimizer or memory.residual)
+        is_collected = self.stage.upload == "collect" and bool(self.owners)  # its rank is known by what it keeps
+        return is_something or is_collected or k in self.state.memories or k in self.state.owner_ranks
+
+    def outliers(self) -> dict[int, str]:
+        """The clients whose weight or update is out of all proportion to the others', and why."""
+        if isinstance(self.uploads, RunningMean):
+            return {}
+        options = self.state.options
+        heavy = out_of_proportion(self.uploads.weights, options.max_weight_ratio, "max_weight_ratio", "weight")
+        far = out_of_proportion(self.norms, options.max_norm_ratio, "max_norm_ratio", "update of norm")
+        return far | heavy
+
+    def drop(self, k: int) -> None:
+        """Leave a client out."""
+        assert isinstance(self.uploads, BufferedUploads)
+        self.uploads.drop(k)
+        self.memories.forget(k)
+        self.owner_ranks.pop(k, None)
 
 
 def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
-    """How far a client has moved from what it received: the norm of all differences together.
+    """How far a client has moved: the norm of its differences to what the server holds, of what that holds.
 
     Example:
         >>> update_norm({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
@@ -314,6 +274,8 @@ def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> fl
     """
     squares = 0.0
     for name, tensor in state.items():
+        if name not in before:
+            continue
         if tensor.shape != before[name].shape:
             raise UsageError(
                 f"`trainer.max_norm_ratio` compares uploads with what the server holds, but {name!r} is "

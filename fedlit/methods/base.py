@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric, MetricCollection
 
-from fedlit.aggregation import Mean, RoundUploads, Rule, State, Upload
+from fedlit.aggregation import Mean, Rule, State, Upload
 from fedlit.bounds import check_choice, check_kind
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
@@ -198,9 +198,7 @@ class FederatedModule(LightningModule):
 
         Rules see what is shared, and nothing that is `upload_only`.
         """
-        if self.upload_only and isinstance(uploads, RoundUploads):
-            uploads = uploads.without(self.upload_only)
-        elif self.upload_only:
+        if self.upload_only:
             uploads = (self._only_shared(upload) for upload in uploads)
         return self._rule(uploads, current)
 
