@@ -174,7 +174,7 @@ ENDS = {
 
 
 def test_every_attribute_of_the_table_is_tried():
-    elsewhere = {"log", "log_dict", "hparams", "hparams_initial", "save_hyperparameters"}  # below, and test_door.py
+    elsewhere = {"log", "log_dict", "hparams", "hparams_initial", "save_hyperparameters"}  # below, and test_checks.py
     assert named("works") == {name for names in WORKS for name in names} | elsewhere
     assert named("ends the run") == ENDS.keys()
 

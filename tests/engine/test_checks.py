@@ -1,4 +1,4 @@
-"""What a method may get wrong of itself is told in one line, before the first round."""
+"""What cannot work in a method, its networks, optimisers or data is refused in one line, before the first round."""
 
 from functools import partial
 
