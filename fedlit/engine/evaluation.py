@@ -1,7 +1,6 @@
 """Evaluation: which model on whose data."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -16,8 +15,7 @@ from fedlit.data.client import Client
 from fedlit.data.loaders import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
-from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore, restored_requires_grad
-from fedlit.engine.local_training import structure_of
+from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore
 from fedlit.engine.logged_values import check_probe_names, logging_to_means
 from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, scores_by_group, treats_samples_apart
 from fedlit.engine.plan import UsageError
@@ -27,7 +25,7 @@ from fedlit.engine.scheduling import has_trained_or_may
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
-from fedlit.methods.states import copy_into
+from fedlit.methods.states import twin
 from fedlit.records.round_record import Failure, reported
 from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive, isolated
@@ -39,42 +37,18 @@ TRIED_SAMPLES = 16  # so many in all
 
 
 def personalises(learner: nn.Module) -> TypeGuard[FederatedModule]:
-    """Whether a method adapts the model that is loaded for a client."""
+    """Whether a method adapts the model of a client before it is evaluated."""
     return isinstance(learner, FederatedModule) and is_overridden("personalise", learner, FederatedModule)
 
 
-def personalise(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> None:
-    """Let a method adapt the client's model that is loaded, on the client's samples; loading a state undoes it."""
-    structure = structure_of(learner.state_dict(keep_vars=True))
-    with (
-        isolated(seed),
-        torch.enable_grad(),
-        autocast(fabric)(),
-        logging_to_means(learner),  # which nobody reads
-        restored_requires_grad(learner),
-    ):
-        learner.personalise(client)
-    live = learner.state_dict(keep_vars=True)
-    if structure_of(live) != structure:
-        raise ValueError("`personalise` changed names, shapes, dtypes or devices of the state.")
-    for tensor in live.values():
-        tensor.grad = None
-
-
-@contextmanager
-def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> Iterator[None]:
-    """Within, the learner is what `personalise` makes of it; afterwards it is restored, so that it may train on."""
+def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> FederatedModule:
+    """The learner as a client uses it: itself, or a copy that its method has adapted to the client's samples."""
     if not personalises(learner):
-        yield
-        return
-    before = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
-    modes = modes_of(learner)
-    try:
-        personalise(fabric, learner, client, seed)
-        yield
-    finally:
-        copy_into(learner.state_dict(keep_vars=True), before)
-        restore(modes)
+        return learner
+    own = twin(learner)
+    with isolated(seed), torch.enable_grad(), autocast(fabric)(), logging_to_means(own):  # which nobody reads
+        own.personalise(client)
+    return own
 
 
 @dataclass
@@ -339,23 +313,22 @@ class Scorer:
         return self.on_own(self.network, "global", clients, round)
 
     def _own_on_own(self, k: int, round: int) -> EvaluationResult:
-        self._enter(k, round)
-        found = self.on_own(self.personal, self.reported_as, [k], round)
+        network = self._load_own(k, round)
+        found = self.on_own(network, self.reported_as, [k], round)
         if self.has_probe:
-            found.add(k, self.reported_as, self._whose(k), self._probe(k, round))
+            found.add(k, self.reported_as, self._whose(k), self._probe(network, k, round))
         return found
 
     def _own_on_pooled(self, k: int, round: int) -> EvaluationResult:
-        self._enter(k, round)
         found = EvaluationResult()
-        found.add(k, self.reported_as, "pooled", self.on_pooled(k))
+        found.add(k, self.reported_as, "pooled", self.on_pooled(self._load_own(k, round), k))
         return found
 
     def _probed(self, k: int, round: int) -> EvaluationResult:
         """The method's `probe` where a client's model is the global one."""
         self.state.enter(k, "server", round)
         found = EvaluationResult()
-        found.add(k, "global", self._whose(k), self._probe(k, round))
+        found.add(k, "global", self._whose(k), self._probe(self.personal, k, round))
         return found
 
     def on_own(self, network: nn.Module, model: str, clients: Sequence[int], round: int) -> EvaluationResult:
@@ -373,9 +346,9 @@ class Scorer:
                 found.add(k, model, "own_test", own)
         return found
 
-    def on_pooled(self, k: int) -> Scores:
-        """Scores of the client's own model, which is loaded, on the test set."""
-        return evaluate(self.state.fabric, self.personal, self._test_batches(k), self.state.measures)
+    def on_pooled(self, network: nn.Module, k: int) -> Scores:
+        """Scores of a client's own model on the test set."""
+        return evaluate(self.state.fabric, network, self._test_batches(k), self.state.measures)
 
     def _scores_of_each(self, network: nn.Module, batches: AnyBatches, sizes: np.ndarray) -> list[Scores]:
         """Scores for clients whose samples are concatenated."""
@@ -389,25 +362,24 @@ class Scorer:
         batches = self.state.data.test_batches(k)
         return batches.first(DEV_SAMPLES) if self.state.options.fast_dev_run else batches
 
-    def _enter(self, k: int, round: int) -> None:
-        """Load a client's model as it uses it itself: adapted to all its samples, none of which is uploaded."""
+    def _load_own(self, k: int, round: int) -> FederatedModule:
+        """Load a client's model; as it uses it, adapted to all its samples, of which nothing is uploaded."""
         state = self.state
         state.enter(k, "personal", round)
-        if personalises(self.personal):
-            client = replace(state.data.client(k, round), samples="all")
-            seed = derive(state.options.seed, "personalise", self.stage.name, round, k)
-            personalise(state.fabric, self.personal, client, seed)
+        client = replace(state.data.client(k, round), samples="all")
+        seed = derive(state.options.seed, "personalise", self.stage.name, round, k)
+        return personalised(state.fabric, self.personal, client, seed)
 
     @torch.no_grad()
-    def _probe(self, k: int, round: int) -> Scores:
+    def _probe(self, method: FederatedModule, k: int, round: int) -> Scores:
         """Values that the method's `probe` returns or logs."""
-        modes = modes_of(self.personal)
-        self.personal.eval()
-        with logging_to_means(self.personal) as logs:
-            probed = self.personal.probe(self.state.data.client(k, round))
+        modes = modes_of(method)
+        method.eval()
+        with logging_to_means(method) as logs:
+            probed = method.probe(self.state.data.client(k, round))
         restore(modes)
         scores = {str(name): float(value) for name, value in probed.items()}
-        return check_probe_names(logs.result() | scores, self.state.measures.names, self.personal)
+        return check_probe_names(logs.result() | scores, self.state.measures.names, method)
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.num_seen else "unseen"
@@ -428,8 +400,7 @@ class Scorer:
         if not self.has_model(client):
             raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
         copy_to_all_ranks(state, [client])
-        self._enter(client, state.round)
-        return self.personal
+        return self._load_own(client, state.round)
 
 
 EpochValues = list[tuple[int, str, str, float]]  # epoch, data, metric and value
@@ -458,11 +429,11 @@ class EpochScores:
         scorer = self.scorer
         k = self.client.id
         seed = derive(scorer.state.options.seed, "epochs", scorer.stage.name, self.client.round, k, self.epoch)
-        personal = personalised(scorer.state.fabric, scorer.personal, self.client, derive(seed, "personalise"))
-        with isolated(seed), personal:
-            found = scorer.on_own(scorer.personal, scorer.reported_as, [k], self.client.round)
+        with isolated(seed):
+            network = personalised(scorer.state.fabric, scorer.personal, self.client, derive(seed, "personalise"))
+            found = scorer.on_own(network, scorer.reported_as, [k], self.client.round)
             if scorer.stage.reported_on_pooled:
-                found.add(k, scorer.reported_as, "pooled", scorer.on_pooled(k))
+                found.add(k, scorer.reported_as, "pooled", scorer.on_pooled(network, k))
         self.values += [(self.epoch, data, metric, value) for _, _, data, metric, value in found.values]
 
 

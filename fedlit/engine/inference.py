@@ -259,8 +259,9 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
 
     def score() -> None:
         seed = derive(state.options.seed, "adapt", k)
-        with isolated(seed), personalised(state.fabric, learner, client, derive(seed, "personalise")):
-            found.append(evaluate(state.fabric, learner, client.val_batches(), state.measures))
+        with isolated(seed):
+            network = personalised(state.fabric, learner, client, derive(seed, "personalise"))
+            found.append(evaluate(state.fabric, network, client.val_batches(), state.measures))
 
     learner.stage = STAGE
     learner.on_client_start(client)  # it may start from what the server holds

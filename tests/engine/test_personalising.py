@@ -60,7 +60,7 @@ def test_tests_predictions_and_networks_of_a_client_have_it_and_the_global_ones_
 
 
 class Bad(Biased):
-    """Client 1 fails, client 2 breaks the module."""
+    """Client 1 fails, client 2 gives the module other parts."""
 
     def personalise(self, client):
         super().personalise(client)
@@ -72,11 +72,10 @@ class Bad(Biased):
 
 def test_who_fails_is_left_out_by_name_and_the_others_are_as_ever():
     federation = fitted(Bad(linear, SGD), num_rounds=2)
-    assert values(rows(federation), "personal", "own").keys() == {0}
+    assert values(rows(federation), "personal", "own").keys() == {0, 2}
     assert values(rows(federation), "global", "own").keys() == {0, 1, 2}
     told = str([event for event in events(federation.log_dir, "left_out") if event["round"] == 2])
     assert "could not be evaluated: OSError: out of luck" in told
-    assert "`personalise` changed names, shapes, dtypes or devices of the state" in told
 
 
 class Random(LocalOnly):
