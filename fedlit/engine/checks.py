@@ -23,7 +23,7 @@ DECLARED = ("shared", *ONE_PLACE, "collected")  # attributes of name prefixes
 
 
 def check_travels(model: FederatedModule) -> None:
-    """Refuse prefixes that are not a tuple or match nothing, and entries that are declared twice."""
+    """Refuse prefixes that are not a tuple or match nothing, entries that are declared twice, and extra state."""
     kind = type(model).__name__
     names = list(model.state_dict())
     for declared in DECLARED:
@@ -38,6 +38,11 @@ def check_travels(model: FederatedModule) -> None:
             if is_required and not any(name.startswith(prefix) for name in names):
                 raise ValueError(f"`model`: `{declared}` of {kind} names {prefix!r}, but nothing in its state does.")
     for name in names:
+        if name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(
+                f"`model`: {kind} has {name!r}, which could not be shared: leave out `get_extra_state`; what is to "
+                "travel is a buffer, and plain attributes that the server's side changes are saved by themselves."
+            )
         said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
         if model.is_shared(name):
             said.append("shared")
@@ -59,7 +64,6 @@ def check_experiment(
     check_timeout(options.client_timeout, options.num_threads, fabric.device)
     check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
-    _check_state(model)
     check_travels(model)
     stages = model.configure_stages()
     names = [stage.name for stage in with_followers(stages)]
@@ -101,17 +105,6 @@ def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options
     for name in given:
         message = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs."
         warnings.warn(message, Notice, stacklevel=2)
-
-
-def _check_state(model: FederatedModule) -> None:
-    """Refuse extra state, which could not be shared."""
-    for name in model.state_dict():
-        if name.rpartition(".")[2] == "_extra_state":
-            raise ValueError(
-                f"`model`: {type(model).__name__} has {name!r}, which could not be shared: leave out "
-                "`get_extra_state`; what is to travel is a buffer, and plain attributes that the server's side changes "
-                "are saved by themselves."
-            )
 
 
 def _warn_of_modes(model: FederatedModule) -> None:

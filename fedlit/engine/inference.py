@@ -2,9 +2,11 @@
 
 import copy
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from fedlit.notices import Notice
 from fedlit.records.progress import epochs_table
 from fedlit.records.reports import tell_which, write_outputs, write_predictions
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import CONVERGENCE, Row, summary
+from fedlit.records.rows import CONVERGENCE, Row
 from fedlit.rng import derive, isolated, preserved
 from fedlit.tasks import Classification
 
@@ -94,7 +96,9 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
     if isinstance(network, FederatedModule):
         fabric = scorer.state.fabric
         network = behind(network, convert_input(fabric, move_data_to_device(x, fabric.device)))
-    own = _copied(network).cpu().eval()
+    methods = [part for part in network.modules() if isinstance(part, FederatedModule)]
+    stays = {id(thing): None for part in methods for thing in (part.fabric, part.client)}  # with the federation
+    own = copy.deepcopy(network, stays).cpu().eval()
     lay_out(own, torch.contiguous_format)
     for parameter in own.parameters():
         parameter.grad = None
@@ -134,17 +138,6 @@ def behind(method: FederatedModule, x: Any) -> nn.Module:
         for handle in handles:
             handle.remove()
     return alike[-1] if alike else method  # the last to end is the outermost
-
-
-def _copied(network: nn.Module) -> nn.Module:
-    if not isinstance(network, FederatedModule):
-        return copy.deepcopy(network)
-    own = twin(network)
-    own.fabric = None  # they belong to the federation
-    for part in own.modules():
-        if isinstance(part, FederatedModule):
-            part.client = None
-    return own
 
 
 STAGE = Stage("adapt", samples="all", upload="none")
@@ -226,15 +219,14 @@ def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
             before.setdefault(key, parts["mean"])
     after = {key: parts["mean"] for key, parts in board.last.items()}
     table = epochs_table(before, after, board.rated)
-    needed = summary(row for row in rows if row.metric == CONVERGENCE)
+    needed: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row.metric == CONVERGENCE:
+            needed[row.model].append(row.value)
     if needed:
-        words = [f"{_model(key)} {parts['mean']:.1f}" for key, parts in needed.items()]
-        table += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {', '.join(words)}"
+        means = ", ".join(f"{model} {fmean(values):.1f}" for model, values in needed.items())
+        table += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {means}"
     return table
-
-
-def _model(key: str) -> str:
-    return key.rpartition("/")[2].partition("_on_")[0]
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:

@@ -1,19 +1,21 @@
 """The networks and optimisers of the first clients, tried on two samples before the first round."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor, nn
+from torch import Tensor
 from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.data.remote import take_classes
+from fedlit.data.trees import told
 from fedlit.engine.lightning_hooks import overridden, trial_training
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
@@ -21,7 +23,7 @@ from fedlit.engine.optimisation import as_list, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.fast.memory import lay_out
-from fedlit.inputs import applied, batch_size, tensors
+from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
 from fedlit.methods.factories import for_client, kind
 from fedlit.methods.stage import Stage
@@ -33,16 +35,33 @@ LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under wha
 SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 
 
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Refuse in one line what raises within, whatever it is: methods, networks and metrics may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, with its class where the text alone is not clear."""
+    line = str(error).partition("\n")[0]
+    if "dtype" in line:
+        line += "; see `trainer.precision`"
+    if not isinstance(error, SELF_EXPLANATORY) or not line:
+        return f"{type(error).__name__}: {line}".removesuffix(": ")
+    return line
+
+
 def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> MetricSet:
     """Task, metrics and what is monitored or stops training early; the metrics."""
     kind = type(model).__name__
     allowed = () if model.card is None else model.card.tasks
     if allowed and task_of(model).name not in allowed:
         raise ValueError(f"`model.task`: {kind} is for {' and '.join(allowed)}, got {task_of(model).name}.")
-    try:
+    with refusing(f"`model`: `metrics` of {kind}"):
         own = metrics_of(model)
-    except Exception as error:  # a method may raise anything
-        raise ValueError(f"`model`: `metrics` of {kind}: {first_line(error)}") from error
     if not isinstance(own, dict) or not all(isinstance(metric, Metric) for metric in own.values()):
         raise ValueError(f"`model`: `metrics` of {kind} must give metrics of torchmetrics by name, got {own!r}.")
     for name in options.metrics:
@@ -89,55 +108,29 @@ def check_targets(model: FederatedModule, measures: MetricSet, target: Any, num_
     remedy = "another is of fedlit.tasks, such as Regression"
     if model.card is not None and model.card.tasks:
         remedy = f"{kind} is for nothing else"
-    raise ValueError(f"{problem} {describe_tree(target)}; {remedy}.")
+    raise ValueError(f"{problem} {told(target)}; {remedy}.")
 
 
 def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, target: Any, whose: str) -> None:
     """A loss and metrics that are not those of a classification are tried on the outputs for two samples."""
     kind = type(model).__name__
-    shapes = f"outputs {describe_tree(output)} of the {whose} with targets {describe_tree(target)}"
-    try:
+    task = task_of(model)
+    shapes = f"outputs {told(output)} of the {whose} with targets {told(target)}"
+    with refusing(f"`model`: `loss` of {kind} ({task.name}) cannot compare {shapes}"):
         loss = loss_of(model)(output, target)
-    except Exception as error:  # a method may raise anything
-        task = task_of(model).name
-        raise ValueError(f"`model`: `loss` of {kind} ({task}) cannot compare {shapes}: {first_line(error)}") from error
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = describe_tree(loss) if isinstance(loss, Tensor) else repr(loss)
-        raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {got}.")
-    given = move_data_to_device(task_of(model).measured(output, target), torch.device("cpu"))
-    check_metrics(measures, given, shapes)
+        raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {told(loss)}.")
+    if measures.metrics:
+        check_metrics(measures, move_data_to_device(task.measured(output, target), torch.device("cpu")), shapes)
 
 
 def check_metrics(measures: MetricSet, given: tuple[Any, Any], what: str) -> None:
     """Every metric takes such outputs and targets and gives a number."""
     for name, metric in measures.metrics.items():
-        try:
+        with refusing(f"{measures.describe(name)} cannot score {what} by one number"):
             trial = metric.clone()
             trial.update(*given)
             float(trial.compute())
-        except Exception as error:  # a metric may raise anything
-            described = measures.describe(name)
-            raise ValueError(f"{described} cannot score {what} by one number: {first_line(error)}") from error
-
-
-def describe_tree(tree: Any) -> str:
-    """Dtypes and shapes of a tree of tensors."""
-    if isinstance(tree, Tensor):
-        return f"{str(tree.dtype).removeprefix('torch.')} {list(tree.shape)}"
-    if isinstance(tree, Mapping):
-        return "{" + ", ".join(f"{name}: {describe_tree(value)}" for name, value in tree.items()) + "}"
-    if isinstance(tree, tuple | list) and tensors(tree):
-        return "(" + ", ".join(map(describe_tree, tree)) + ")"
-    return f"a {type(tree).__name__}"
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error, with its class where the text alone is not clear."""
-    lines = str(error).splitlines()
-    name = type(error).__name__
-    if not lines:
-        return name
-    return lines[0] if isinstance(error, SELF_EXPLANATORY) else f"{name}: {lines[0]}"
 
 
 NETWORK_CHOICES = ("client_networks", "client_memes", "client_classes")  # what our methods build clients' networks by
@@ -163,11 +156,8 @@ def two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
 
 def trials(model: FederatedModule, data: FederatedData, fabric: Fabric) -> Iterator[tuple[FederatedModule, Client]]:
     """A copy of the method for one client of each kind among the first, in evaluation mode."""
-    try:
+    with refusing(f"`model`: {type(model).__name__} cannot be copied for clients"):
         trial = twin(model)  # building the clients' networks must not change the one that is about to train
-    except Exception as error:  # a method may hold anything
-        reason = first_line(error)
-        raise ValueError(f"`model`: {type(model).__name__} cannot be copied for clients: {reason}") from error
     fabric.strategy.precision.convert_module(trial)
     trial.to(fabric.device)  # the model itself is moved later, and autocast is that of the device
     clients = range(min(data.num_clients, CHECKED_CLIENTS)) if data.only_client is None else [data.only_client]
@@ -198,10 +188,11 @@ def _check_client(
 ) -> None:
     """The client's network takes its samples and gives what the task needs, and its optimiser can be built."""
     x, target = samples
+    inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else told(x)
     networks = {f"network of client {client.id}": model, "global model": model.global_model()}
     for whose, network in networks.items():
-        with autocast(fabric)():
-            z = _outputs(network, whose, x)
+        with refusing(f"`model`: the {whose} cannot take inputs {inputs}"), autocast(fabric)():
+            z = applied(network, x)
         if measures.are_of_classes:
             _check_classes(whose, client, z, batch_size(x, target))
         else:
@@ -210,28 +201,13 @@ def _check_client(
 
 
 def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> None:
-    try:
-        with trial_training(model, client, fabric):
-            optimizers = as_list(model.configure_optimizers())
+    is_own = overridden(model, frozenset({"configure_optimizers"}))
+    source = f"`model`: `configure_optimizers` of {type(model).__name__}" if is_own else "`model.optimizer`"
+    with refusing(f"{source} of client {client.id}"), trial_training(model, client, fabric):
+        optimizers = as_list(model.configure_optimizers())
         check_number(model, optimizers)
         for optimizer in optimizers:
             check_settings(optimizer, model)
-    except Exception as error:  # a method may raise anything
-        source = "`model.optimizer`"
-        if overridden(model, frozenset({"configure_optimizers"})):
-            source = f"`model`: `configure_optimizers` of {type(model).__name__}"
-        raise ValueError(f"{source} of client {client.id}: {first_line(error)}") from error
-
-
-def _outputs(network: nn.Module, whose: str, x: Any) -> Any:
-    try:
-        return applied(network, x)
-    except Exception as error:  # a network may raise anything
-        hint = ""
-        if "dtype" in str(error):
-            hint = "; see `trainer.precision`"
-        inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else describe_tree(x)
-        raise ValueError(f"`model`: the {whose} cannot take inputs {inputs}: {first_line(error)}{hint}") from error
 
 
 def _check_classes(whose: str, client: Client, output: Any, number: int) -> None:
