@@ -38,13 +38,11 @@ from fedlit.engine.run_setup import (
     fresh_state,
     launch,
     read_checkpoint,
-    set_deterministic,
     title_of,
 )
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState, Hosts
 from fedlit.engine.strategy import make_fabric
-from fedlit.fast.memory import keep_large_blocks
 from fedlit.methods.base import FederatedModule
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.pictures import draw_curves
@@ -79,58 +77,52 @@ class Federation:
 
     Args:
         num_rounds: Rounds of a stage that does not say how many it takes.
-        local_epochs: Passes over a client's samples in a visit; 1 unless `local_steps` is given.
-        local_steps: Batches in a visit, in place of `local_epochs`.
+        local_epochs: Passes over a client's samples in a round; 1 unless `local_steps` is given.
+        local_steps: Batches of a client in a round, in place of `local_epochs`.
         client_epochs: Another number of local epochs for some clients, by client id.
         fraction_fit: Fraction in (0, 1] of the clients that take part in a round.
-        min_clients: Clients that take part in a round at least, and of which as many must bring something usable.
-        max_round_retries: How often a round with too few usable clients is repeated with others before the run ends.
-        client_timeout: Seconds after which a client is left out; its visits are then processes of their own, which can
-            be killed.
+        min_clients: Minimum number of clients per round; also the minimum number of valid updates.
+        max_round_retries: How often a round with too few valid updates is repeated with other clients.
+        client_timeout: Seconds after which a client is left out; each client then trains in a process of its own.
         max_weight_ratio: Leave out a client whose weight is more than so many times the median of its round.
         max_norm_ratio: Leave out a client whose update is more than so many times as long as the median of its round.
         eval_every_n_rounds: Rounds between evaluations; the last round of a stage is always evaluated.
-        eval_every_n_epochs: Epochs between evaluations in a visit at home (epochs.csv); none by default.
+        eval_every_n_epochs: Epochs between evaluations of a client that trains at home (epochs.csv); none by default.
         save_every_n_rounds: Rounds between checkpoints; the last round of a stage is always saved.
-        enable_checkpointing: Off, no checkpoint is written, as in Lightning: a run then leaves its records alone, and
-            cannot be resumed, tested by `ckpt_path` or joined by `adapt`.
-        monitor: What `best.ckpt` is the best of, such as loss/global_on_own; by default, clients' own accuracy, or
-            what else the task measures first.
+        enable_checkpointing: Write checkpoints; without, a run cannot be resumed, tested by `ckpt_path` or adapted.
+        monitor: Metric of best.ckpt, such as loss/global_on_own; clients' own accuracy or the task's first by default.
         lr_schedule: A torch schedule that is stepped once a round.
-        optimizer_state: Kept between visits for `personal` parameters only, for all of them (`keep`) or none (`reset`);
-            the loss scale of 16-mixed is kept with each client unless `reset`.
+        optimizer_state: What a client keeps of it: that of `personal` parameters, of all (`keep`) or none (`reset`).
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
-        aggregator: How uploads become one state: a rule of fedlit.aggregation, or a function of uploads and of what
-            the server holds; their mean by default (docs/robustness.md).
-        server_optimizer: A step on what is shared, with what uploads come to for a gradient, in place of that itself:
-            fedlit.server_optimizers.FedAdam, torch.optim.SGD with momentum (FedAvgM) ...; none by default.
-        upload_encoder: How uploads are made smaller on their way: Float16, Int8 or TopK of fedlit.encoders, or your own
-            Encoder; none by default (docs/exchange.md).
+        aggregator: Makes one state of uploads: a rule of fedlit.aggregation, or a function of uploads and the server's
+            state; their mean by default (docs/robustness.md).
+        server_optimizer: Takes a step with the mean update for a gradient: fedlit.server_optimizers.FedAdam,
+            torch.optim.SGD with momentum (FedAvgM) ...; none by default.
+        upload_encoder: Compresses uploads: Float16, Int8 or TopK of fedlit.encoders, or your own Encoder; none by
+            default (docs/exchange.md).
         privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
         limit_train_batches: Batches of a local epoch at most, or a fraction of them in (0, 1]; all by default.
-        overfit_batches: The same first batches in every epoch, unshuffled: so many, or a fraction of them. Can a
-            method learn them by heart?
-        max_time: Days, hours, minutes and seconds, as in "00:12:00:00", or by name, after which a fit ends with its
-            round; the time before a run was resumed counts.
-        profiler: Where the time goes: simple, advanced, or a profiler of Lightning's; told at the end of a fit.
+        overfit_batches: The same first batches in every epoch, unshuffled: so many, or a fraction of them.
+        max_time: Time after which a fit ends with its round: "00:12:00:00" (days to seconds), or by name. Resumed runs
+            count the time before.
+        profiler: Where the time goes: simple, advanced, or a profiler of Lightning's; reported at the end of a fit.
         metrics: More torchmetrics metrics, by name; the loss and those of the task are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
         devices: Processes (cpu) or devices that share the clients of a round.
         processes_per_device: Processes that share each device, where one alone does not fill it.
         num_nodes: Machines.
-        process_timeout: Seconds without a sign of life until a process is taken for dead; one that is slow has time.
+        process_timeout: Seconds without a sign of life after which a process is taken for dead.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
-        deterministic: As in Lightning: true lets torch refuse operations whose result may differ from run to run,
-            `warn` warns of them, false allows them; the default leaves torch as it is.
-        personal_memory: Gigabytes of what stays with clients to hold in host memory, also where a GPU trains; the rest
-            goes to files in TMPDIR.
+        deterministic: As in Lightning: true lets torch refuse nondeterministic operations, `warn` warns of them, false
+            allows them; by default torch is left as it is.
+        personal_memory: Gigabytes of host memory for what stays with clients; the rest goes to files in TMPDIR.
         num_threads: Torch threads per process; the same bits need the same number.
         fast: Faster on a CPU, by other rounding than a plain loop's: still the same bits for the same seed.
         logger: Lightning loggers; true is TensorBoard in the run's folder, false is none.
         callbacks: Callbacks; see fedlit.callbacks.
         default_root_dir: Folder in which `lightning_logs` stands.
-        run_name: Of the run's folder in `lightning_logs`, and which run `last` and `best` are of; a number by default.
+        run_name: Folder of the run in `lightning_logs`, whose `last` and `best` are meant; a number by default.
         fast_dev_run: One batch of two clients in one round of every stage, and nothing written: does it run at all?
         enable_progress_bar: A bar on a terminal, a line a round elsewhere; off is silence.
         report: Draw pictures of the run and, where the extra `report` is installed, write its page, report.html.
@@ -203,7 +195,6 @@ class Federation:
         self._fit_folder: Path | None = None
         self._has_fitted = False
         self.has_rounds_left = True  # for a fit, once it is set up
-        self._begun = ResumePoint()
 
     if not TYPE_CHECKING:  # a type checker would take every name for an option
 
@@ -271,19 +262,20 @@ class Federation:
         """
         method = built(model, self.options.seed)
         with RunFolder(self.fabric, self.options) as run_folder:
-            schedule = self._set_up("fit", method, datamodule, ckpt_path, run_folder=run_folder)
+            schedule, resume_point = self._set_up("fit", method, datamodule, ckpt_path, run_folder=run_folder)
             with told_if_unwritable(self._folder):
                 with told_of("fit", self._call):
-                    rows = self._fit(method, schedule)
+                    rows = self._fit(method, schedule, resume_point)
                 page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
             meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
         self.running = False
         return FitResult(method, self._folder, rows, self.stopped_by, self.network)
 
-    def _fit(self, model: FederatedModule, schedule: Schedule) -> list[Row]:
-        self._remind()
-        fit = Fit(self.state, schedule, self._folder, self._stop, self._call, self._begun)
-        self._begun = ResumePoint()
+    def _fit(self, model: FederatedModule, schedule: Schedule, resume_point: ResumePoint) -> list[Row]:
+        if resume_point.content:
+            self._call("on_load_checkpoint", resume_point.content)
+            load_states(resume_point.content, self.options.callbacks)
+        fit = Fit(self.state, schedule, self._folder, self._stop, self._call, resume_point)
         self.running = True
         with fit.log:
             self._call("on_fit_start")
@@ -301,10 +293,9 @@ class Federation:
         """Evaluate every client on its own validation samples, and the global model on the test set too.
 
         Args:
-            model: The method; that of the last `fit` by default, with its data.
-            datamodule: The clients' data; those that the model was fitted on, else the embedded sample, by default.
-            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of this federation's fit, of the config's
-                own run or of the newest.
+            model: The method; that of the last `fit` by default.
+            datamodule: The clients' data; those of the last `fit` by default, else the embedded sample.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
         """
         self._set_up("validate", model, datamodule, ckpt_path)
         with told_of("validate", self._call):
@@ -317,10 +308,9 @@ class Federation:
         """Evaluate the global model and every client's own on the pooled test set.
 
         Args:
-            model: The method; that of the last `fit` by default, with its data.
-            datamodule: The clients' data; those that the model was fitted on, else the embedded sample, by default.
-            ckpt_path: The checkpoint to evaluate: a file, or `last` or `best` of this federation's fit, of the config's
-                own run or of the newest.
+            model: The method; that of the last `fit` by default.
+            datamodule: The clients' data; those of the last `fit` by default, else the embedded sample.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
         """
         self._set_up("test", model, datamodule, ckpt_path)
         with told_of("test", self._call):
@@ -340,10 +330,9 @@ class Federation:
         Class probabilities; of another task, what it takes outputs for (a list of batches, if they differ in shape).
 
         Args:
-            model: The method; that of the last `fit` by default, with its data.
-            datamodule: The clients' data; those that the model was fitted on, else the embedded sample, by default.
-            ckpt_path: The checkpoint to use: a file, or `last` or `best` of this federation's fit, of the config's
-                own run or of the newest.
+            model: The method; that of the last `fit` by default.
+            datamodule: The clients' data; those of the last `fit` by default, else the embedded sample.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
             client: Whose model; the global one by default.
             images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
                 or [N, H, W, C], or a folder of image files.
@@ -359,10 +348,9 @@ class Federation:
         The data need not be there: a checkpoint knows how inputs are prepared.
 
         Args:
-            model: The method; that of the last `fit` by default, with its data.
+            model: The method; that of the last `fit` by default.
             datamodule: The clients' data; what the checkpoint knows of them by default.
-            ckpt_path: The checkpoint: a file, or `last` or `best` of this federation's fit, of the config's
-                own run or of the newest.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
         """
         self._set_up("load", model, datamodule, ckpt_path, samples=False)
 
@@ -390,10 +378,9 @@ class Federation:
         """Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.
 
         Args:
-            model: The method; that of the last `fit` by default, with its data.
+            model: The method; that of the last `fit` by default.
             datamodule: The clients' data, some of which are unseen.
-            ckpt_path: Where the federation ended: a file, or `last` or `best` of this federation's fit, of the config's
-                own run or of the newest.
+            ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
             epochs: Passes over a new client's samples.
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
@@ -414,7 +401,7 @@ class Federation:
         ckpt_path: str | None,
         samples: bool = True,
         run_folder: RunFolder | None = None,
-    ) -> Schedule:
+    ) -> tuple[Schedule, ResumePoint]:
         """Check everything that can be checked before the first round, and make or find the run."""
         training = command == "fit"
         model, datamodule = self._meant(command, given_model, datamodule)
@@ -422,10 +409,7 @@ class Federation:
             ckpt_path = self._of_own_fit(ckpt_path)
         self.running = False
         self._stop = StopRequest()
-        torch.set_num_threads(self.options.num_threads)
-        set_deterministic(self.options.deterministic)
-        keep_large_blocks()
-        launch(self.fabric)
+        launch(self.fabric, self.options)
         data = data_or_placeholder(self.fabric, datamodule, None if samples else ckpt_path, self.options)
         schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
@@ -433,7 +417,7 @@ class Federation:
             self._state = fresh_state(self.fabric, model, data, self.options)
             self._state.hosts = self.hosts
         self.state.use(data)
-        self._begun = ResumePoint()
+        resume_point = ResumePoint()
         if path is not None:
             if training and not self.options.enable_checkpointing:
                 raise ValueError(
@@ -441,15 +425,15 @@ class Federation:
                 )
             if run_folder is not None:
                 run_folder.resume(path)
-            self._begun = read_checkpoint(path)  # for callbacks, too, once they are set up
-            resume(self.state, self._begun, schedule, training)
+            resume_point = read_checkpoint(path)
+            resume(self.state, resume_point, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)
         if run_folder is not None:
             self._folder = run_folder.claim()
             self._has_fitted = True
             self._fit_folder = self._folder
         self.has_rounds_left = self.state.round < len(schedule)
-        return schedule
+        return schedule, resume_point
 
     def _meant(self, command: Command, model: FederatedModule | None, datamodule: Data) -> tuple[FederatedModule, Data]:
         """The model and data, where none are given those of the last fit, as in Lightning; a fit itself has its own."""
@@ -479,13 +463,6 @@ class Federation:
         if self.is_global_zero:
             report(rows, name, self.state.round, self._folder, failures, told)
         return rows
-
-    def _remind(self) -> None:
-        """Give callbacks back what they put into the checkpoint that a fit goes on from."""
-        content = self._begun.content
-        if content:
-            self._call("on_load_checkpoint", content)
-            load_states(content, self.options.callbacks)
 
     def _call(self, hook: str, *details: Any) -> None:
         for callback in self.options.callbacks:

@@ -21,12 +21,12 @@ from fedlit.data.remote import placeholder_data
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.network_checks import layout_for
 from fedlit.engine.optimisation import as_list
-from fedlit.engine.options import Deterministic, Options
+from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast, meet
 from fedlit.engine.state import FederationState
 from fedlit.engine.strategy import ClientParallelStrategy
-from fedlit.fast.memory import lay_out
+from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule, twin
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
@@ -175,19 +175,6 @@ def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: M
     return [change for change in found if change.before != change.now]
 
 
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # cuBLAS reads it when it is first used
-
-
-def set_deterministic(wanted: Deterministic | None) -> None:
-    """Set what Lightning's Trainer sets for `deterministic`; None sets nothing."""
-    if wanted is None:
-        return
-    torch.use_deterministic_algorithms(bool(wanted), warn_only=wanted == "warn")
-    if wanted:
-        torch.backends.cudnn.benchmark = False  # it picks algorithms by how long they take
-        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
-
-
 @dataclass
 class ResumePoint:
     """The checkpoint that a command begins from, if any.
@@ -227,8 +214,15 @@ def read_checkpoint(path: Path | None) -> ResumePoint:
     return ResumePoint(checkpoint, content, fallback)
 
 
-def launch(fabric: Fabric) -> None:
-    """Start all processes, unless they run already."""
+def launch(fabric: Fabric, options: Options) -> None:
+    """Set what holds for a whole process, and start all processes, unless they run already."""
+    torch.set_num_threads(options.num_threads)
+    if options.deterministic is not None:  # as Lightning's Trainer
+        torch.use_deterministic_algorithms(bool(options.deterministic), warn_only=options.deterministic == "warn")
+    if options.deterministic:
+        torch.backends.cudnn.benchmark = False  # it picks algorithms by how long they take
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    keep_large_blocks()
     if not fabric._launched:
         try:
             fabric.launch()
