@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -195,8 +195,10 @@ class Fit:
     def run(self) -> None:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
         self.state.attributes.begin()
+        # Where clients have hosts, a signal ends the run at once: it may wait for a host forever.
+        handling_signals = stop_signals(self._stop_by_signal) if self.state.hosts is None else nullcontext()
         try:
-            with self._handling_signals():
+            with handling_signals:
                 while self._goes_on():
                     self._run_round(self.state.round + 1)
         except Interrupted:
@@ -342,12 +344,6 @@ class Fit:
             self.progress.say(refusal)
             self.log.recorder.event("budget_spent", **self.budget.spent(number - 1), round=number - 1)
         return refusal is None
-
-    def _handling_signals(self) -> AbstractContextManager[None]:
-        """Signals end a run in good order; where clients have hosts, at once: it may wait for a host forever."""
-        if self.state.hosts is not None:
-            return nullcontext()
-        return stop_signals(self._stop_by_signal)
 
     def _stop_by_signal(self, number: int) -> None:
         """Print at once what the run is waiting for."""

@@ -18,31 +18,35 @@ from torch import Tensor, nn
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
 from fedlit.data.remote import placeholder_data
-from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.network_checks import layout_for
-from fedlit.engine.optimisation import as_list
 from fedlit.engine.options import Options
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast, meet
 from fedlit.engine.state import FederationState
 from fedlit.engine.strategy import ClientParallelStrategy
 from fedlit.fast.memory import keep_large_blocks, lay_out
-from fedlit.methods.base import FederatedModule, twin
+from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
 from fedlit.records.rewinding import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
-from fedlit.rng import isolated
 
 
 def arguments(state: FederationState) -> dict[str, dict[str, Any]]:
-    """What federation, data, partition and method were made with."""
-    return {
+    """What federation, data, partition, method and optimiser were made with."""
+    parts = {
         "trainer": vars(state.options),
         "data": arguments_of(state.data),
         "data.partition": arguments_of(state.data.partition),
         "model": {**state.module.hparams, **arguments_of(state.module)},
     }
+    try:
+        optimizer = state.module.optimizer([nn.Parameter(torch.zeros(1))])
+    except Exception:  # a function of the user's own, which takes the parameters of its network only
+        return parts
+    parts["model"]["optimizer"] = type(optimizer).__name__
+    parts["model.optimizer"] = optimizer.defaults
+    return parts
 
 
 def arguments_of(made: object) -> dict[str, Any]:
@@ -58,7 +62,6 @@ def arguments_of(made: object) -> dict[str, Any]:
 def chosen_values(state: FederationState) -> dict[str, Any]:
     """The options of trainer, data, partition, method and optimiser that are plain values."""
     parts = arguments(state)
-    parts["model.optimizer"] = getattr(state.module.optimizer, "keywords", {})  # a partial, from the command line
     if state.data.train_dataset is not None:  # given as objects, so none was chosen by name
         parts["data"].pop("dataset", None)
     values: dict[str, Any] = {"method": type(state.module).__name__, "partition": type(state.data.partition).__name__}
@@ -79,7 +82,7 @@ NOT_THERE = "none"
 NOT_COMPARED = re.compile(
     r"trainer\.(num_rounds|save_every_n_rounds|accelerator|devices|num_nodes|processes_per_device|personal_memory)"
     r"|trainer\.(logger|callbacks|default_root_dir|run_name|fast_dev_run|enable_progress_bar|report|max_time|profiler)"
-    r"|trainer\.enable_checkpointing|data\.(root|partition|train_dataset|test_dataset|num_workers)|model\.optimizer"
+    r"|trainer\.enable_checkpointing|data\.(root|partition|train_dataset|test_dataset|num_workers)"
 )
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
 DEPTH = 4  # of what stands in what
@@ -98,7 +101,7 @@ class Change(NamedTuple):
 
 
 def choices(state: FederationState) -> dict[str, str]:
-    """The options of trainer, data and method, the layers of its network and its optimiser, as text."""
+    """The options of trainer, data, method and optimiser, and the layers of the network, as text."""
     found: dict[str, str] = {}
     for part, given in arguments(state).items():
         found |= {f"{part}.{name}": as_text(value) for name, value in given.items()}
@@ -106,29 +109,6 @@ def choices(state: FederationState) -> dict[str, str]:
     for name, layer in state.module.named_modules():
         if name and not list(layer.children()):
             found[f"model.{name}"] = f"{type(layer).__name__}({layer.extra_repr()})"
-    return found | _of_optimizers(state)
-
-
-def _of_optimizers(state: FederationState) -> dict[str, str]:
-    """Settings of the first client's optimisers, which a function of the user's own may build."""
-    trial = twin(state.module)
-    client = state.data.client(0)
-    try:
-        with isolated(0), trial_training(trial, client, state.fabric):
-            trial.client = client
-            trial.configure_client(client)
-            optimizers = as_list(trial.configure_optimizers())
-    except Exception:  # a method whose stages alone have optimisers
-        return {"model.optimizer": as_text(state.module.optimizer)}
-    found: dict[str, str] = {}
-    for number, optimizer in enumerate(optimizers):
-        name = "model.optimizer" if len(optimizers) == 1 else f"model.optimizer[{number}]"
-        found[name] = type(optimizer).__name__
-        for option in optimizer.param_groups[0]:
-            if option == "params":
-                continue
-            of_groups = dict.fromkeys(as_text(group.get(option)) for group in optimizer.param_groups)
-            found[f"{name}.{option}"] = ", ".join(of_groups)
     return found
 
 
