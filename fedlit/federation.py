@@ -1,12 +1,9 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
-from functools import wraps
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -27,7 +24,7 @@ from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_p
 from fedlit.engine.inference import adapt, own_network, predict, table_of_epochs
 from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.options import Deterministic, Options, no_such_attribute, no_such_option
+from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.processes import meet
 from fedlit.engine.run_setup import (
@@ -44,6 +41,7 @@ from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState, Hosts
 from fedlit.engine.strategy import make_fabric
 from fedlit.methods.base import FederatedModule
+from fedlit.option_names import names_options, no_such_attribute
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
@@ -54,22 +52,8 @@ from fedlit.records.unwritable import told_if_unwritable
 from fedlit.studies.after_fit import page_after_fit
 
 Data = FederatedData | None
-Given = ParamSpec("Given")
+Model = FederatedModule | None
 OPTIONS = {option.name for option in fields(Options)}
-
-
-def _names_options(init: Callable[Given, None]) -> Callable[Given, None]:
-    """Let a constructor say which option is meant where one is unknown; its signature stays the list of options."""
-    known = signature(init).parameters
-
-    @wraps(init)
-    def checked(*args: Given.args, **options: Given.kwargs) -> None:
-        for name in options:
-            if name not in known:
-                raise no_such_option(name, known)
-        init(*args, **options)
-
-    return checked
 
 
 class Federation:
@@ -94,18 +78,14 @@ class Federation:
         lr_schedule: A torch schedule that is stepped once a round.
         optimizer_state: What a client keeps of it: that of `personal` parameters, of all (`keep`) or none (`reset`).
         batch_norm: BatchNorm layers are averaged as everything that is shared, or stay with the client (`local`).
-        aggregator: Makes one state of uploads: a rule of fedlit.aggregation, or a function of uploads and the server's
-            state; their mean by default (docs/robustness.md).
-        server_optimizer: Takes a step with the mean update for a gradient: fedlit.server_optimizers.FedAdam,
-            torch.optim.SGD with momentum (FedAvgM) ...; none by default.
-        upload_encoder: Compresses uploads: Float16, Int8 or TopK of fedlit.encoders, or your own Encoder; none by
-            default (docs/exchange.md).
+        aggregator: Makes one state of uploads: a rule of fedlit.aggregation or a function; their mean by default.
+        server_optimizer: Steps with the mean update for a gradient: fedlit.server_optimizers.FedAdam; none by default.
+        upload_encoder: Compresses uploads: Float16, Int8, TopK or your own of fedlit.encoders (docs/exchange.md).
         privacy: Differential privacy of clients, fedlit.privacy.ClientLevelDP (extra `dp`); none by default.
         gradient_clip_val: Largest norm of a gradient; none by default.
         limit_train_batches: Batches of a local epoch at most, or a fraction of them in (0, 1]; all by default.
         overfit_batches: The same first batches in every epoch, unshuffled: so many, or a fraction of them.
-        max_time: Time after which a fit ends with its round: "00:12:00:00" (days to seconds), or by name. Resumed runs
-            count the time before.
+        max_time: Ends a fit after this time, resumed runs included: "00:12:00:00" (days to seconds), or by name.
         profiler: Where the time goes: simple, advanced, or a profiler of Lightning's; reported at the end of a fit.
         metrics: More torchmetrics metrics, by name; the loss and those of the task are always there.
         accelerator: As in Lightning: cpu, gpu, auto ...
@@ -114,8 +94,7 @@ class Federation:
         num_nodes: Machines.
         process_timeout: Seconds without a sign of life after which a process is taken for dead.
         precision: As in Lightning: 32-true, bf16-mixed, 16-mixed, 64-true ...
-        deterministic: As in Lightning: true lets torch refuse nondeterministic operations, `warn` warns of them, false
-            allows them; by default torch is left as it is.
+        deterministic: As in Lightning: true refuses nondeterministic operations of torch, `warn` warns of them.
         personal_memory: Gigabytes of host memory for what stays with clients; the rest goes to files in TMPDIR.
         num_threads: Torch threads per process; the same bits need the same number.
         fast: Faster on a CPU, by other rounding than a plain loop's: still the same bits for the same seed.
@@ -129,7 +108,7 @@ class Federation:
         seed: Of every random stream of the run.
     """
 
-    @_names_options
+    @names_options
     def __init__(
         self,
         num_rounds: int = 10,
@@ -180,8 +159,6 @@ class Federation:
         deterministic: Deterministic | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
-        given["client_epochs"] = client_epochs or {}
-        given["metrics"] = metrics or {}
         given["callbacks"] = [*as_callbacks(callbacks), *watching_time(max_time)]
         given["default_root_dir"] = Path(default_root_dir).expanduser()
         given["profiler"] = make_profiler(profiler)
@@ -192,8 +169,7 @@ class Federation:
         self._state: FederationState | None = None
         self.hosts: Hosts | None = None
         self._folder: Path | None = None
-        self._fit_folder: Path | None = None
-        self._has_fitted = False
+        self._own_run: RunFolder | None = None  # of the last fit
         self.has_rounds_left = True  # for a fit, once it is set up
 
     if not TYPE_CHECKING:  # a type checker would take every name for an option
@@ -287,9 +263,7 @@ class Federation:
             fit.close()
         return fit.rows
 
-    def validate(
-        self, model: FederatedModule | None = None, datamodule: Data = None, ckpt_path: str | None = None
-    ) -> list[Row]:
+    def validate(self, model: Model = None, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate every client on its own validation samples, and the global model on the test set too.
 
         Args:
@@ -302,9 +276,7 @@ class Federation:
             scorer = Scorer(self.state)
             return self._report("validate.csv", scorer.evaluate(self.state.round), scorer.failures)
 
-    def test(
-        self, model: FederatedModule | None = None, datamodule: Data = None, ckpt_path: str | None = None
-    ) -> list[Row]:
+    def test(self, model: Model = None, datamodule: Data = None, ckpt_path: str | None = None) -> list[Row]:
         """Evaluate the global model and every client's own on the pooled test set.
 
         Args:
@@ -319,7 +291,7 @@ class Federation:
 
     def predict(
         self,
-        model: FederatedModule | None = None,
+        model: Model = None,
         datamodule: Data = None,
         ckpt_path: str | None = None,
         client: int | None = None,
@@ -334,15 +306,14 @@ class Federation:
             datamodule: The clients' data; those of the last `fit` by default, else the embedded sample.
             ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
             client: Whose model; the global one by default.
-            images: In place of the test set, images of the same size: an .npz with an array `images`, uint8 [N, H, W]
-                or [N, H, W, C], or a folder of image files.
+            images: In place of the test set: an .npz with `images`, uint8 [N, H, W] or [N, H, W, C], or a folder.
         """
         self._set_up("predict", model, datamodule, ckpt_path, samples=images is None)
         own = None if images is None else read_own_images(images, self.state.data)
         with told_of("predict", self._call):
             return predict(self.state, client, own, self._folder)
 
-    def load(self, model: FederatedModule | None = None, datamodule: Data = None, ckpt_path: str | None = None) -> None:
+    def load(self, model: Model = None, datamodule: Data = None, ckpt_path: str | None = None) -> None:
         """Take up a checkpoint without training or evaluating it, for its states or `network`.
 
         The data need not be there: a checkpoint knows how inputs are prepared.
@@ -357,10 +328,8 @@ class Federation:
     def network(self, client: int | None = None, with_preprocessing: bool = False) -> torch.nn.Module:
         """The network that `predict` uses: a copy with nothing of the federation around it, on the CPU, in eval mode.
 
-        It gives logits ``[N, C]`` of what the data give to networks: images as floats on the [0, 1] scale, after the
-        steps of `data.augmentation` that are not random, minus `data.mean`, over `data.std`. It is unpickled without
-        fedlit where its class is your own; what mixes or fuses networks is of fedlit's classes, and a method whose
-        `forward` is not the work of one of its parts is given whole.
+        It takes images in [0, 1], after the steps of `data.augmentation` that are not random, minus `data.mean`, over
+        `data.std`, and gives logits ``[N, C]``. A method whose `forward` is not that of one part is given whole.
 
         Args:
             client: Whose model; the global one by default.
@@ -369,11 +338,7 @@ class Federation:
         return own_network(Scorer(self.state), client, with_preprocessing)
 
     def adapt(
-        self,
-        model: FederatedModule | None = None,
-        datamodule: Data = None,
-        ckpt_path: str | None = None,
-        epochs: int = 10,
+        self, model: Model = None, datamodule: Data = None, ckpt_path: str | None = None, epochs: int = 10
     ) -> list[Row]:
         """Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.
 
@@ -396,7 +361,7 @@ class Federation:
     def _set_up(
         self,
         command: Command,
-        given_model: FederatedModule | None,
+        given_model: Model,
         datamodule: Data,
         ckpt_path: str | None,
         samples: bool = True,
@@ -407,7 +372,6 @@ class Federation:
         model, datamodule = self._meant(command, given_model, datamodule)
         if not training:
             ckpt_path = self._of_own_fit(ckpt_path)
-        self.running = False
         self._stop = StopRequest()
         launch(self.fabric, self.options)
         data = data_or_placeholder(self.fabric, datamodule, None if samples else ckpt_path, self.options)
@@ -419,10 +383,6 @@ class Federation:
         self.state.use(data)
         resume_point = ResumePoint()
         if path is not None:
-            if training and not self.options.enable_checkpointing:
-                raise ValueError(
-                    f"`--ckpt_path` {path}: resuming needs checkpoints, but `trainer.enable_checkpointing` is false."
-                )
             if run_folder is not None:
                 run_folder.resume(path)
             resume_point = read_checkpoint(path)
@@ -430,12 +390,11 @@ class Federation:
             self._folder = None if self.options.fast_dev_run else folder_of(path)
         if run_folder is not None:
             self._folder = run_folder.claim()
-            self._has_fitted = True
-            self._fit_folder = self._folder
+            self._own_run = run_folder
         self.has_rounds_left = self.state.round < len(schedule)
         return schedule, resume_point
 
-    def _meant(self, command: Command, model: FederatedModule | None, datamodule: Data) -> tuple[FederatedModule, Data]:
+    def _meant(self, command: Command, model: Model, datamodule: Data) -> tuple[FederatedModule, Data]:
         """The model and data, where none are given those of the last fit, as in Lightning; a fit itself has its own."""
         state = None if command == "fit" else self._state
         if model is not None and (state is None or state.module is not model):
@@ -448,16 +407,13 @@ class Federation:
 
     def _of_own_fit(self, ckpt_path: str | None) -> str | None:
         """After a fit of this federation, `last` and `best` are its own, though another run may be newer."""
-        if not self._has_fitted or ckpt_path not in ("last", "best"):
+        run = self._own_run
+        if run is None or ckpt_path not in ("last", "best"):
             return ckpt_path
-        if self._fit_folder is None:
-            raise ValueError(f"`ckpt_path` {ckpt_path}: a development run (`trainer.fast_dev_run`) has no checkpoints.")
-        if not self.options.enable_checkpointing:
-            raise ValueError(
-                f"`ckpt_path` {ckpt_path}: `trainer.enable_checkpointing` is false, so the fit wrote none; without "
-                "`ckpt_path`, what it came to is taken."
-            )
-        return str(self._fit_folder / "checkpoints" / f"{ckpt_path}.ckpt")
+        if run.path is None or not self.options.enable_checkpointing:
+            why = "`trainer.enable_checkpointing` is false" if run.path else "`trainer.fast_dev_run` is true"
+            raise ValueError(f"`ckpt_path` {ckpt_path}: {why}, so the fit wrote no checkpoints.")
+        return str(run.path / "checkpoints" / f"{ckpt_path}.ckpt")
 
     def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], told: str | None = None) -> list[Row]:
         if self.is_global_zero:

@@ -18,7 +18,7 @@ from fedlit.cli.method_class import method_of, unannotated
 from fedlit.cli.recipes import recipe_content, recipe_files, written_options
 from fedlit.cli.values import environment_options, parsed, typed_values
 from fedlit.data import FederatedData
-from fedlit.engine.options import SYNONYMS
+from fedlit.option_names import SYNONYMS
 
 KEY = r'Parser key "([\w.]+)": (?!.*<class \'(?:float|int|bool)\'>).*?'
 CONSTRUCTOR = r"Does not validate .*Errors: - (.+?) - Expected an? <class 'NoneType'>"  # a constructor's own words

@@ -1,10 +1,9 @@
 """The options of a federation, checked and fixed: the only place where they live."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import Literal
@@ -18,7 +17,7 @@ from torchmetrics import Metric
 from fedlit.aggregation import Rule
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.encoders import Encoder
-from fedlit.engine.plan import KeepOptimizer, NoSuchAttribute
+from fedlit.engine.plan import KeepOptimizer
 from fedlit.methods.factories import check_builder
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.run_folder import check_name
@@ -102,7 +101,7 @@ class Options:
     def __post_init__(self) -> None:
         self._check_kinds()
         for name in ("client_epochs", "metrics"):  # which a user may change later
-            object.__setattr__(self, name, MappingProxyType({**getattr(self, name)}))
+            object.__setattr__(self, name, MappingProxyType({**(getattr(self, name) or {})}))
         for name in ("logger", "callbacks"):
             if isinstance(getattr(self, name), list):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
@@ -132,8 +131,8 @@ class Options:
 
     def _check_kinds(self) -> None:
         """Types, which the command line has checked already, and Python code has not."""
-        check_kind("trainer.client_epochs", self.client_epochs, Mapping, "a mapping from client id")
-        check_kind("trainer.metrics", self.metrics, Mapping, "a mapping from names to metrics")
+        check_kind("trainer.client_epochs", self.client_epochs, (Mapping, NoneType), "a mapping from client id")
+        check_kind("trainer.metrics", self.metrics, (Mapping, NoneType), "a mapping from names to metrics")
         check_kind("trainer.monitor", self.monitor, (str, NoneType), "metric/model_on_data")
         check_kind("trainer.upload_encoder", self.upload_encoder, (Encoder, NoneType), "an Encoder, such as TopK()")
         check_choice("trainer.optimizer_state", self.optimizer_state, KeepOptimizer)
@@ -175,79 +174,3 @@ class Options:
     def epochs_of(self, client: int) -> int:
         """Local epochs of a client, where its stage does not say."""
         return self.client_epochs.get(client, self.local_epochs or 1)
-
-
-IN_TRAINING = "`self.trainer` of a method has it, in local training"
-CALLED_HERE = {
-    "callback_metrics": "`state.scores.last`",
-    "checkpoint_callback": "`save_every_n_rounds`, an option",
-    "current_epoch": "`state.round`",
-    "datamodule": "`state.data`",
-    "early_stopping_callback": "fedlit.callbacks.StopAt",
-    "estimated_stepping_batches": IN_TRAINING,
-    "global_rank": "`fabric.global_rank`",
-    "global_step": "`state.round`",
-    "lightning_module": "`state.module`",
-    "local_rank": "`fabric.local_rank`",
-    "logged_metrics": "`state.scores.last`",
-    "loggers": "`logger`, an option",
-    "max_epochs": "`num_rounds` and `local_epochs`, options",
-    "max_steps": "`num_rounds` and `local_steps`, options",
-    "model": "`state.module`",
-    "num_training_batches": IN_TRAINING,
-    "optimizers": IN_TRAINING,
-    "progress_bar_callback": "`enable_progress_bar`, an option",
-    "save_checkpoint": "`save_every_n_rounds`, an option",
-    "train_dataloader": "`state.data`",
-    "world_size": "`fabric.world_size`",
-}
-
-ROUNDS, EPOCHS, RATE = "trainer.num_rounds", "trainer.local_epochs", "model.optimizer.lr"
-SYNONYMS: dict[str, tuple[str, ...]] = {  # options of Lightning, Flower, PFLlib and others, as they are typed here
-    word: meant
-    for meant, words in {
-        (ROUNDS, EPOCHS): "epochs max_epochs num_epochs n_epochs",
-        (ROUNDS,): "rounds n_rounds max_rounds global_rounds num_server_rounds comm_round comm_rounds "
-        "communication_rounds",
-        (EPOCHS,): "local_epoch local_ep client_epoch",
-        (ROUNDS, "trainer.local_steps"): "max_steps",
-        ("trainer.local_steps",): "local_iterations local_updates",
-        ("trainer.fraction_fit",): "clients_per_round join_ratio fraction_train client_fraction sample_fraction "
-        "participation_rate frac",
-        ("trainer.min_clients",): "min_fit_clients min_train_nodes min_available_clients",
-        ("trainer.eval_every_n_rounds",): "eval_gap eval_every check_val_every_n_epoch",
-        ("trainer.save_every_n_rounds",): "save_gap save_every",
-        ("trainer.server_optimizer",): "server_lr server_learning_rate",
-        ("trainer.accelerator", "trainer.devices"): "gpus num_gpus device",
-        ("trainer.devices",): "num_processes",
-        ("trainer.default_root_dir",): "output_dir save_dir log_dir",
-        (RATE,): "lr learning_rate local_learning_rate local_lr client_lr",
-        ("model.optimizer.momentum",): "momentum",
-        ("model.optimizer.weight_decay",): "weight_decay",
-        ("model",): "algorithm algo",
-        ("data.batch_size",): "batch_size local_batch_size local_bs",
-        ("data.num_clients",): "num_clients n_clients num_users num_supernodes",
-        ("data.partition.alpha",): "dirichlet_alpha dir_alpha",
-        ("data.partition",): "partitioner",
-        ("ckpt_path",): "resume resume_from_checkpoint",
-    }.items()
-    for word in words.split()
-}
-
-
-def no_such_attribute(name: str, known: Iterable[str]) -> AttributeError:
-    """The error for an attribute that a federation does not have."""
-    if name.startswith("_"):  # copying and pickling ask for such
-        return AttributeError(f"'Federation' object has no attribute {name!r}")
-    if name in CALLED_HERE:
-        return NoSuchAttribute(f"`trainer.{name}`: a federation has none; here it is {CALLED_HERE[name]}.")
-    public = ", ".join(sorted(other for other in known if not other.startswith("_")))
-    return NoSuchAttribute(f"`trainer.{name}`: a federation has none; there are {public}.")
-
-
-def no_such_option(name: str, options: Iterable[str]) -> TypeError:
-    """The error for an option that a federation does not have, from Python."""
-    meant = [option.removeprefix("trainer.") for option in SYNONYMS.get(name, ())]
-    meant = meant or get_close_matches(name, list(options), n=1)
-    hint = f" Did you mean `{'` or `'.join(meant)}`?" if meant else ""
-    return TypeError(f"`{name}` is not an option of Federation.{hint}")
