@@ -24,7 +24,6 @@ from fedlit.records import client_files
 from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
 from fedlit.records.client_files import FILES
 from fedlit.records.environment import environment
-from fedlit.records.fit_log import FitLog
 from fedlit.rng import isolated
 
 # By client.
@@ -135,22 +134,13 @@ def _not_of_server(state: FederationState) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in state.initial.items() if name not in state.global_state}
 
 
-def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule, training: bool) -> None:
-    """Resume from a checkpoint; a fit warns of every option that has changed."""
-    restore(state, resume_point.content, str(resume_point.checkpoint), schedule, training)
-    if training:
-        resume_point.changes = changes(resume_point.content, **run_with(state))
-        _check_optimizers(state, resume_point)
-        resume_point.warn_of_changes()
-
-
 def _check_optimizers(state: FederationState, resume_point: ResumePoint) -> None:
     """Refuse an optimiser of another class where the checkpoint holds the state of one."""
     content = resume_point.content
-    of_clients = [*content["optimizer_states"].values(), content["server_optimizer"]]
+    of_clients = [*content[OPTIMIZERS].values(), content["server_optimizer"]]
     has_state = {
         "model.optimizer": state.options.optimizer_state != "reset" and any(any(kept.values()) for kept in of_clients),
-        "trainer.server_optimizer": any(content.get("server_momenta", {}).values()),
+        "trainer.server_optimizer": any(content["server_momenta"].values()),
     }
     for change in resume_point.changes:
         option = change.option.partition("[")[0]  # a method may have several
@@ -163,19 +153,29 @@ def _check_optimizers(state: FederationState, resume_point: ResumePoint) -> None
             )
 
 
-def restore(state: FederationState, content: dict[str, Any], path: str, schedule: Schedule, training: bool) -> None:
-    """Restore a checkpoint of the same experiment; to evaluate, only the shapes must agree."""
-    theirs = content.get("fingerprint", {})
-    _check_fingerprint(theirs, fingerprint(state, schedule), path, training, state.data.is_placeholder)
+def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule, training: bool) -> None:
+    """Resume from a checkpoint of the same experiment, and warn of options that have changed.
+
+    To evaluate, only the shapes must agree.
+    """
+    content = resume_point.content
+    path = str(resume_point.checkpoint)
+    _check_fingerprint(content["fingerprint"], fingerprint(state, schedule), path, training, state.data.is_placeholder)
     if training:
         _check_stages(content, schedule, path)
         _check_hosts(state, content, path)
-    elif "preprocessing" in content:  # else it is of before
+    elif "preprocessing" in content:
         prepare_as(state.data, content["preprocessing"])
-    if _shapes(content["initial_state"]) != _shapes(_not_of_server(state)):
-        raise ValueError(f"`--ckpt_path` {path} is of another experiment: its personal state differs.")
-    for key in (PERSONAL, COLLECTED, UPLOADS):
-        _check_personal(state, content.get(key, {}), path)
+    _check_networks(state, content, path)
+    _restore_server(state, schedule, content)
+    _restore_clients(state, content)
+    if training:
+        resume_point.changes = changes(content, **run_with(state))
+        _check_optimizers(state, resume_point)
+        resume_point.warn_of_changes()
+
+
+def _restore_server(state: FederationState, schedule: Schedule, content: dict[str, Any]) -> None:
     device = state.fabric.device
     state.resume(
         content["round"],
@@ -189,15 +189,7 @@ def restore(state: FederationState, content: dict[str, Any], path: str, schedule
     state.scores.best = content["best"]
     if state.secret is not None:
         state.secret = str(content.get(SECRET, state.secret))  # version 0.2 has none, and goes on with a new one
-    attributes = content.get(ATTRIBUTES, {})
-    if not attributes.keys() <= state.attributes.parts.keys():
-        raise ValueError(f"`--ckpt_path` {path} is of another experiment: it has attributes of {[*attributes]}.")
-    state.attributes.put(attributes)
-    _restore_clients(state, content)
-    if state.hosts is not None:
-        state.memories.know(state.hosts.resume(content[HOSTS]))
-    elif HOSTS in content:
-        state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
+    state.attributes.put(content.get(ATTRIBUTES, {}))
 
 
 def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
@@ -225,6 +217,10 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
         received_constants=content.get(RECEIVED_CONSTANTS, ()),
     )
     state.collected.know({k: tuple(collected[k]) for k in collected if k not in here})
+    if state.hosts is not None:
+        state.memories.know(state.hosts.resume(content[HOSTS]))
+    elif HOSTS in content:
+        state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
 
 
 def _check_fingerprint(
@@ -257,15 +253,22 @@ def _check_hosts(state: FederationState, content: dict[str, Any], path: str) -> 
         raise ValueError(f"`--ckpt_path` {path} is of a simulation; it cannot be resumed with clients on other hosts.")
 
 
-def _check_personal(state: FederationState, states: dict[int, dict[str, torch.Tensor]], path: str) -> None:
-    """The networks of the first clients, as they are built here, take the states they had there."""
+def _check_networks(state: FederationState, content: dict[str, Any], path: str) -> None:
+    """The method, and the networks of the first clients, as they are built here, take the states they had there."""
+    problem = f"`--ckpt_path` {path} is of another experiment:"
+    if _shapes(content["initial_state"]) != _shapes(_not_of_server(state)):
+        raise ValueError(f"{problem} its personal state differs.")
+    if not content.get(ATTRIBUTES, {}).keys() <= state.attributes.parts.keys():
+        raise ValueError(f"{problem} it has attributes of {[*content[ATTRIBUTES]]}.")
+    by_client = [content.get(key, {}) for key in (PERSONAL, COLLECTED, UPLOADS)]
     trial = twin(state.module)
-    for k in sorted(states)[:CHECKED_CLIENTS]:
+    for k in sorted(set().union(*by_client))[:CHECKED_CLIENTS]:
         with isolated(0):
             trial.configure_client(state.data.client(k))
         shapes = _shapes(trial.state_dict())
-        if any(shapes.get(name) != shape for name, shape in _shapes(states[k]).items()):
-            raise ValueError(f"`--ckpt_path` {path} is of another experiment: the network of client {k} differs.")
+        for states in by_client:
+            if any(shapes.get(name) != shape for name, shape in _shapes(states.get(k, {})).items()):
+                raise ValueError(f"{problem} the network of client {k} differs.")
 
 
 def _counted(names: list[str]) -> str:
@@ -310,37 +313,38 @@ class Saving:
         self.run_with = run_with(state)
         self.round = state.round
         self.folder: Path | None = None
+        self.checkpoints: Checkpoints | None = None
         self._written: dict[int, tuple[Version, str]] = {}  # of each client: what was written, and the file
-        if folder is not None and state.options.enable_checkpointing:
-            self.folder = folder / "checkpoints"
-            self._go_on_from(resume_point, self.folder)
-
-    def _go_on_from(self, resume_point: ResumePoint, folder: Path) -> None:
-        """Files of clients stay as they are; a checkpoint that is not the last becomes the last."""
-        origin = resume_point.checkpoint
-        if origin is None:
+        if folder is None or not state.options.enable_checkpointing:
             return
-        files = resume_point.content.get(FILES, {})
-        is_ours = origin.resolve().parent == folder.resolve()
+        self.folder = folder / "checkpoints"
+        if state.fabric.is_global_zero:
+            self.checkpoints = Checkpoints(self.folder, resume_point.checkpoint)
+        if resume_point.checkpoint is not None:
+            self._go_on_from(resume_point.checkpoint, resume_point.content.get(FILES, {}))
+
+    def _go_on_from(self, origin: Path, names: Mapping[int, str]) -> None:
+        """Files of clients stay as they are; a checkpoint that is not the last becomes the last."""
+        assert self.folder is not None
+        is_ours = origin.resolve().parent == self.folder.resolve()
         if is_ours and self.state.options.optimizer_state != "reset":  # else clients have forgotten something since
-            self._written = {k: (self._version(k), files[k]) for k in _clients_here(self.state) if k in files}
-        checkpoints = Checkpoints(folder)
-        if origin.resolve() == checkpoints.last.resolve():
+            self._written = {k: (self._version(k), names[k]) for k in _clients_here(self.state) if k in names}
+        if is_ours and origin.name == "last.ckpt":
             return
         files = self._files()
-        if self.state.fabric.is_global_zero:
-            checkpoints.go_back(self._content(files), origin)
+        if self.checkpoints is not None:
+            self.checkpoints.go_back(self._content(files), origin)
 
     @property
     def can_be_alone(self) -> bool:
         """Whether this process has all that there is to save, so that others need not be there."""
         return self.state.options.enable_checkpointing and not self.state.owner_ranks
 
-    def save(self, log: FitLog, improved: bool) -> None:
+    def save(self, improved: bool) -> None:
         """A checkpoint of the rounds so far, if there are to be any."""
         files = self._files()
-        if log.checkpoints is not None:
-            log.checkpoints.save(self._content(files), improved)
+        if self.checkpoints is not None:
+            self.checkpoints.save(self._content(files), improved)
         self.round = self.state.round
 
     def _content(self, files: dict[int, str] | None) -> dict[str, Any]:

@@ -26,10 +26,9 @@ class SpillStore:
         device: Where states are used; optimiser states stay in host memory (see `revived`).
     """
 
-    def __init__(self, budget: float, device: torch.device | None = None) -> None:
+    def __init__(self, budget: float, device: torch.device) -> None:
         self.left = budget
-        self.device = device or torch.device("cpu")
-        self._pins = self.device.type == "cuda"
+        self.device = device
 
     def put(self, memory: ClientState) -> ClientState:
         """The same state where it is kept; its place is free again when nobody refers to it any more."""
@@ -57,19 +56,16 @@ class SpillStore:
         """In host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
         if self.device.type == "cpu":
             return ClientState(**vars(memory))
-        copied = ClientState(**apply_to_collection(dict(vars(memory)), Tensor, self._host_copy))
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # once for all copies of a state
-        return copied
+        is_cuda = self.device.type == "cuda"
 
-    def _host_copy(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        if self._pins:
-            try:
-                return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-            except RuntimeError:  # the system limits what may be pinned
-                self._pins = False
-        return tensor.cpu()
+        def copied(tensor: Tensor) -> Tensor:
+            host = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda, requires_grad=False)
+            return host.copy_(tensor.detach(), non_blocking=is_cuda)
+
+        kept = ClientState(**apply_to_collection(dict(vars(memory)), Tensor, copied))
+        if is_cuda:
+            torch.cuda.current_stream(self.device).synchronize()  # once for all copies of a state
+        return kept
 
 
 def _in_a_file(memory: ClientState) -> ClientState:

@@ -163,7 +163,6 @@ class Fit:
             state.round,
             self.progress,
             options.report,
-            resume_point.checkpoint,
             metric=metric,
             title=title_of(state),
             saves=options.enable_checkpointing,
@@ -291,7 +290,7 @@ class Fit:
 
     def _save(self, improved: bool) -> None:
         with self.options.profiler.profile("save"):
-            self.saving.save(self.log, improved)
+            self.saving.save(improved)
 
     def _save_complete_rounds(self, error: BaseException) -> None:
         """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedlit.data import FederatedData
 from fedlit.data.client import SERVER
-from fedlit.records.checkpoint import Checkpoints, sync
+from fedlit.records.checkpoint import sync
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_who_holds_what
 from fedlit.records.progress import Progress, table
 from fedlit.records.recorder import Recorder
@@ -32,7 +32,6 @@ class FitLog:
         done: Rounds that a run has behind it; 0 starts anew.
         progress: Where a person is told.
         draws: Whether to leave pictures, too.
-        checkpoint_read: The file that the run goes on from, if it does.
         metric: What curves are drawn of.
         title: Of pictures, before the name of the run.
         saves: Whether there are to be checkpoints.
@@ -49,7 +48,6 @@ class FitLog:
         done: int,
         progress: Progress,
         draws: bool = True,
-        checkpoint_read: Path | None = None,
         metric: str = "acc",
         title: str = "",
         saves: bool = True,
@@ -61,9 +59,7 @@ class FitLog:
         self.title = title if folder is None else f"{title}: {folder.name}".lstrip(": ")
         self.progress = progress
         self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
-        self.checkpoints: Checkpoints | None = None
-        if folder is not None and saves:
-            self.checkpoints = Checkpoints(folder / "checkpoints", checkpoint_read)
+        self.saves = saves
         self.noted_round = done
         if folder is not None and done == 0 and not data.is_placeholder:
             data.assignment.write(folder / "partition.csv", data.labels("train"), data.labels("test"))
@@ -170,7 +166,7 @@ class FitLog:
                 self._draw(folder, round)
             self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
             self.recorder.event("end", round=round, stopped_by=stopped_by)
-            if self.checkpoints is not None:
+            if self.saves:
                 sync(folder / "checkpoints")
         self.progress.close()
         self.recorder.close()
@@ -178,7 +174,7 @@ class FitLog:
             self.progress.print("\n" + table(last, rated))
         if folder is not None:
             self.progress.print(f"\n{self._where_to_look(folder)}")
-            if stopped_by is not None and self.checkpoints is None:
+            if stopped_by is not None and not self.saves:
                 self.progress.print(f"Stopped after round {round}; without checkpoints, it cannot go on.")
             elif stopped_by is not None:
                 checkpoint_path = folder / "checkpoints" / "last.ckpt"
