@@ -6,7 +6,6 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 # Widths of the kernel that FedMMD's authors took from domain separation networks; a width is a variance.
 FIXED_WIDTHS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1, 5, 10, 15, 20, 25, 30, 35, 100, 1e3, 1e4, 1e5, 1e6)
@@ -56,48 +55,59 @@ class _Proximal(torch.autograd.Function):
         return None, None, *(ctx.mu * grad * value for value in moving)
 
 
-def add_to_gradient(
-    loss: Tensor, parameters: Iterable[Tensor], directions: Iterable[Tensor], factor: float = 1.0
-) -> Tensor:
-    r"""The same loss, with a constant in its gradient: that of :math:`L + f \sum_i \langle w_i, d_i \rangle`.
-
-    Args:
-        loss: ``L``, whose value stays as it is.
-        parameters: ``w``, trained.
-        directions: ``d``, of the same shapes; receive no gradient themselves.
-        factor: ``f``.
-
-    Example:
-        >>> w = torch.tensor([3.0], requires_grad=True)
-        >>> loss = add_to_gradient(w.square().sum(), [w], [torch.tensor([-2.0])])
-        >>> loss.item(), torch.autograd.grad(loss, w)
-        (9.0, (tensor([4.]),))
-    """
-    w = list(parameters)
-    return _WithGradient.apply(loss, factor, _matching(directions, w), *w)
-
-
-class _WithGradient(torch.autograd.Function):
-    """`add_to_gradient` as one node."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, factor: float, directions: list[Tensor], *w: Tensor) -> Tensor:
-        ctx.factor = factor
-        ctx.directions = directions
-        return loss.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return grad, None, None, *_scaled(ctx.directions, ctx.factor, grad)
-
-
 def _scaled(tensors: list[Tensor] | tuple[Tensor, ...], factor: float, grad: Tensor) -> Sequence[Tensor]:
     """Tensors times a factor times the gradient of a loss, mostly 1, which only a CPU knows without waiting."""
     if not grad.is_cpu:
         return torch._foreach_mul(torch._foreach_mul(tensors, factor), grad)
     scale = factor * float(grad)
     return tensors if scale == 1 else torch._foreach_mul(tensors, scale)
+
+
+@torch.no_grad()
+def proximal_gradient(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu: float) -> list[Tensor]:
+    r"""The gradient of `proximal_penalty`: :math:`\mu (w_i - w^t_i)`.
+
+    Example:
+        >>> from torch import tensor
+        >>> proximal_gradient([tensor([3.0, 1.0])], [tensor([1.0, 0.0])], mu=0.5)
+        [tensor([1.0000, 0.5000])]
+    """
+    w = list(parameters)
+    if not w:
+        return []
+    moved = list(torch._foreach_sub(w, _matching(anchors, w)))
+    torch._foreach_mul_(moved, mu)
+    return moved
+
+
+@torch.no_grad()
+def add_to_gradients(parameters: Iterable[Tensor], directions: Iterable[Tensor]) -> None:
+    r"""Add a term's known gradient to those of the loss: :math:`g_i \leftarrow g_i + d_i`.
+
+    For `on_before_optimizer_step`, where gradients are there and not clipped yet: a term of the loss costs a node of
+    the graph and a copy of the network in every step. Without any gradient there is no step, and nothing is added.
+
+    Args:
+        parameters: Trained.
+        directions: ``d``, of the same shapes.
+
+    Example:
+        >>> w = torch.tensor([3.0], requires_grad=True)
+        >>> w.square().sum().backward()
+        >>> add_to_gradients([w], [torch.tensor([-2.0])])
+        >>> w.grad
+        tensor([4.])
+    """
+    w = list(parameters)
+    d = _matching(directions, w)
+    if all(parameter.grad is None for parameter in w):
+        return
+    gradients: Any = []
+    for parameter in w:
+        if parameter.grad is None:  # the loss did not reach it
+            parameter.grad = torch.zeros_like(parameter)
+        gradients.append(parameter.grad)
+    torch._foreach_add_(gradients, d)
 
 
 def _matching(constants: Iterable[Tensor], parameters: list[Tensor]) -> list[Tensor]:

@@ -82,7 +82,6 @@ STEP_HOOKS = frozenset(
         "on_before_zero_grad",
         "on_before_backward",
         "on_after_backward",
-        "on_before_optimizer_step",
         "optimizer_step",
         "optimizer_zero_grad",
         "backward",
@@ -97,6 +96,7 @@ FIT_HOOKS = frozenset(
         "on_train_end",
         "on_train_epoch_start",
         "on_train_epoch_end",
+        "on_before_optimizer_step",
         "lr_scheduler_step",
         "teardown",
     ]

@@ -340,8 +340,9 @@ class LocalEpochs:
         self.plan = plan
         self.trainer = trainer
         self.batches = self._batches(client)
-        self.num_batches = plan.num_batches(len(self.batches))
-        self.num_steps = plan.num_steps(len(self.batches))
+        available = len(self.batches)
+        self.num_batches = plan.num_batches(available)
+        self.num_steps = plan.num_steps(available)
         self.validation: Validation | None = None
         if validates(learner, client, trainer):
             self.validation = Validation(fabric, learner, client, trainer)
@@ -414,6 +415,8 @@ class LocalEpochs:
             self.plan.before_step(self.steps, self.num_steps)
             if self.step is None:
                 self.step = self._first_step()
+            if batch_idx == 0 and isinstance(self.step, PlainStep):
+                self.step.begin_epoch()
             if self.step(batch, batch_idx) is False:
                 return False
             if isinstance(self.step, PlainStep):

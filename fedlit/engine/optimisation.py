@@ -15,7 +15,7 @@ from fedlit import bounds
 from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overridden, step_loss, takes_batch_idx
 from fedlit.engine.plan import OptimizerState, Plan, UsageError
 from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
-from fedlit.fast.steps import clear, prepare, step
+from fedlit.fast.steps import clear, prepare, update_of
 from fedlit.methods.base import FederatedModule
 
 TRIED_BEFORE_THE_FIRST_ROUND = (  # PyTorch's own whose step does nothing but what their paper says
@@ -32,6 +32,7 @@ TRIED_BEFORE_THE_FIRST_ROUND = (  # PyTorch's own whose step does nothing but wh
     torch.optim.Rprop,
 )
 COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
+BEFORE_UPDATE = frozenset({"on_before_optimizer_step"})  # the hook that costs no other step
 Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
 
 
@@ -228,7 +229,7 @@ def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collec
 
 
 class PlainStep:
-    """Steps of a method that overrides no hooks around them.
+    """Steps of a method that overrides no hooks around them but `on_before_optimizer_step`.
 
     Args:
         fabric: Precision.
@@ -249,8 +250,14 @@ class PlainStep:
         self.training_step: Callable[..., Any] = learner.training_step
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
         self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
+        self.unscales = self.is_scaled and (clip is not None or overridden(learner, BEFORE_UPDATE))
         own_clear = getattr(self.optimizer.zero_grad, "__func__", None)
         self.clears_plainly = own_clear is Optimizer.zero_grad
+        self.update: Callable[[], object] = self.optimizer.step
+
+    def begin_epoch(self) -> None:
+        """Choose how parameters are updated in this epoch; hooks between epochs may have changed the optimiser."""
+        self.update = update_of(self.optimizer)
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
         """One batch."""
@@ -271,18 +278,16 @@ class PlainStep:
             self.fabric.backward(loss)
         else:
             loss.backward()
+        if self.unscales:
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+        self.learner.on_before_optimizer_step(self.optimizer)
         if self.clip is not None:
-            self._clip(self.clip)
+            for group in self.optimizer.param_groups:
+                torch.nn.utils.clip_grad_norm_(group["params"], self.clip)
         if self.is_scaled:
             self.fabric.strategy.optimizer_step(self.optimizer)
         else:
-            step(self.optimizer)
-
-    def _clip(self, clip: float) -> None:
-        if self.is_scaled:
-            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-        for group in self.optimizer.param_groups:
-            torch.nn.utils.clip_grad_norm_(group["params"], clip)
+            self.update()
 
 
 def wants_hooks(learner: FederatedModule, trainer: LocalTrainer) -> bool:

@@ -4,6 +4,8 @@ A step of PyTorch's spends more time on hooks, graphs, devices and profilers tha
 Here the update alone is made, by the same calls on lists of tensors. What is not plain goes to `optimizer.step`.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 KNOWN = (SGD, Adam, AdamW)
 SPECIAL = ("differentiable", "capturable", "amsgrad")  # options that ask for more than the update
+FUSED_SGD = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
 Group = dict[str, Any]
 
 
@@ -22,8 +25,6 @@ def prepare(optimizer: Optimizer, fast: bool) -> None:
         chosen = group["foreach"] is not None or group["fused"] is not None or group["differentiable"]
         if not chosen and not _has_tensors(group) and all(parameter.is_cpu for parameter in group["params"]):
             group["fused" if fast and _may_fuse(group) else "foreach"] = True
-            if group["fused"] and group.get("momentum"):
-                _begin_momenta(group, optimizer.state)
 
 
 def _may_fuse(group: Group) -> bool:
@@ -31,10 +32,11 @@ def _may_fuse(group: Group) -> bool:
     return not group.get("dampening")
 
 
-def _begin_momenta(group: Group, state: dict[Tensor, Any]) -> None:
+def _begin_momenta(parameters: list[Tensor], state: dict[Tensor, Any]) -> None:
     """At rest: fused SGD takes momenta for all or for none, and a parameter may have its first gradient later."""
-    for parameter in group["params"]:
-        state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+    for parameter in parameters:
+        if state[parameter].get("momentum_buffer") is None:
+            state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
 def clear(optimizer: Optimizer) -> None:
@@ -44,12 +46,13 @@ def clear(optimizer: Optimizer) -> None:
             parameter.grad = None
 
 
+def update_of(optimizer: Optimizer) -> Callable[[], object]:
+    """What updates the parameters: `optimizer.step`, or the same for less where the optimiser is plain."""
+    return partial(_update, optimizer) if is_plain(optimizer) else optimizer.step
+
+
 @torch.no_grad()
-def step(optimizer: Optimizer) -> None:
-    """`optimizer.step`, for less where the optimiser is plain."""
-    if not is_plain(optimizer):
-        optimizer.step()
-        return
+def _update(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         gradients = [parameter.grad for parameter in parameters]
@@ -62,7 +65,7 @@ def step(optimizer: Optimizer) -> None:
 
 
 def is_plain(optimizer: Optimizer) -> bool:
-    """Whether a step is the update and nothing else; asked in every step, since a user may change options or hooks."""
+    """Whether a step is the update and nothing else: no hooks, and options that the update below knows."""
     if type(optimizer) not in KNOWN:
         return False
     if "step" in vars(optimizer):  # a user's own, or a scheduler's that counts
@@ -79,9 +82,16 @@ def _is_plain(group: Group) -> bool:
         return False
     if not group.get("momentum", True) and not group["weight_decay"] and not group["maximize"]:
         return True  # of SGD: what is added is the gradient, in any form and layout
-    if group["fused"] or group["foreach"] is False:
+    if group["foreach"] is False:
+        return False
+    if group["fused"] and not (_may_fuse(group) and _are_alike(group["params"])):
         return False
     return all(p.is_floating_point() and (p.grad is None or not p.grad.is_sparse) for p in group["params"])
+
+
+def _are_alike(parameters: list[Tensor]) -> bool:
+    """Whether one fused call takes them all."""
+    return all(p.is_cpu for p in parameters) and len({p.dtype for p in parameters}) == 1
 
 
 def _has_tensors(group: Group) -> bool:
@@ -89,6 +99,12 @@ def _has_tensors(group: Group) -> bool:
 
 
 def _sgd(group: Group, parameters: list[Tensor], gradients: Any, state: dict[Tensor, Any]) -> None:
+    if group["fused"] and group["momentum"]:
+        _begin_momenta(parameters, state)
+        buffers = [state[parameter]["momentum_buffer"] for parameter in parameters]
+        settings = {name: group[name] for name in FUSED_SGD}
+        torch._fused_sgd_(parameters, gradients, buffers, is_first_step=False, **settings)
+        return
     if group["maximize"]:
         gradients = torch._foreach_neg(gradients)
     if group["weight_decay"]:
@@ -121,9 +137,14 @@ def _adam(group: Group, parameters: list[Tensor], gradients: Any, state: dict[Te
     steps = [entry["step"] for entry in entries]
     means = [entry["exp_avg"] for entry in entries]
     squares = [entry["exp_avg_sq"] for entry in entries]
+    torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)
+    if group["fused"]:
+        update = torch._fused_adamw_ if is_decoupled or group.get("decoupled_weight_decay") else torch._fused_adam_
+        settings = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": decay, "eps": group["eps"]}
+        update(parameters, gradients, means, squares, [], steps, amsgrad=False, maximize=group["maximize"], **settings)
+        return
     if group["maximize"]:
         gradients = torch._foreach_neg(gradients)
-    torch._foreach_add_(steps, torch.tensor(1.0), alpha=1.0)
     if decay and (is_decoupled or group.get("decoupled_weight_decay")):
         torch._foreach_mul_(parameters, 1 - lr * decay)
     elif decay:

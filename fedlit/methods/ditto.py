@@ -17,16 +17,17 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
-from fedlit.losses import proximal_penalty
+from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import groups
-from fedlit.methods.states import frozen
+from fedlit.methods.states import frozen, trained
 from fedlit.rng import Stream, derive
 from fedlit.tasks import Task
 
@@ -77,7 +78,7 @@ class Ditto(FederatedModule):
         self.personal_stream = Stream(0)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.anchors = frozen(self.network.parameters())
+        self.anchors = frozen(trained(self.network))
         # Dropout of the personal network must not move the shared one's random numbers, or that were not FedAvg's.
         self.personal_stream = Stream(derive(torch.initial_seed(), "personal"))
 
@@ -93,4 +94,8 @@ class Ditto(FederatedModule):
         with self.personal_stream:
             personal_loss = loss_of(self)(applied(self.personal, x), y)
         self.log_dict({"train_loss": loss, "personal_loss": personal_loss})
-        return loss + personal_loss + proximal_penalty(self.personal.parameters(), self.anchors, self.lam)
+        return loss + personal_loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        v = trained(self.personal)
+        add_to_gradients(v, proximal_gradient(v, self.anchors, self.lam))  # grad F(v) + lam (v - w)

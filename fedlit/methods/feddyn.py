@@ -14,15 +14,16 @@ FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload, watched
 from fedlit.bounds import check_positive
 from fedlit.data.client import Client
-from fedlit.losses import add_to_gradient, proximal_penalty
+from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
@@ -73,10 +74,11 @@ class FedDyn(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         self.x = frozen(trained(self.network))
 
-    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        loss = loss + proximal_penalty(trained(self.network), self.x, self.alpha)
-        return add_to_gradient(loss, trained(self.network), self.h_i, factor=-1.0)
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        y = trained(self.network)
+        bend = proximal_gradient(y, self.x, self.alpha)
+        torch._foreach_sub_(bend, list(self.h_i))  # alpha (y - x) - h_i
+        add_to_gradients(y, bend)
 
     def on_client_end(self, client: Client) -> None:
         moved = zip(self.h_i, trained(self.network), self.x, strict=True)

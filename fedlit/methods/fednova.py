@@ -21,16 +21,17 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.losses import proximal_penalty
+from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd, for_client
-from fedlit.methods.states import frozen, numbers
+from fedlit.methods.states import frozen, numbers, trained
 from fedlit.tasks import Task
 
 LEAST_NORM = 1e-3  # of steps that were taken; 1, unless lr mu is above 1
@@ -84,15 +85,17 @@ class FedNova(FederatedModule):
         check_sgd(self.optimizer, self.client_optimizers, may_have, why)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.anchors = frozen(self.network.parameters())
+        self.anchors = frozen(trained(self.network))
         self.tau = 0
 
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         self.tau += 1
-        loss = super().training_step(batch, batch_idx)
-        if self.mu == 0:
-            return loss
-        return loss + proximal_penalty(self.network.parameters(), self.anchors, self.mu)
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if self.mu:
+            w = trained(self.network)
+            add_to_gradients(w, proximal_gradient(w, self.anchors, self.mu))
 
     def on_client_end(self, client: Client) -> None:
         settings = self.trainer.optimizers[0].param_groups[0]
@@ -107,19 +110,19 @@ class FedNova(FederatedModule):
             raise ValueError(f"the norm {told}, got {norm:g}.")
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        trained = numbers(self)
+        moving = numbers(self)
         norms: list[tuple[float, float]] = []
 
         def normalised() -> Iterator[Upload]:
             for upload in uploads:
                 norm = float(upload.state["norm"]) or 1.0  # who took no step has not moved
                 norms.append((upload.weight, norm))
-                state = {name: current[name] + (upload.state[name] - current[name]) / norm for name in trained}
+                state = {name: current[name] + (upload.state[name] - current[name]) / norm for name in moving}
                 yield replace(upload, state=upload.state | state)
 
         agreed = self.combine(normalised(), current)
         tau_eff = sum(weight * norm for weight, norm in norms) / sum(weight for weight, _ in norms)
-        return agreed | {name: current[name] + tau_eff * (agreed[name] - current[name]) for name in trained}
+        return agreed | {name: current[name] + tau_eff * (agreed[name] - current[name]) for name in moving}
 
 
 def norm_of_steps(tau: int, rho: float = 0.0, lr_mu: float = 0.0) -> float:

@@ -7,18 +7,17 @@ As FedAvg, but a client is held near the global model w_t that its round began w
 Law: mu = 0 is FedAvg.
 """
 
-from typing import Any
-
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
-from fedlit.losses import proximal_penalty
+from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import FederatedModule, Weighting
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.states import frozen
+from fedlit.methods.states import frozen, trained
 from fedlit.tasks import Task
 
 
@@ -62,8 +61,8 @@ class FedProx(FederatedModule):
         self.anchors: list[Tensor] = []
 
     def on_client_start(self, client: Client | None) -> None:
-        self.anchors = frozen(self.network.parameters())
+        self.anchors = frozen(trained(self.network))
 
-    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss + proximal_penalty(self.network.parameters(), self.anchors, self.mu)
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        w = trained(self.network)
+        add_to_gradients(w, proximal_gradient(w, self.anchors, self.mu))

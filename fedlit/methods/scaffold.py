@@ -19,13 +19,14 @@ from typing import Any, Literal
 
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload, watched
 from fedlit.aggregation.uploads import wide
 from fedlit.bounds import check_choice, check_positive
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.losses import add_to_gradient
+from fedlit.losses import add_to_gradients
 from fedlit.methods.base import FederatedModule, Weighting, loss_of
 from fedlit.methods.card import Card
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
@@ -96,8 +97,10 @@ class SCAFFOLD(FederatedModule):
 
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
         self.steps += 1
-        loss = super().training_step(batch, batch_idx)
-        return add_to_gradient(loss, trained(self.network), self.drift)  # c - c_i
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        add_to_gradients(trained(self.network), self.drift)  # g + c - c_i
 
     def on_client_end(self, client: Client) -> None:
         if self.steps == 0:

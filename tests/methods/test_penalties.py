@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from fedlit.losses import add_to_gradient, mmd, proximal_penalty
+from fedlit.losses import add_to_gradients, mmd, proximal_gradient, proximal_penalty
 
 SHAPES = [(7, 5), (7,), (3, 2, 2)]
 
@@ -23,13 +23,34 @@ def by_formula(w: list[Tensor], anchors: list[Tensor], mu: float) -> Tensor:
 def test_gradients_are_those_of_the_formulas(scale):
     w, constants = drawn()
     proximal = torch.autograd.grad(scale * proximal_penalty(w, constants, mu=0.3), w)
-    zero = sum((w * 0).sum() for w in w)
-    linear = torch.autograd.grad(scale * add_to_gradient(zero, w, constants), w)
     for found, wanted in zip(proximal, torch.autograd.grad(scale * by_formula(w, constants, 0.3), w), strict=True):
         torch.testing.assert_close(found, wanted, rtol=2e-7, atol=0)
         assert scale != 1 or torch.equal(found, wanted)
-    for found, constant in zip(linear, constants, strict=True):
-        assert torch.equal(found, scale * constant)
+
+
+def test_a_known_gradient_added_is_that_of_the_term_in_the_loss():
+    found = []
+    for adds in (True, False):
+        w, anchors = drawn()
+        loss = sum(w.pow(3).sum() for w in w)
+        if adds:
+            loss.backward()
+            add_to_gradients(w, proximal_gradient(w, anchors, mu=0.3))
+        else:
+            (loss + proximal_penalty(w, anchors, mu=0.3)).backward()
+        found.append([w.grad for w in w])
+    assert all(map(torch.equal, *found))
+    assert not torch.equal(found[0][0], 3 * drawn()[0][0].detach() ** 2)  # without the term
+
+
+def test_without_a_gradient_there_is_no_step_and_nothing_is_added():
+    w, directions = drawn()
+    add_to_gradients(w, directions)
+    assert [w.grad for w in w] == [None, None, None]
+    w[0].sum().backward()
+    add_to_gradients(w, directions)
+    assert torch.equal(w[0].grad, 1 + directions[0])
+    assert torch.equal(w[1].grad, directions[1])  # which the loss does not reach
 
 
 def test_another_strength_has_another_gradient():
@@ -44,14 +65,13 @@ def test_values_by_hand():
     constants = [tensor([1.0, 0.0]), tensor(5.0)]
     assert float(proximal_penalty(w, constants, mu=0.4).detach()) == pytest.approx(0.2 * (4 + 1 + 9))
     assert proximal_penalty([], [], mu=1.0) == 0
-    loss = add_to_gradient(w[0].sum(), w[:1], constants[:1], factor=3.0)
-    assert float(loss.detach()) == 4  # as it was
-    assert torch.autograd.grad(loss, w[:1])[0].tolist() == [1 + 3 * 1, 1 + 3 * 0]
+    assert [g.tolist() for g in proximal_gradient(w, constants, mu=0.5)] == [[1.0, 0.5], -1.5]
+    assert proximal_gradient([], [], mu=1.0) == []
 
 
 def test_a_gradient_may_be_taken_twice_of_one_graph():
     w, anchors = drawn()
-    loss = add_to_gradient(proximal_penalty(w, anchors, mu=0.5), w, anchors)
+    loss = proximal_penalty(w, anchors, mu=0.5)
     first = torch.autograd.grad(loss, w, retain_graph=True)
     second = torch.autograd.grad(loss, w)
     assert all(map(torch.equal, first, second))
@@ -59,8 +79,10 @@ def test_a_gradient_may_be_taken_twice_of_one_graph():
 
 def test_other_shapes_are_refused():
     w, anchors = drawn()
-    with pytest.raises(ValueError, match="shapes"):
-        proximal_penalty(w, [anchors[0][:1], *anchors[1:]], mu=1.0)
+    others = [anchors[0][:1], *anchors[1:]]
+    for refused in (lambda: proximal_penalty(w, others, mu=1.0), lambda: add_to_gradients(w, others)):
+        with pytest.raises(ValueError, match="shapes"):
+            refused()
 
 
 def test_second_derivatives_are_those_of_the_formula():
