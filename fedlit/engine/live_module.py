@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -153,6 +153,7 @@ class ModuleSnapshot:
     def __init__(self, module: nn.Module) -> None:
         self.attributes: list[tuple[nn.Module, dict[str, Any]]] = []
         self.structure: list[tuple[Parts, Parts]] = []
+        self.bare: list[Parts] = []  # of no parts
         self.filled: list[tuple[Container, Container]] = []
         self.empty: list[Container] = []
         for part in module.modules():
@@ -161,52 +162,50 @@ class ModuleSnapshot:
             for name, value in attributes.items():
                 if type(value) not in (dict, OrderedDict, list, set):
                     continue
-                if name in STRUCTURE:
-                    self.structure.append((value, value.copy()))
-                elif value:
-                    self.filled.append((value, value.copy()))
+                if value:
+                    (self.structure if name in STRUCTURE else self.filled).append((value, value.copy()))
                 else:
-                    self.empty.append(value)  # most of them hooks
+                    (self.bare if name in STRUCTURE else self.empty).append(value)  # most of them hooks
         tensors = module.state_dict(keep_vars=True).values()
-        self.places = [(tensor, tensor.detach(), tensor.requires_grad) for tensor in tensors]
+        self.places = [(tensor, tensor.detach(), tensor.data_ptr(), _layout(tensor)) for tensor in tensors]
+        self.trained = [(tensor, tensor.requires_grad) for tensor in tensors]
         self.passing = [(buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)]
 
-    def holds(self) -> bool:
-        """Whether everything is as it was; the quick question, and mostly it is."""
-        if any(self.empty) or not all(_lies_at(*place) for place in self.places):
+    def has_same_structure(self) -> bool:
+        """Whether the very parts, parameters and buffers are there, each of the same shape and dtype."""
+        if any(self.bare) or not all(has_same_parts(*parts) for parts in self.structure):
             return False
-        for part, attributes in self.attributes:
-            if not are_same(vars(part), attributes):
-                return False
-        if not all(has_same_parts(container, content) for container, content in self.structure):
-            return False
-        for container, content in self.filled:
-            if not are_same(container, content):
-                return False
-        return all(_is_equal(buffer, before) for buffer, before in self.passing)
+        return all(_layout(tensor) == layout for tensor, _, _, layout in self.places)
 
     def restore(self) -> None:
-        """Give every part its attributes, parts and tensors back."""
-        if self.holds():
-            return
+        """Give every part its attributes, parts and tensors back; mostly everything is as it was."""
         for part, attributes in self.attributes:
-            _refill(vars(part), attributes)
+            if not are_same(vars(part), attributes):
+                _refill(vars(part), attributes)
         self.restore_structure()
-        for container in self.empty:
-            container.clear()
+        if any(self.empty):
+            for container in self.empty:
+                container.clear()
         for container, content in self.filled:
-            _refill(container, content)
-        for tensor, _, requires_grad in self.places:
-            tensor.requires_grad_(requires_grad)
+            if not are_same(container, content):
+                _refill(container, content)
+        for tensor, requires_grad in self.trained:
+            if tensor.requires_grad != requires_grad:
+                tensor.requires_grad_(requires_grad)
         for buffer, before in self.passing:
-            buffer.data = before.clone()
+            if not _is_equal(buffer, before):
+                buffer.data = before.clone()
 
     def restore_structure(self) -> None:
         """Give every part its parts, parameters and buffers back, each where it lay; whether they train stays."""
-        for container, content in self.structure:
-            _refill(container, content)
-        for tensor, place, _ in self.places:
-            if not _lies_at(tensor, place, tensor.requires_grad):
+        if any(self.bare):
+            for parts in self.bare:
+                parts.clear()
+        for parts, before in self.structure:
+            if not has_same_parts(parts, before):
+                _refill(parts, before)
+        for tensor, place, address, layout in self.places:
+            if tensor.data_ptr() != address or _layout(tensor) != layout:
                 tensor.data = place
 
 
@@ -247,14 +246,8 @@ def _is_equal(now: Tensor, before: Tensor) -> bool:
     return now.dtype == before.dtype and torch.equal(now, before)
 
 
-def _lies_at(tensor: Tensor, place: Tensor, requires_grad: bool) -> bool:
-    if tensor.data_ptr() != place.data_ptr() or tensor.dtype is not place.dtype:
-        return False
-    is_same_view = tensor.shape == place.shape and tensor.stride() == place.stride()
-    return is_same_view and tensor.requires_grad == requires_grad
-
-
-Result = TypeVar("Result")
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
 class LiveModule:

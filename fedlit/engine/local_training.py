@@ -17,7 +17,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaders import AnyBatches
 from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
-from fedlit.engine.live_module import STRUCTURE, Modes, has_same_parts, modes_of, restore
+from fedlit.engine.live_module import Modes, ModuleSnapshot, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
@@ -229,8 +229,7 @@ class ModuleParts:
         self.uploaded = [*shared, *(name for name in self.tensors if name.startswith(module.upload_only))]
         self.staying = self._staying(stage, shared)
         self._has_own_weight = is_overridden("client_weight", module, FederatedModule)
-        members = [vars(part)[kind] for part in module.modules() for kind in STRUCTURE]
-        self._members = [(held, held.copy()) for held in members]
+        self.before = ModuleSnapshot(module)
 
     def weight_of(self, client: Client) -> float:
         """How much a client's upload counts."""
@@ -241,9 +240,9 @@ class ModuleParts:
 
     def live_tensors(self) -> State:
         """The tensors of the method after local training, which must have left their structure as it was."""
-        tensors = self.tensors
-        if not all(has_same_parts(*members) for members in self._members):  # a buffer that was set anew, for one
-            tensors = self.module.state_dict(keep_vars=True)
+        if self.before.has_same_structure():
+            return self.tensors
+        tensors = self.module.state_dict(keep_vars=True)  # a buffer that was set anew, for one
         if structure_of(tensors) != self.structure:
             raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
         return tensors
