@@ -4,7 +4,7 @@ Restored after every client: gradient mode, default dtype, attributes and parts 
 lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: docs/clients.md."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
 from typing import Any, Literal
@@ -250,6 +250,46 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
+def _defined_by(name: str, kind: type) -> int:
+    """Which of a class and its bases says what a method does: 0 is the class itself."""
+    return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))
+
+
+class BuiltParts:
+    """What `configure_client` has built for a client, to be lent to others of the same architecture.
+
+    Args:
+        module: With these parts in it.
+        original: Of the module without them.
+        tensors: Of the module without them, by name.
+    """
+
+    def __init__(self, module: nn.Module, original: ModuleSnapshot, tensors: State) -> None:
+        known = {part for part, _ in original.attributes}
+        structure = [*original.structure, *((parts, {}) for parts in original.bare)]
+        self.changed = [(parts, parts.copy()) for parts, before in structure if not has_same_parts(parts, before)]
+        built = [part for _, parts in self.changed for part in parts.values() if isinstance(part, nn.Module)]
+        self.snapshots = [ModuleSnapshot(part) for part in built if part not in known]
+        self.is_complete = not any(snapshot.passing for snapshot in self.snapshots)  # else no state has all values
+        self.modes = modes_of(module)
+        self.tensors: State = module.state_dict(keep_vars=True)
+        self.own = {name: value.shape for name, value in self.tensors.items() if value is not tensors.get(name)}
+
+    def fits(self, state: State) -> bool:
+        """Whether a client's state has a value for every tensor of these parts; else its initial values are wanted."""
+        if not self.is_complete:
+            return False
+        return all(name in state and state[name].shape == shape for name, shape in self.own.items())
+
+    def install(self) -> None:
+        """Put these parts into the module, as they were when they were built but for their values."""
+        for container, content in self.changed:
+            _refill(container, content)
+        for snapshot in self.snapshots:
+            snapshot.restore()
+        restore(self.modes)
+
+
 class LiveModule:
     """The module that trains, and what is needed to put any client's state into it.
 
@@ -269,6 +309,9 @@ class LiveModule:
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
         self.builds_clients = is_overridden("configure_client", module, FederatedModule)
+        self.lends = _defined_by("architecture", type(module)) <= _defined_by("configure_client", type(module))
+        self.built: dict[Hashable, BuiltParts] = {}  # by architecture
+        self.lent: BuiltParts | None = None  # to the client whose state was loaded last
         self.nothing_received: State = {}
         self._tensors = self.tensors()  # between clients the structure is always the same
 
@@ -319,14 +362,11 @@ class LiveModule:
         self.module.client = client
         self.reset_modes()
         top = {**server, **personal} if prefer == "personal" else {**personal, **server}
+        live = self._tensors
         if self.builds_clients:
-            before = self.tensors()
-            self._build(client)
-            live = self.tensors()
+            live = self._own_tensors(client, top)
             # What was built anew keeps its own values; the rest still holds the last client's.
-            initial = {name: initial[name] for name, tensor in live.items() if tensor is before.get(name)}
-        else:
-            live = self._tensors
+            initial = {name: initial[name] for name, tensor in live.items() if tensor is self._tensors.get(name)}
         copy_into(live, {**initial, **top})
         for tensor in live.values():
             tensor.grad = None
@@ -334,6 +374,24 @@ class LiveModule:
     def reset_modes(self) -> None:
         """Training and evaluation mode as the method was made with; local training may have changed them."""
         restore(self._modes)
+
+    def _own_tensors(self, client: Client, state: State) -> State:
+        """The live tensors, once the client's own networks are in place: lent ones if its state has all their values.
+
+        Without, they are built, since initial values are drawn by the client's own seed.
+        """
+        self.original.restore_structure()
+        architecture = self.module.architecture(client) if self.lends else None
+        self.lent = self.built.get(architecture)
+        if self.lent is not None and self.lent.fits(state):
+            self.lent.install()
+            return self.lent.tensors
+        self.lent = None
+        self._build(client)
+        if architecture is None or architecture in self.built:
+            return self.tensors()
+        built = self.lent = self.built[architecture] = BuiltParts(self.module, self.original, self._tensors)
+        return built.tensors
 
     def _build(self, client: Client) -> None:
         module = self.module

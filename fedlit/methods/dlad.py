@@ -13,7 +13,7 @@ Laws: equal C_i are the mean of all teachers; `labeled` with IID clients is `ave
 uploads just once.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -32,6 +32,7 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
+    architecture,
     build,
     check_choices,
     for_client,
@@ -249,6 +250,11 @@ class DLAD(FederatedModule):
 
     def earlier_uploads(self) -> dict[int, State]:
         return uploads_of(self.earlier, self.device)
+
+    def architecture(self, client: Client) -> Hashable:
+        classes = self.client_classes.get(client.id)
+        network = architecture(client, (self.factory, self.client_networks))
+        return network, None if classes is None else tuple(classes)
 
     def configure_client(self, client: Client) -> None:
         self.classifier.network = self._classifier(client)

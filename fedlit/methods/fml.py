@@ -15,7 +15,7 @@ Laws: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1
 network as if alone; with both, and a start from the server, a first visit ends with two equal networks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from types import NoneType
 from typing import Any, Literal, cast
 
@@ -33,6 +33,7 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
+    architecture,
     build,
     check_choices,
     check_ids,
@@ -165,6 +166,9 @@ class FML(FederatedModule):
                 if is_chosen:
                     trial.configure_client(data.client(k))
                     _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
+
+    def architecture(self, client: Client) -> Hashable:
+        return architecture(client, (self.factory, self.client_networks), (self.meme_factory, self.client_memes))
 
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)

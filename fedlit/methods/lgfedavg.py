@@ -12,6 +12,8 @@ network so far with an average of the best heads; here it is the last one with t
 Law: a head of all layers (the extractor has none) is FedAvg.
 """
 
+from collections.abc import Hashable
+
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -25,6 +27,7 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
+    architecture,
     build,
     for_client,
 )
@@ -98,6 +101,9 @@ class LGFedAvg(FederatedModule):
             if found != wanted:
                 told = f"`model.client_networks` of client {k} must have a head as `model.network`, {wanted}"
                 raise ValueError(f"{told}, got {found}.")
+
+    def architecture(self, client: Client) -> Hashable:
+        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         if self.client_networks is not None:

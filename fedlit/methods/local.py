@@ -3,6 +3,8 @@
 Law: a client's network ends as if it had been trained alone, for as many epochs, by a plain loop.
 """
 
+from collections.abc import Hashable
+
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.data.client import Client
@@ -12,6 +14,7 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
+    architecture,
     build,
     for_client,
 )
@@ -59,6 +62,9 @@ class LocalOnly(FederatedModule):
 
     def configure_stages(self) -> list[Stage]:
         return [Stage("local", samples="all", upload="none")]
+
+    def architecture(self, client: Client) -> Hashable:
+        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
