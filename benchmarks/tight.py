@@ -1,8 +1,9 @@
 """The loops that fedlit is measured against: each method in plain PyTorch, as fast as PyTorch's own means allow.
 
 One working model, into which states are copied; `torch.autograd.grad`; updates and sums in one call for all tensors; an
-epoch as views of one permuted tensor; no optimiser objects; a mean in float32. Each loop takes the gradient steps of
-the method of the same name in `fedlit.methods`, evaluates the same models on the same samples
+epoch as views of one permuted tensor; no optimiser objects; a mean in float32. Exact mode is measured against a loop
+that rounds as `torch.optim` does, fast mode against one with fused updates and channels last. Each loop takes the
+gradient steps of the method of the same name in `fedlit.methods`, evaluates the same models on the same samples
 (tests/test_benchmarks.py compares weights and scores), and writes a checkpoint of the same states.
 """
 
@@ -88,39 +89,69 @@ class SGD:
 
 
 class Momentum(SGD):
-    """SGD with momentum."""
+    """SGD with momentum, to the bits of `torch.optim.SGD`."""
 
     def __init__(self, parameters: Sequence[Tensor], lr: float, momentum: float = 0.9) -> None:
         super().__init__(parameters, lr)
-        self.options = {"weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False}
-        self.options |= {"lr": lr, "momentum": momentum, "is_first_step": False}
+        self.momentum = momentum
         self.buffers = [torch.zeros_like(p) for p in parameters]
 
     def reset(self) -> None:
         torch._foreach_zero_(self.buffers)
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        torch._fused_sgd_(self.parameters, gradients, self.buffers, **self.options)
+        torch._foreach_mul_(self.buffers, self.momentum)
+        torch._foreach_add_(self.buffers, gradients)
+        torch._foreach_add_(self.parameters, self.buffers, alpha=-self.lr)
+
+
+class FusedMomentum(Momentum):
+    """The same in one pass, which rounds otherwise."""
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        options = {"weight_decay": 0.0, "dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
+        torch._fused_sgd_(self.parameters, gradients, self.buffers, lr=self.lr, momentum=self.momentum, **options)
 
 
 class Adam(SGD):
-    """Adam."""
+    """Adam, to the bits of `torch.optim.Adam`."""
+
+    betas = (0.9, 0.999)
+    eps = 1e-8
 
     def __init__(self, parameters: Sequence[Tensor], lr: float) -> None:
         super().__init__(parameters, lr)
-        self.options = {"lr": lr, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-        self.options |= {"weight_decay": 0.0, "amsgrad": False, "maximize": False}
         self.means = [torch.zeros_like(p) for p in parameters]
         self.squares = [torch.zeros_like(p) for p in parameters]
-        self.steps = [torch.zeros(()) for _ in parameters]
+        self.steps = 0
 
     def reset(self) -> None:
-        for state in (self.means, self.squares, self.steps):
-            torch._foreach_zero_(state)
+        torch._foreach_zero_(self.means)
+        torch._foreach_zero_(self.squares)
+        self.steps = 0
 
     def step(self, gradients: Sequence[Tensor]) -> None:
-        torch._foreach_add_(self.steps, 1)
-        torch._fused_adam_(self.parameters, gradients, self.means, self.squares, [], self.steps, **self.options)
+        beta1, beta2 = self.betas
+        self.steps += 1
+        torch._foreach_lerp_(self.means, gradients, 1 - beta1)
+        torch._foreach_mul_(self.squares, beta2)
+        torch._foreach_addcmul_(self.squares, gradients, gradients, 1 - beta2)
+        roots = torch._foreach_sqrt(self.squares)
+        torch._foreach_div_(roots, (1 - beta2**self.steps) ** 0.5)
+        torch._foreach_add_(roots, self.eps)
+        torch._foreach_addcdiv_(self.parameters, self.means, roots, -self.lr / (1 - beta1**self.steps))
+
+
+class FusedAdam(Adam):
+    """The same in one pass, which rounds otherwise."""
+
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        self.steps += 1
+        beta1, beta2 = self.betas
+        steps = [torch.tensor(float(self.steps))] * len(self.parameters)
+        options = {"weight_decay": 0.0, "amsgrad": False, "maximize": False, "eps": self.eps}
+        options |= {"lr": self.lr, "beta1": beta1, "beta2": beta2}
+        torch._fused_adam_(self.parameters, gradients, self.means, self.squares, [], steps, **options)
 
 
 class FedAvg:

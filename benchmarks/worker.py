@@ -48,19 +48,20 @@ class Stopwatch:
 
 
 def run(work: Workload, side: str, connection: Connection) -> None:
-    """Take turns as `tight`, or as fedlit in one of its modes, until there are no more."""
+    """Take turns as a tight loop for one of the modes, or as fedlit in it, until there are no more."""
     torch.set_num_threads(1)
     watch = Stopwatch(connection)
     with tempfile.TemporaryDirectory() as folder, suppress(NoMoreTurns):
-        if side == "tight":
-            run_tight(work, Path(folder), watch)
+        name, mode = side.split()
+        if name == "tight":
+            run_tight(work, mode == "fast", Path(folder), watch)
         else:
-            run_fedlit(work, side == "fast", folder, watch)
+            run_fedlit(work, mode == "fast", folder, watch)
 
 
-def run_tight(work: Workload, folder: Path, watch: Stopwatch) -> None:
+def run_tight(work: Workload, fast: bool, folder: Path, watch: Stopwatch) -> None:
     keep_large_blocks()  # fedlit does so when a federation runs
-    loop = work.tight_loop()
+    loop = work.tight_loop(fast)
     gc.freeze()  # a program without fedlit has none of its objects to look through
     draw = torch.Generator().manual_seed(0)
     for number in range(1, MANY_ROUNDS):

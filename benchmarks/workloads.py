@@ -11,10 +11,15 @@ from torch import nn
 from benchmarks import own, tight
 
 MODES = ("exact", "fast")
-OPTIMIZERS = {  # fedlit's, and the tight loop's
-    "SGD": (partial(torch.optim.SGD, lr=0.05), partial(tight.SGD, lr=0.05)),
-    "momentum": (partial(torch.optim.SGD, lr=0.01, momentum=0.9), partial(tight.Momentum, lr=0.01)),
-    "Adam": (partial(torch.optim.Adam, lr=0.001), partial(tight.Adam, lr=0.001)),
+OPTIMIZERS = {
+    "SGD": partial(torch.optim.SGD, lr=0.05),
+    "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9),
+    "Adam": partial(torch.optim.Adam, lr=0.001),
+}
+TIGHT = {  # the tight loop's, for exact and for fast mode
+    "SGD": (partial(tight.SGD, lr=0.05), partial(tight.SGD, lr=0.05)),
+    "momentum": (partial(tight.Momentum, lr=0.01), partial(tight.FusedMomentum, lr=0.01)),
+    "Adam": (partial(tight.Adam, lr=0.001), partial(tight.FusedAdam, lr=0.001)),
 }
 
 
@@ -94,15 +99,19 @@ class Workload:
         """fedlit's method."""
         from fedlit import methods
 
-        optimizer, _ = OPTIMIZERS[self.optimizer]
-        return getattr(methods, self.method)(network=self.network, optimizer=optimizer, **self.options)
+        return getattr(methods, self.method)(network=self.network, optimizer=OPTIMIZERS[self.optimizer], **self.options)
 
-    def tight_loop(self, **options: Any) -> tight.FedAvg:
-        """The tight loop."""
-        _, optimizer = OPTIMIZERS[self.optimizer]
+    def tight_loop(self, fast: bool = False, **options: Any) -> tight.FedAvg:
+        """The tight loop; `fast` as fast mode may, with fused updates and convolutions in channels last."""
+        optimizer = TIGHT[self.optimizer][fast]
+        network = partial(channels_last, self.network) if fast else self.network
         build = getattr(tight, self.method)
-        data = self.tight_data()
-        return build(self.network, data, optimizer, self.batch_size, self.epochs, **self.options, **options)
+        return build(network, self.tight_data(), optimizer, self.batch_size, self.epochs, **self.options, **options)
+
+
+def channels_last(network: Callable[[], nn.Module]) -> nn.Module:
+    """A network whose convolutions have their kernels, and so their images, in channels last."""
+    return network().to(memory_format=torch.channels_last)
 
 
 def joined(batches) -> tight.Samples:

@@ -39,20 +39,20 @@ class Drawn(FederationCallback):
         self.clients.append(clients)
 
 
-def compared(work, folder, num_rounds: int = 2, lr_factor: float = 1.0):
+def compared(work, folder, num_rounds: int = 2, lr_factor: float = 1.0, fast: bool = False):
     """A federation, its last rows, and the tight loop with the same first weights, clients and order of batches."""
     drawn = Drawn()
-    options = {"seed": SEED, "report": False, "callbacks": drawn, **work.trainer_options}
+    options = {"seed": SEED, "report": False, "callbacks": drawn, "fast": fast, **work.trainer_options}
     federation = quiet_federation(num_rounds, str(folder), **options)
     module = work.federated_module()
     shared = getattr(module, "meme", None) or module.network
     shuffle = lambda round, k: generator(SEED, "batches", "federate", round, k)  # noqa: E731
-    loop = work.tight_loop(shuffle=shuffle, mean_dtype=torch.float64)
+    loop = work.tight_loop(fast, shuffle=shuffle, mean_dtype=torch.float64)
     start(loop, work, shared)
     loop.optimizer.lr *= lr_factor
     if work.optimizer == "Adam":  # with its own eps, a gradient that is nothing but rounding moves a weight by lr
         module.optimizer = partial(module.optimizer, eps=1e-3)
-        loop.optimizer.options["eps"] = 1e-3
+        loop.optimizer.eps = 1e-3
     rows = federation.fit(module, work.federated_data()).rows
     for number, clients in enumerate(drawn.clients, start=1):
         loop.round(number, clients, evaluate=number == num_rounds)
@@ -103,6 +103,14 @@ def test_a_tight_loop_ends_with_the_weights_and_scores_of_fedlit(name, tmp_path,
         found = list(state.values())
         for mine, tensor in zip(found, own_of(loop, k), strict=bool(found)):
             torch.testing.assert_close(mine, tensor.detach(), atol=1e-5, rtol=0)
+    check_scores(rows, loop)
+
+
+@pytest.mark.parametrize("name", ["W1", "W2-momentum", "W2-Adam"])
+def test_the_loop_of_fast_mode_ends_with_its_weights(name, tmp_path):
+    federation, rows, loop = compared(ROWS[name], tmp_path, fast=True)
+    for key, tensor in shared_of(loop).items():
+        torch.testing.assert_close(federation.global_state[f"network.{key}"], tensor.detach(), atol=1e-5, rtol=0)
     check_scores(rows, loop)
 
 
@@ -175,7 +183,7 @@ def test_a_turn_of_a_tight_loop_has_the_same_allocator_setting_and_ends_after_it
     monkeypatch.setattr(worker.gc, "freeze", lambda: None)  # for this process it would last
     watch = Watch(tmp_path)
     with pytest.raises(worker.NoMoreTurns):
-        worker.run_tight(TINY, tmp_path, watch)
+        worker.run_tight(TINY, False, tmp_path, watch)
     assert calls == ["set"]
     assert watch.found == {"last.ckpt"}
 
