@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import NamedTuple
 
-import torch
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
@@ -112,7 +111,7 @@ def with_rule_errors(rule: Rule, round: int) -> Rule:
     return combined
 
 
-def opaque(uploads: Iterable[Upload], options: Options) -> Iterable[Upload]:
+def opaque(uploads: RoundUploads | list[Upload], options: Options) -> Iterable[Upload]:
     """Under `trainer.privacy` a method may pass uploads on, but read none."""
     return uploads if options.privacy is None else OpaqueUploads(uploads)
 
@@ -143,35 +142,32 @@ def _name(rule: Rule) -> str:
 def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, num_uploads: int) -> None:
     """Let a copy of the method aggregate equal uploads; refuse a rule that fails, or that `aggregate` ignores."""
     trial = twin(model)
-    names = shared_names(trial, options.batch_norm)
-    state = trial.state_dict()
-    shared = {name: state[name].clone() for name in names}
-    elsewhere = trial.server_only + trial.download_only
-    kept = {name: tensor.clone() for name, tensor in state.items() if name.startswith(elsewhere)}
-    current = {**shared, **kept}
+    state = {name: tensor.clone() for name, tensor in trial.state_dict().items()}
+    shared = {name: state[name] for name in shared_names(trial, options.batch_norm)}
+    beside = {
+        name: tensor for name, tensor in state.items() if name.startswith(trial.server_only + trial.download_only)
+    }
     sent = {**shared, **{name: tensor for name, tensor in state.items() if name.startswith(trial.upload_only)}}
     answers: list[State] = []
 
-    def watched(uploads: Iterable[Upload], held: Mapping[str, Tensor]) -> State:
+    def noted(uploads: Iterable[Upload], held: Mapping[str, Tensor]) -> State:
         answers.append(rule(uploads, held))
         return answers[-1]
 
     uploads = [Upload(k, dict(sent)) for k in range(num_uploads)]
-    problem = None
     try:
-        with isolated(0), logging_to_means(trial), combining_by(trial, watched):
-            trial.aggregate(opaque(iter(uploads), options), current)
+        with isolated(0), logging_to_means(trial), combining_by(trial, noted):
+            trial.aggregate(opaque(uploads, options), {**shared, **beside})
+        problem = next(filter(None, (defect(Upload(SERVER, answer), shared) for answer in answers)), None)
     except (Exception, SystemExit) as error:  # a rule may raise anything
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
-    for answer in answers:
-        problem = problem or defect(Upload(-1, answer), shared)
-    if problem is None and not answers:
+    if problem is not None:
+        raise ValueError(f"{option}, tried on uploads that are all equal: {problem}")
+    if not answers:
         raise ValueError(
             f"{option} would be ignored: `aggregate` of {type(model).__name__} does not ask for it; "
             "it would by `self.combine(uploads, current)`."
         )
-    if problem is not None:
-        raise ValueError(f"{option}, tried on uploads that are all equal: {problem}")
 
 
 class Budget:
@@ -183,41 +179,29 @@ class Budget:
         if options.privacy is not None:
             self.accountant = Accountant(options.privacy, options.fraction_fit)
 
-    def epsilon(self, number: int) -> float | None:
-        """After so many rounds of the run."""
-        if self.accountant is None:
-            return None
-        return self.accountant.epsilon(self._num_paid(number))
-
     def refusal(self, number: int) -> str | None:
         """Why a round would be one too many, if it would."""
         if self.accountant is None or self.accountant.allows(self._num_paid(number)):
             return None
-        privacy = self.accountant.privacy
+        before, after = (self.accountant.epsilon(self._num_paid(n)) for n in (number - 1, number))
         return (
-            f"round {number} would come to epsilon {self.epsilon(number):.4g}, beyond `trainer.privacy.target_epsilon` "
-            f"of {privacy.target_epsilon}: the run ends after round {number - 1}, at {self.epsilon(number - 1):.4g}."
+            f"round {number} would come to epsilon {after:.4g}, beyond `trainer.privacy.target_epsilon` "
+            f"of {self.accountant.privacy.target_epsilon}: the run ends after round {number - 1}, at {before:.4g}."
         )
-
-    def _num_paid(self, number: int) -> int:
-        """How many of the first `number` rounds spend budget."""
-        paid = 0
-        for part in self.schedule.parts:
-            if part.stage.upload == "aggregate":
-                paid += min(max(number - part.before, 0), part.length)
-        return paid
 
     def spent(self, number: int) -> dict[str, float]:
         """Epsilon after so many rounds, for events.jsonl."""
-        spent = self.epsilon(number)
-        return {} if spent is None else {"epsilon": spent}
+        return {} if self.accountant is None else {"epsilon": self.accountant.epsilon(self._num_paid(number))}
 
     def rows(self, number: int) -> list[Row]:
         """Epsilon after a round, for metrics.csv."""
-        spent = self.epsilon(number)
-        if spent is None:
-            return []
-        return [Row(number, self.schedule.stage(number).name, POOLED, "global", "server", "epsilon", spent)]
+        name = self.schedule.stage(number).name
+        return [Row(number, name, POOLED, "global", "server", key, value) for key, value in self.spent(number).items()]
+
+    def _num_paid(self, number: int) -> int:
+        """How many of the first `number` rounds spend budget."""
+        averaging = [part for part in self.schedule.parts if part.stage.upload == "aggregate"]
+        return sum(min(max(number - part.before, 0), part.length) for part in averaging)
 
 
 def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
@@ -252,7 +236,8 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
             raise ValueError(f"`trainer.privacy`: {name} learns from clients' states as they are after {stage.name!r}.")
         if stage.keep_uploads:
             raise ValueError(f"`trainer.privacy`: {name} keeps clients' states as they are in stage {stage.name!r}.")
-    for beside in model.upload_only:
+    if model.upload_only:
+        beside = model.upload_only[0]
         raise ValueError(f"`trainer.privacy`: noise is for what is shared, and {name} also uploads {beside!r}.")
     if is_overridden("select_clients", model, FederatedModule):
         raise ValueError(
@@ -261,12 +246,12 @@ def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedDa
     if all(stage.upload == "none" for stage in stages):
         raise ValueError(f"`trainer.privacy`: {name} uploads nothing, so there is nothing to protect.")
     _check_counts(privacy, data, options)
-    names = shared_names(model, options.batch_norm)
-    _check_floating(model, names)
-    if not Accountant(privacy, options.fraction_fit).allows(1):
+    _check_floating(model, options)
+    accountant = Accountant(privacy, options.fraction_fit)
+    if not accountant.allows(1):
         raise ValueError(
             f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
-            f"{Accountant(privacy, options.fraction_fit).epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
+            f"{accountant.epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
         )
     rule = trial_rule(model, options)
     assert rule is not None  # there is privacy
@@ -293,9 +278,9 @@ def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options)
         )
 
 
-def _check_floating(model: FederatedModule, names: Iterable[str]) -> None:
+def _check_floating(model: FederatedModule, options: Options) -> None:
     state = model.state_dict()
-    for name in names:
+    for name in shared_names(model, options.batch_norm):
         if not state[name].is_floating_point():
             raise ValueError(
                 f"`trainer.privacy`: {name!r} is a counter, which noise cannot hide; for BatchNorm set "
@@ -307,7 +292,7 @@ OPTION = "`trainer.server_optimizer`"
 
 
 class ServerStep:
-    """The rule of one round, with a step after it.
+    """The rule of one round, with a step of `trainer.server_optimizer` after it.
 
     Args:
         rule: From uploads to a state.
@@ -333,26 +318,27 @@ class ServerStep:
         parameters = {name: nn.Parameter(current[name].clone()) for name in self.names if name in combined}
         for name, parameter in parameters.items():
             parameter.grad = parameter.detach() - combined[name]
-        self.momenta = step(self.factory, parameters, self.before)
+        self.momenta = self._step(parameters)
         return {**combined, **{name: parameter.detach() for name, parameter in parameters.items()}}
 
+    def _step(self, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
+        """A step of a new optimiser that goes on with what the last one held; what it holds afterwards."""
+        optimizer = built(self.factory, parameters)
+        names = {parameter: name for name, parameter in parameters.items()}
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                held = self.before.get(names.get(parameter, ""))
+                if held is not None:
+                    optimizer.state[parameter] = revived(held, parameter, group)
+        optimizer.step()
+        found = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
+        if not is_plain(found):
+            raise ValueError("it keeps what is neither tensor, number nor string.")
+        return {name: values for name, values in found.items() if values}
 
-def step(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter], momenta: OptimizerState) -> OptimizerState:
-    """One step of a new optimiser that goes on with what an earlier one held; what it holds afterwards, by name."""
-    optimizer = _built(factory, parameters)
-    names = {parameter: name for name, parameter in parameters.items()}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if names.get(parameter) in momenta:
-                optimizer.state[parameter] = revived(momenta[names[parameter]], parameter, group)
-    optimizer.step()
-    found = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
-    if not is_plain(found):
-        raise ValueError("it keeps what is neither tensor, number nor string.")
-    return {name: values for name, values in found.items() if values}
 
-
-def _built(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+def built(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
+    """The optimiser of these parameters."""
     optimizer = factory(parameters.values())
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"it must build an optimiser, got a {type(optimizer).__name__}.")
@@ -375,20 +361,14 @@ def check_server_optimizer(
     factory = options.server_optimizer
     if factory is None:
         return
-    shared = shared_names(model, options.batch_norm)
-    names = trained_names(model, shared)
+    names = trained_names(model, shared_names(model, options.batch_norm))
     if not names or all(stage.upload != "aggregate" for stage in stages):
         raise ValueError(f"{OPTION} would never be asked: {type(model).__name__} averages nothing that trains.")
     state = model.state_dict()
     try:
-        parameters = {name: nn.Parameter(torch.zeros_like(state[name])) for name in names}
-        check_settings(_built(factory, parameters), nn.Module())
-        for parameter in parameters.values():
-            parameter.grad = torch.zeros_like(parameter)
-        step(factory, parameters, {})
+        check_settings(built(factory, {name: nn.Parameter(state[name].clone()) for name in names}), nn.Module())
     except Exception as error:  # an optimiser may raise anything
         lines = str(error).splitlines() or [type(error).__name__]
         raise ValueError(lines[0] if OPTION[:-1] in lines[0] else f"{OPTION}: {lines[0]}") from error
     rule = rule or Mean()
-    tried = ServerStep(rule, factory, names, {})
-    try_out(tried, OPTION, model, options, num_uploads=max(2, fewest_uploads(rule)))
+    try_out(ServerStep(rule, factory, names, {}), OPTION, model, options, num_uploads=max(2, fewest_uploads(rule)))

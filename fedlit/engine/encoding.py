@@ -47,7 +47,7 @@ class Encoding:
         self.seed = seed
 
     def send(self, outcome: LocalResult) -> tuple[Encoded | None, Failure | None]:
-        """Encode an upload and decode it; the encoded upload, and its failure.
+        """Encode an upload and decode it; the encoded upload, and why it cannot be used.
 
         The outcome's upload becomes the decoded one, and its residual what was lost.
         """
@@ -56,48 +56,36 @@ class Encoding:
         encoded = None
         outcome.upload = None
         try:
-            meant = self._meant(upload, outcome.memory.residual)
-            encoded = self.encoded(upload, meant)
+            residual = outcome.memory.residual
+            meant = {name: upload.state[name] for name in self.before}
+            meant |= {name: meant[name] + residual[name] for name in meant.keys() & residual.keys()}
+            encoded = self._encoded(upload, meant)
             outcome.upload = replace(upload, state=encoded.plain)
             arrived = self.decoded(upload.client, encoded)
             outcome.upload = replace(upload, state=arrived)
-            outcome.memory.residual = self._lost(meant, arrived)
+            outcome.memory.residual = {}
+            if self.encoder.error_feedback:
+                lost = {name: tensor - arrived[name] for name, tensor in meant.items()}
+                outcome.memory.residual = {name: tensor for name, tensor in lost.items() if tensor.any()}
         except Exception as error:  # an encoder may raise anything
             found = failed(error)
             return encoded, replace(found, reason=f"unusable upload: {found.reason}")
         return encoded, None
 
-    def _meant(self, upload: Upload, residual: State) -> State:
-        """The upload plus what was lost before."""
-        meant = {name: upload.state[name] for name in self.before}
-        for name in meant.keys() & residual.keys():
-            meant[name] = meant[name] + residual[name]
-        return meant
-
-    def encoded(self, upload: Upload, meant: State) -> Encoded:
-        """Encode an upload."""
+    def _encoded(self, upload: Upload, meant: State) -> Encoded:
         seed = derive(self.seed, "encode", upload.client)
         draw = torch.Generator().manual_seed(seed)
         with isolated(seed), torch.no_grad():
             content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
         check_sendable(content)
-        plain = {name: tensor for name, tensor in upload.state.items() if name not in self.before}
-        return Encoded(content, plain)
+        return Encoded(content, {name: tensor for name, tensor in upload.state.items() if name not in self.before})
 
     def decoded(self, client: int, encoded: Encoded) -> State:
         """The state of an upload as the server has it."""
         with isolated(derive(self.seed, "decode", client)), torch.no_grad():
             arrived = self.encoder.decode(encoded.content, _copied(self.before))
         found = {**encoded.plain, **arrived}
-        ordered = {name: found.pop(name) for name in self.order if name in found}
-        return ordered | found
-
-    def _lost(self, meant: State, arrived: State) -> State:
-        """The residual that a client adds to its next upload."""
-        if not self.encoder.error_feedback:
-            return {}
-        left = {name: tensor - arrived[name] for name, tensor in meant.items()}
-        return {name: tensor for name, tensor in left.items() if tensor.any()}
+        return {name: found[name] for name in self.order if name in found} | found
 
 
 def _copied(state: State) -> State:

@@ -1,10 +1,9 @@
 """Which ranks of a run are alive: a slow one is waited for, a dead one is named and ends the run.
 
-torch.distributed has one timeout for both, so collectives wait for ever, and every rank counts in a store, from a
-thread of its own, so also while it computes. Rank 0 watches all others, and they watch rank 0. A count that stands
-still for `trainer.process_timeout` is a rank that was stopped, or whose host is gone. A child process that has died, a
-store that broke together with rank 0 and a rank that reports an error are dead at once. Time is counted in ticks of
-one's own: a run that was stopped as a whole (Ctrl-Z, a laptop that slept) has missed nothing.
+torch.distributed has one timeout for both. Here collectives wait for ever, and every rank counts in a store, from a
+thread of its own, so also while it computes. Rank 0 watches all others, and they watch rank 0: a count that stands
+still for `trainer.process_timeout` is a rank that was stopped, or whose host is gone. Time is counted in ticks of one's
+own: a run that was stopped as a whole (Ctrl-Z, a laptop that slept) has missed nothing.
 
 Keys: `beat/r` is a count of rank r and its state, one of work, wait, broken, left and failed; `end` is the exit code
 with which all are to end; others count the ranks that have found the same (`is_first`).
@@ -79,7 +78,6 @@ class Liveness:
         self.timeout = timeout
         self.children = children
         self.peers = {other: Peer() for other in (range(1, world_size) if rank == 0 else (0,))}
-        self.has_met = False  # before, the main thread waits for others where it cannot answer
         self._loss: ProcessLost | None = None
         self._lost = threading.Event()
         self._answered = threading.Event()  # the main thread knows of the loss and ends the run
@@ -203,7 +201,7 @@ class Liveness:
                 if how is not None:
                     self._lose(rank, how)
             self._report_waiting()
-        if not self._answered.wait(min(60.0, self.timeout) * self.has_met):  # the main thread is stuck
+        if not self._answered.wait(min(60.0, self.timeout)):  # the main thread is stuck
             if self._loss.is_ours_to_say:
                 say_error(str(self._loss))
             end(LOST)

@@ -1,7 +1,7 @@
 """A round: clients train, uploads are validated, aggregated and committed; or the server trains."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
@@ -41,10 +41,7 @@ DEV_SAMPLES = 64  # a development run trains on so many
 
 
 class ServerResult(NamedTuple):
-    """What the server holds after it has trained, of its optimiser what is kept, and what it logged.
-
-    `overflowed` is as in `RoundRecord`.
-    """
+    """What the server holds after training, of its optimiser what is kept, and what goes into the `RoundRecord`."""
 
     state: State
     memory: ClientState
@@ -53,28 +50,16 @@ class ServerResult(NamedTuple):
 
 
 def serve(state: FederationState, round: int, plan: Plan, progress: Progress) -> RoundRecord:
-    """A round of the server's own: it trains what it holds, with what it has collected.
-
-    Args:
-        state: Of the federation.
-        round: Its number, from 1.
-        plan: How the server trains.
-        progress: Shows that it trains.
-    """
+    """A round of the server's own: it trains what it holds, with what it has collected."""
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
-    served = trained_by_server(state, round, plan, state.global_state, gather_collected(state), progress)
+    served = train_server(state, round, plan, state.global_state, gather_collected(state), progress)
     state.end_server_round(served.state, served.memory)
     return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
 
-def trained_by_server(
-    state: FederationState,
-    round: int,
-    plan: Plan,
-    held: State,
-    uploads: Mapping[int, State],
-    progress: Progress,
+def train_server(
+    state: FederationState, round: int, plan: Plan, held: State, uploads: Mapping[int, State], progress: Progress
 ) -> ServerResult:
     """Let the first process train what the server holds and send the result to the others; nothing is committed yet.
 
@@ -107,27 +92,25 @@ def _trained(
     state: FederationState, round: int, plan: Plan, held: State, uploads: Mapping[int, State]
 ) -> dict[str, Any]:
     """The server's state after its epochs, of its optimiser what is kept, and what it logged."""
+    module = state.module
+    size = len(state.data.public_pool)
+    limit = DEV_SAMPLES if state.options.fast_dev_run else None
+    server = Server(SERVER, state.data.splits.num_classes, size, size, round, data=state.data, limit=limit)
     state.live.reset_modes()
     state.live.put(held)
     try:
-        with preserved(), restored_requires_grad(state.module):
-            trained = train(state.fabric, state.module, _server(state, round), plan, state.server_memory, uploads)
+        with preserved(), restored_requires_grad(module):
+            trained = train(state.fabric, module, server, plan, state.server_memory, uploads)
     except UsageError:
         raise
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
     if trained.skipped:
-        warn_of_no_loss(plan.stage.module or state.module, SERVER, trained.skipped)
-    live = state.module.state_dict()
-    momenta = {} if plan.optimizer_state == "reset" else trained.optimizer_state(state.module, state.server_names)
+        warn_of_no_loss(plan.stage.module or module, SERVER, trained.skipped)
+    live = module.state_dict()
+    momenta = {} if plan.optimizer_state == "reset" else trained.optimizer_state(module, state.server_names)
     after = {name: live[name].clone() for name in state.server_names}
     return {"state": after, "momenta": momenta, "logs": trained.logs, "overflowed": trained.overflowed}
-
-
-def _server(state: FederationState, round: int) -> Server:
-    size = len(state.data.public_pool)
-    limit = DEV_SAMPLES if state.options.fast_dev_run else None
-    return Server(SERVER, state.data.splits.num_classes, size, size, round, data=state.data, limit=limit)
 
 
 class Ledger:
@@ -163,68 +146,37 @@ class Ledger:
             yield LedgerRow(self.number, k, "up", ONE_WAY, one_way)
 
 
-class Executor(Protocol):
-    """Trains the clients of a round."""
-
-    def train(self) -> Iterator[tuple[int, ClientResult]]:
-        """The result of each client, validated, in the order of client ids."""
+Results = Iterator[tuple[int, ClientResult]]
+Executor = Callable[["ClientRound"], Results]
+"""Trains the clients of a round, and gives the validated result of each in the order of client ids."""
 
 
-class SerialExecutor:
-    """One client after the other, in this process.
-
-    Args:
-        round: Whose clients train.
-    """
-
-    def __init__(self, round: "ClientRound") -> None:
-        self.round = round
-
-    def train(self) -> Iterator[tuple[int, ClientResult]]:
-        for position, k in enumerate(self.round.clients, 1):
-            yield k, self.round.train_client(k, position)
+def train_here(round: "ClientRound") -> Results:
+    """One client after the other, in this process."""
+    for position, k in enumerate(round.clients, 1):
+        yield k, round.train_client(k, position)
 
 
-class ProcessExecutor:
-    """Clients shared out over the processes of a run. Uploads and states stay on the rank that trained the client.
+def train_on_processes(round: "ClientRound") -> Results:
+    """Clients shared out over the processes of a run; what they return stays on the rank that trained them."""
+    owners = [round.updates.owners[k] for k in round.clients]
+    positions = {k: position for position, k in enumerate(round.clients, 1)}
 
-    Args:
-        round: Whose clients train.
-    """
+    def work(k: int) -> ClientResult:
+        result = round.train_client(k, positions[k])
+        if isinstance(result.outcome, LocalResult) and result.problem is None:
+            round.updates.keep(k, result.outcome)
+        return without_values(result._replace(norm=round.updates.norms.get(k)))
 
-    def __init__(self, round: "ClientRound") -> None:
-        self.round = round
-
-    def train(self) -> Iterator[tuple[int, ClientResult]]:
-        round = self.round
-        owners = [round.updates.owners[k] for k in round.clients]
-        positions = {k: position for position, k in enumerate(round.clients, 1)}
-
-        def work(k: int) -> ClientResult:
-            result = round.train_client(k, positions[k])
-            if isinstance(result.outcome, LocalResult) and result.problem is None:
-                round.updates.keep(k, result.outcome)
-            return without_values(result._replace(norm=round.updates.norms.get(k)))
-
-        yield from in_order(round.state.fabric, round.clients, work, pack, unpack, owners)
+    yield from in_order(round.state.fabric, round.clients, work, pack, unpack, owners)
 
 
-class RemoteExecutor:
-    """Clients on hosts of their own, whose answers are validated here.
-
-    Args:
-        round: Whose clients train.
-    """
-
-    def __init__(self, round: "ClientRound") -> None:
-        self.round = round
-
-    def train(self) -> Iterator[tuple[int, ClientResult]]:
-        round = self.round
-        assert round.state.hosts is not None
-        for position, (k, result, sent) in enumerate(round.state.hosts.train(round), 1):
-            round.progress.training(round.number, f"client {position}/{len(round.clients)}")
-            yield k, round.runner.validated_again(result, sent)
+def train_on_hosts(round: "ClientRound") -> Results:
+    """Clients on hosts of their own, whose answers are validated here."""
+    assert round.state.hosts is not None
+    for position, (k, result, sent) in enumerate(round.state.hosts.train(round), 1):
+        round.progress.training(round.number, f"client {position}/{len(round.clients)}")
+        yield k, round.runner.validated_again(result, sent)
 
 
 class ClientRound:
@@ -271,21 +223,19 @@ class ClientRound:
         self.updates = RoundUpdates(state, stage, self._needs_each_upload(), owners)
 
     def run(self) -> RoundRecord:
-        """Train the clients and aggregate what they return; a client that fails is left out and named.
-
-        With too few valid updates the state stays as it was.
-        """
+        """Train the clients, aggregate their valid updates, commit; with too few of them the state stays as it was."""
         check_still_frozen(self.state.module, self.state.constant)
+        train_clients = self._executor()
         with preserved():
-            for k, result in self._executor().train():
+            for k, result in train_clients(self):
                 self.record.clients.append(k)
                 self.record.ledger += self.ledger.rows(k, result)
                 problem = problem_of(result)
                 if problem is not None:
                     self._leave_out(k, problem)
                     continue
-                self._accept(k, result)
-        self._reject_outliers()
+                self._add(k, result)
+        self._leave_out_outliers()
         self._log_accepted()
         needed = fewest_usable(self.state.options, self.stage, len(self.clients))
         self.record.is_whole = len(self.accepted) >= needed
@@ -307,10 +257,10 @@ class ClientRound:
 
     def _executor(self) -> Executor:
         if self.state.hosts is not None:
-            return RemoteExecutor(self)
+            return train_on_hosts
         if self.updates.owners:
-            return ProcessExecutor(self)
-        return SerialExecutor(self)
+            return train_on_processes
+        return train_here
 
     def _needs_each_upload(self) -> bool:
         """Whether uploads must be there together; only of the plain mean each can be forgotten when the next comes."""
@@ -329,7 +279,7 @@ class ClientRound:
             raise UsageError(problem.reason.partition(": ")[2])
         self.record.failures[k] = problem
 
-    def _accept(self, k: int, result: ClientResult) -> None:
+    def _add(self, k: int, result: ClientResult) -> None:
         outcome = result.outcome
         assert isinstance(outcome, LocalResult)  # else there is a problem
         if self.updates.owners:
@@ -340,7 +290,7 @@ class ClientRound:
         outcome.memory = ClientState()
         self.accepted[k] = (outcome, result.scores)
 
-    def _reject_outliers(self) -> None:
+    def _leave_out_outliers(self) -> None:
         for k, reason in self.updates.outliers().items():
             self.record.failures[k] = Failure(f"unusable state: {reason}")
             self.updates.drop(k)
@@ -369,7 +319,7 @@ class ClientRound:
                 kept[upload.client] = upload.state
         served = ServerResult(aggregate.state, state.server_memory, [], {})
         if self.follow_up is not None:
-            served = trained_by_server(state, self.number, self.follow_up, aggregate.state, kept, self.progress)
+            served = train_server(state, self.number, self.follow_up, aggregate.state, kept, self.progress)
         self.record.rows += [*aggregate.rows, *served.rows]
         self.record.overflowed |= served.overflowed
         if not self.stage.keep_uploads:

@@ -87,7 +87,6 @@ class ClientParallelStrategy(DDPStrategy):
             device = None if backend == "gloo" else self.root_device
             options: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": FOR_EVER}
             dist.init_process_group(backend, store=attempt, device_id=device, **options)
-        alive.has_met = True
 
     def _store(self, rank: int, world_size: int) -> dist.Store:
         """The store of rank 0, on loopback if there is one host; or of torchrun."""

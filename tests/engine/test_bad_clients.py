@@ -81,8 +81,8 @@ class Counts(FedAvg):
             self.network[1].num_batches_tracked += self.far
 
 
-@pytest.mark.parametrize(("far", "is_left_out"), [(2**62, True), (10**5, True), (100, False)])
-def test_a_counter_beyond_what_a_visit_can_count_leaves_its_client_out(far, is_left_out):
+@pytest.mark.parametrize(("far", "is_left_out"), [(2**62, True), (100, False)])
+def test_a_counter_beyond_what_anybody_can_count_leaves_its_client_out(far, is_left_out):
     federation = fitted(seeded(Counts, far), num_rounds=2)
     others = fitted(seeded(Counts, 0), toy_data(opt_out=[1]), num_rounds=2)
     assert equal(federation.global_state, others.global_state) == is_left_out

@@ -137,7 +137,7 @@ READY = torch.optim.SGD([torch.zeros(1)], lr=0.1)
         (FedAvg, partial(torch.optim.SGD, lr=-1.0), r"`trainer.server_optimizer`: Invalid learning rate: -1.0"),
         (FedAvg, partial(FedAdam, lr=float("nan")), r"^`trainer.server_optimizer.lr` must be a finite number, got nan"),
         (FedAvg, partial(FedYogi, betas=(0.9, 1.0)), r"^`trainer.server_optimizer`: beta2 must lie in .*, got 1.0"),
-        (FedAvg, torch.optim.LBFGS, r"`trainer.server_optimizer`: .*closure"),
+        (FedAvg, torch.optim.LBFGS, r"`trainer.server_optimizer`, tried .*closure"),
         (FedAvg, READY, r"`trainer.server_optimizer` must be a class or function that builds"),
     ],
 )
