@@ -57,8 +57,8 @@ def _samples(data: FederatedData, client: int | None, raw: bool) -> Any:
     """Of the test set, as the data set holds them or as networks are given them."""
     if raw:
         test = data.splits.test
-        some = min(SAMPLES, len(test))
-        x = next(iter(test.batches(np.arange(some), some)))[0]
+        some = test.taken(np.arange(min(SAMPLES, len(test))))
+        x = next(iter(some.batches(len(some))))[0]
     else:
         [x] = [x for x, _ in replace(data.test_batches(client).first(SAMPLES), batch_size=SAMPLES)]
     return noise_like(x) if data.is_placeholder else x

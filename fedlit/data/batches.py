@@ -9,7 +9,7 @@ import torch
 from fedlit.data.trees import Tree, chosen, cut, head, leaves, length, moved
 
 DropLast = bool | Literal["single"]
-Transform = Callable[[Tree, torch.Generator | None], Tree]
+Transform = Callable[[Tree, torch.Generator | None, torch.Tensor], Tree]
 
 
 @dataclass
@@ -21,7 +21,7 @@ class Batches:
         y: Targets ``[N, ...]``, likewise.
         batch_size: Samples per batch; the last batch may be smaller.
         generator: Shuffles and augments; None keeps the order.
-        transform: Applied to each batch of inputs, with the generator.
+        transform: Applied to each batch of inputs, with the generator and the positions of its samples in `x`.
         drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
         indexed: Batches also hold the positions of their samples in `x`.
     """
@@ -58,14 +58,11 @@ class Batches:
             order = moved(order, next(leaves(x)).device)
             x = chosen(x, order)
             y = chosen(y, order)
-        columns = [x, y]
-        if self.indexed:
-            columns.append(order)
-        parts = [cut(column, self.batch_size) for column in columns]
-        for _, x_batch, *rest in zip(range(len(self)), *parts, strict=False):
+        parts = [cut(column, self.batch_size) for column in (x, y, order)]
+        for _, x_batch, y_batch, positions in zip(range(len(self)), *parts, strict=False):
             if self.transform is not None:
-                x_batch = self.transform(x_batch, self.generator)
-            yield x_batch, *rest
+                x_batch = self.transform(x_batch, self.generator, positions)
+            yield (x_batch, y_batch, positions) if self.indexed else (x_batch, y_batch)
 
     def to(self, device: torch.device) -> "Batches":
         self.x = moved(self.x, device)

@@ -27,8 +27,7 @@ from fedlit.data.items import Roles
 from fedlit.data.loaders import AnyBatches
 from fedlit.data.preprocessing import Inputs, measured_on_opted_in, normalisation
 from fedlit.data.sources import Reading
-from fedlit.data.splits import Part, PublicPool, Read, Splits, set_apart, with_num_classes
-from fedlit.data.trees import chosen, joined, mapped
+from fedlit.data.splits import Part, PublicPool, Splits, Stacked, set_apart, with_num_classes
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
 from fedlit.rng import derive
@@ -332,20 +331,16 @@ class FederatedData(LightningDataModule):
     def test_batches(self, client: int | None = None) -> Batches:
         """The pooled test set (of a client's task); dealt out and changed where clients see images differently."""
         if not self.pixels_differ:
-            return self._pooled_test_batches()
+            ready = self.inputs.transform(None, copy=True)  # a network may work on its input in place
+            return self.splits.test.batches(self.eval_batch_size, ready)
         parts = self._dealer.deal_test_set()
         return self._evaluation_batches(self.splits.test, parts, range(self.num_clients))[0]
 
     def public_batches(self, generator: torch.Generator | None, labels: bool = False) -> Batches:
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
-        part = self.splits.train
-        pool = self.public_pool
-        if isinstance(part, Read):
-            hidden = None if labels else torch.ones(len(pool), dtype=torch.bool)
-            ready = self.inputs.transform_read(None)
-            return part.batches(pool.index, self.batch_size, ready, generator, self.drop_last, hidden)
-        y = pool.targets(reveal=labels)
-        return Batches(pool.x, y, self.batch_size, generator, self.inputs.transform(None), self.drop_last)
+        pool = self.public_pool.part
+        hidden = None if labels else torch.ones(len(pool), dtype=torch.bool)
+        return pool.batches(self.batch_size, self.inputs.transform(None), generator, self.drop_last, hidden)
 
     def _training_batches(
         self,
@@ -357,46 +352,27 @@ class FederatedData(LightningDataModule):
     ) -> AnyBatches:
         """Training samples at these places; `public` mixes the pool in, without its targets."""
         part = self.splits.train
-        if isinstance(part, Read):
-            index = np.concatenate([held, self.public_pool.index]) if public else held
-            hidden = torch.arange(len(index)) >= len(held) if public else None
-            ready = self.inputs.transform_read(client)
-            return part.batches(index, batch_size, ready, generator, self.drop_last, hidden)
-        rows = torch.from_numpy(np.asarray(held, np.int64))
-        if client is not None and not public and not self.inputs.change(part.x):
+        in_memory = isinstance(part, Stacked) and client is not None and not public
+        if in_memory and not self.inputs.change(part.x):
+            rows = torch.from_numpy(np.asarray(held, np.int64))
             return RowBatches((part.x, part.y), rows, batch_size, generator, self.drop_last)
-        x = chosen(part.x, rows)
-        y = chosen(part.y, rows)
-        if client is not None and not public and not self.inputs.is_random:
-            return Batches(self.inputs.ready(x, client), y, batch_size, generator, drop_last=self.drop_last)
+        mine = part.taken(held)
+        if in_memory and not self.inputs.is_random:
+            return Batches(self.inputs.ready(mine.x, client), mine.y, batch_size, generator, drop_last=self.drop_last)
+        hidden = None
         if public:
-            x = joined([x, self.public_pool.x])
-            y = joined([y, self.public_pool.targets()])
-        # On the way into each batch: a pool of floats would need four times the room.
-        return Batches(x, y, batch_size, generator, self.inputs.transform(client), self.drop_last)
+            mine = mine.joined(self.public_pool.part)
+            hidden = torch.arange(len(mine)) >= len(held)
+        # Made ready on the way into each batch: a pool of floats would need four times the room.
+        return mine.batches(batch_size, self.inputs.transform(client), generator, self.drop_last, hidden)
 
     def _evaluation_batches(
         self, part: Part, parts: list[np.ndarray], clients: Sequence[int]
     ) -> tuple[Batches, np.ndarray]:
         """Samples of some clients end to end, each as its client sees it, and how many each has."""
         sizes = np.array([len(own) for own in parts])
-        index = np.concatenate(parts)
-        if isinstance(part, Read):
-            owners = np.repeat(np.asarray(clients), sizes)
-            return part.batches(index, self.eval_batch_size, self.inputs.transform_read(owners)), sizes
-        if not self.inputs.differ:
-            return part.batches(index, self.eval_batch_size, self.inputs.transform(None)), sizes
-        ready = [self.inputs.ready(part.taken(own).x, k) for own, k in zip(parts, clients, strict=True)]
-        return Batches(torch.cat(ready), part.taken(index).y, self.eval_batch_size), sizes
-
-    def _pooled_test_batches(self) -> Batches:
-        part = self.splits.test
-        if isinstance(part, Read):
-            return part.batches(np.arange(len(part)), self.eval_batch_size, self.inputs.transform_read(None))
-        # Copies of the samples: a network may work on its input in place.
-        ready = self.inputs.transform(None)
-        copied = lambda x, _: ready(mapped(torch.clone, x), None)  # noqa: E731
-        return Batches(part.x, part.y, self.eval_batch_size, transform=copied)
+        ready = self.inputs.transform(np.repeat(np.asarray(clients), sizes))
+        return part.taken(np.concatenate(parts)).batches(self.eval_batch_size, ready), sizes
 
     @property
     def pixels_differ(self) -> bool:

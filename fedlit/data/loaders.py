@@ -24,13 +24,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fedlit.data.batches import Batches, DropLast, RowBatches, next_order, num_batches
+from fedlit.data.batches import Batches, DropLast, RowBatches, Transform, next_order, num_batches
 from fedlit.data.items import Roles, as_input, as_target, class_of
 from fedlit.data.trees import Tree, equal, mapped, moved, stacked, told
 from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
-Ready = Callable[[Tree, torch.Generator | None, Tensor], Tree]
 PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
@@ -204,7 +203,7 @@ class LoadedBatches:
     index: np.ndarray
     batch_size: int
     generator: torch.Generator | None = None
-    transform: Ready | None = None
+    transform: Transform | None = None
     drop_last: DropLast = False
     indexed: bool = False
     hidden: Tensor | None = None

@@ -1,6 +1,6 @@
 """From samples as a data set holds them to what a network is given: scaled, seen by a client, augmented, normalised."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
 from fedlit.data.assignment import Assignment
+from fedlit.data.batches import Transform
 from fedlit.data.splits import Part, Splits, Stacked, is_images, mean_std
-from fedlit.data.trees import Tree, told
+from fedlit.data.trees import Tree, mapped, told
 from fedlit.partition import Partition
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def measured_on_opted_in(splits: Splits, assignment: Assignment) -> Splits:
 def _inputs(part: Part, index: np.ndarray) -> Iterable[Tensor]:
     if isinstance(part, Stacked):
         return [part.x[index]]
-    return (x for x, _ in part.batches(index, AT_ONCE))
+    return (x for x, _ in part.taken(index).batches(AT_ONCE))
 
 
 def _per_channel(name: str, given: Channels, own: tuple[float, ...], num_channels: int) -> list[float]:
@@ -178,26 +179,30 @@ class Inputs:
             return x
         return x.flatten(2)[:, :, permutation].view_as(x)
 
-    def transform(self, client: int | None) -> Callable[[Tree, torch.Generator | None], Tree]:
-        """`ready` for the batches of a client."""
-        return lambda x, generator: self.ready(x, client, generator)
-
-    def transform_read(self, owners: np.ndarray | int | None) -> Callable[[Tree, torch.Generator | None, Tensor], Tree]:
-        """`ready` for batches that are read, by the positions of their samples.
+    def transform(self, owners: np.ndarray | int | None, copy: bool = False) -> Transform:
+        """`ready` for batches.
 
         Args:
             owners: The client of each sample, ``[N]``, or of all; None if they see the same.
+            copy: Leave the samples as they are also where nothing else makes a copy of them.
         """
+        each_by_owner = isinstance(owners, np.ndarray) and self.differ
+        client = None if isinstance(owners, np.ndarray) else owners
 
-        def ready(x: Tree, generator: torch.Generator | None, positions: Tensor) -> Tree:
-            if not isinstance(owners, np.ndarray) or not self.differ:
-                return self.ready(x, None if isinstance(owners, np.ndarray) else owners, generator)
-            whose = torch.from_numpy(owners[positions.numpy()])
-            seen = [self.ready(x[whose == k], int(k), generator) for k in whose.unique()]
-            rows = [(whose == k).nonzero().flatten() for k in whose.unique()]
-            return torch.cat(seen)[torch.cat(rows).argsort()]
+        def transform(x: Tree, generator: torch.Generator | None, positions: Tensor) -> Tree:
+            if copy:
+                x = mapped(torch.clone, x)
+            if each_by_owner:
+                return self._ready_by_owner(x, np.asarray(owners)[positions.numpy()], generator)
+            return self.ready(x, client, generator)
 
-        return ready
+        return transform
+
+    def _ready_by_owner(self, x: Tensor, owners: np.ndarray, generator: torch.Generator | None) -> Tensor:
+        whose = torch.from_numpy(owners)
+        seen = [self.ready(x[whose == k], int(k), generator) for k in whose.unique()]
+        rows = [(whose == k).nonzero().flatten() for k in whose.unique()]
+        return torch.cat(seen)[torch.cat(rows).argsort()]
 
 
 class Preprocessing(nn.Module):

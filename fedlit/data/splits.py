@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedlit.data.batches import Batches, DropLast, Transform
 from fedlit.data.checks import MOST_CLASSES
-from fedlit.data.loaders import LoadedBatches, Reader, Ready, fixed_seed, places, without_targets
-from fedlit.data.trees import Tree, chosen, head, leaves, length, num_bytes, told
+from fedlit.data.loaders import LoadedBatches, Reader, fixed_seed, places, without_targets
+from fedlit.data.trees import Tree, chosen, head, joined, leaves, length, num_bytes, told
 from fedlit.partition.base import require
 from fedlit.rng import stream
 
@@ -65,10 +65,21 @@ class Stacked:
         """A copy with -1 for the targets of some samples."""
         return replace(self, y=without_targets(self.y, _mask(index, len(self))))
 
-    def batches(self, index: np.ndarray, batch_size: int, transform: Transform | None = None) -> Batches:
-        """Batches of some samples, in this order."""
-        some = self.taken(index)
-        return Batches(some.x, some.y, batch_size, transform=transform)
+    def joined(self, other: "Part") -> "Stacked":
+        """These samples, then others."""
+        return Stacked(joined([self.x, other.x]), joined([self.y, other.y]))
+
+    def batches(
+        self,
+        batch_size: int,
+        transform: Transform | None = None,
+        generator: torch.Generator | None = None,
+        drop_last: DropLast = False,
+        hidden: Tensor | None = None,
+    ) -> Batches:
+        """Batches in this order or in the generator's; targets of `hidden` samples, a mask ``[N]``, are -1."""
+        y = self.y if hidden is None else without_targets(self.y, hidden)
+        return Batches(self.x, y, batch_size, generator, transform, drop_last)
 
     def fingerprint(self) -> Iterator[bytes]:
         """Of all targets and about a hundred inputs."""
@@ -126,18 +137,21 @@ class Read:
         labels[index] = -1
         return replace(self, labels=labels)
 
+    def joined(self, other: "Part") -> "Read":
+        """These samples, then others of the same data set."""
+        assert isinstance(other, Read)
+        return replace(self, index=np.concatenate([self.index, other.index]), labels=None, owners=None)
+
     def batches(
         self,
-        index: np.ndarray,
         batch_size: int,
-        transform: Ready | None = None,
+        transform: Transform | None = None,
         generator: torch.Generator | None = None,
         drop_last: DropLast = False,
         hidden: Tensor | None = None,
     ) -> Batches:
-        """Batches of some samples, in this order or in the generator's."""
-        places = self.index[np.asarray(index, np.int64)]
-        read = LoadedBatches(self.reader, places, batch_size, generator, transform, drop_last, hidden=hidden)
+        """Batches in this order or in the generator's; targets of `hidden` samples, a mask ``[N]``, are -1."""
+        read = LoadedBatches(self.reader, self.index, batch_size, generator, transform, drop_last, hidden=hidden)
         # They have all that anybody may ask of batches whose tensors need not be there.
         return cast(Batches, read)
 
@@ -197,11 +211,6 @@ class Splits:
     def part(self, name: Literal["train", "test"]) -> Part:
         return self.train if name == "train" else self.test
 
-    def split(self, name: Literal["train", "test"]) -> tuple[Tree, Tree]:
-        """Inputs and targets of one of the two, in memory."""
-        part = self.part(name)
-        return part.x, part.y
-
     @property
     def train_x(self) -> Tree:
         return self.train.x
@@ -217,14 +226,6 @@ class Splits:
     @property
     def test_y(self) -> Tree:
         return self.test.y
-
-    @property
-    def valid_x(self) -> Tree | None:
-        return None if self.valid is None else self.valid.x
-
-    @property
-    def valid_y(self) -> Tree | None:
-        return None if self.valid is None else self.valid.y
 
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
@@ -387,40 +388,31 @@ def _measured(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 @dataclass(frozen=True, eq=False)
 class PublicPool:
-    """Raw inputs; the targets are hidden and only revealed to compute an upper bound.
+    """Samples that everybody has, without their targets.
 
     Attributes:
-        index: Places of the samples in the training set, if they are of it.
+        part: The samples, with the targets, which only an upper bound may look at.
+        index: Their places in the training set, if they are of it.
     """
 
-    _part: Part = field(repr=False)
+    part: Part = field(repr=False)
     index: np.ndarray
 
     def __len__(self) -> int:
-        return len(self._part)
+        return len(self.part)
 
     @property
     def x(self) -> Tree:
         """Inputs ``[N, ...]``, where they are in memory."""
-        return self._part.x
+        return self.part.x
 
     @property
     def num_bytes(self) -> int:
-        return self._part.num_bytes
-
-    @property
-    def _hidden(self) -> Tree:
-        return self._part.y
-
-    def targets(self, reveal: bool = False) -> Tree:
-        """-1 for every sample, unless the targets are revealed."""
-        if reveal:
-            return self._hidden
-        return without_targets(self._hidden, torch.ones(len(self), dtype=torch.bool))
+        return self.part.num_bytes
 
     def class_shares(self, num_classes: int) -> Tensor:
         """Fraction of each class ``[C]``, which reveals labels, too."""
-        labels = self._part.labels
+        labels = self.part.labels
         if labels is None:
             raise ValueError("The public pool has no classes: targets of the data are none.")
         return torch.bincount(torch.from_numpy(labels), minlength=num_classes) / max(len(self), 1)

@@ -60,7 +60,7 @@ def test_the_embedded_sample_is_balanced_and_needs_no_folder():
     assert images.train_y.bincount().tolist() == [600] * 10
     assert images.test_y.bincount().tolist() == [100] * 10
     assert (images.num_classes, images.mean, images.std) == (10, (0.286,), (0.353,))
-    assert images.valid_x is None
+    assert images.valid is None
 
 
 def test_own_images_are_channels_first_and_bring_their_own_mean_and_std(tmp_path):
@@ -241,10 +241,10 @@ def test_cinic10_is_read_from_its_folders_with_its_third_split_and_kept(tmp_path
     (tmp_path / "CINIC-10").rename(tmp_path / "gone")
     again = read_images("cinic10", str(tmp_path))
     for images in (first, again):
-        assert images.valid_y.tolist() == list(range(10))
+        assert images.valid.y.tolist() == list(range(10))
         assert images.train_x.shape == (10, 3, 32, 32)
-        assert images.valid_x[:9, :, 0, 0].tolist() == [[label, 1, 0] for label in range(9)]
-        assert images.valid_x[9, :, 0, 0].tolist() == [9, 9, 9]
+        assert images.valid.x[:9, :, 0, 0].tolist() == [[label, 1, 0] for label in range(9)]
+        assert images.valid.x[9, :, 0, 0].tolist() == [9, 9, 9]
         assert images.std == (0.24205776, 0.23828046, 0.25874835)
 
 

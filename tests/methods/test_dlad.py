@@ -176,7 +176,7 @@ def test_only_labeled_can_see_the_labels_of_the_pool(aggregator, sees):
         data = pooled_data(partition=ClassSets([[0], [1], [2]], 40))
         data.setup()
         if spoil:
-            labels = data.public_pool.targets(reveal=True)
+            labels = data.public_pool.part.y
             labels.copy_((labels + 1) % 3)
         return fitted(seeded(aggregator=aggregator), data).global_state
 

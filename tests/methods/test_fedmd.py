@@ -118,7 +118,7 @@ def test_clients_learn_the_pools_labels_first_and_only_then_their_own():
             return super().training_step(batch, batch_idx)
 
     federation = fitted(seeded(Noting), with_pool(), num_rounds=1)
-    labels = federation.state.data.public_pool.targets(reveal=True)
+    labels = federation.state.data.public_pool.part.y
     public = torch.cat(Noting.targets["public"])
     assert len(public) == 3 * len(labels)
     assert torch.equal(public.bincount(), 3 * labels.bincount())

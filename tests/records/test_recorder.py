@@ -100,7 +100,7 @@ def test_the_confusion_matrix_is_that_of_the_last_global_model(method):
     wanted = ("global", "pooled", "acc")
     found = [row for row in rows(federation) if (row["model"], row["data"], row["metric"]) == wanted]
     assert float(found[-1]["value"]) == pytest.approx(float(counts.trace() / counts.sum()))
-    x, y = federation.state.data.images.split("test")
+    x, y = federation.state.data.images.test_x, federation.state.data.images.test_y
     federation.state.load_global()
     taken_for = federation.state.module.global_model()(x).argmax(dim=1)
     assert int(counts[1, 2]) == int(((y == 1) & (taken_for == 2)).sum())
