@@ -1,6 +1,6 @@
 """Who holds what once the samples are dealt out: validation splits, opt-out marks, and the CSV that keeps it all.
 
-Laws: no copy of a sample is on both sides of a split; an `Assignment` that is written is what
+Invariants: no copy of a sample is on both sides of a split; an `Assignment` that is written is what
 `Saved` reads back.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from fedlit.data.splits import Splits, split_off
-from fedlit.data.trees import told
+from fedlit.data.trees import describe
 from fedlit.partition import Partition
 from fedlit.partition.base import grouped, require
 from fedlit.rng import derive, stream
@@ -66,11 +66,11 @@ class Assignment:
         rows = [HEADER]
         for k, (train, val, opted_in) in enumerate(zip(self.train, self.val, self.opted_in, strict=True)):
             for i, is_in in zip(train, opted_in, strict=True):
-                rows.append(f"{k},train,{i},{_told(train_labels[i])},{is_in:d}")
+                rows.append(f"{k},train,{i},{_label_text(train_labels[i])},{is_in:d}")
             for i in val:
-                rows.append(f"{k},val_{self.val_split},{i},{_told(val_labels[i])},0")
+                rows.append(f"{k},val_{self.val_split},{i},{_label_text(val_labels[i])},0")
         for k, indices in enumerate(self.own_test):
-            rows += [f"{k},own_test,{i},{_told(np.asarray(test_labels)[i])},0" for i in indices]
+            rows += [f"{k},own_test,{i},{_label_text(np.asarray(test_labels)[i])},0" for i in indices]
         partial = Path(f"{path}.{os.getpid()}.tmp")  # in the same folder: os.replace is atomic only there
         partial.write_text("\n".join(rows) + "\n", encoding="utf-8")
         os.replace(partial, path)
@@ -135,15 +135,16 @@ class Saved(Partition):
         beyond = rows & (index >= len(labels))
         if beyond.any():
             row = beyond.argmax()
-            told = f"index {index[row]}, but the {name} set has {len(labels)} samples"
-            raise ValueError(f"{self.path}, line {_line(beyond)}: {told}; was it saved with another data set?")
+            message = f"index {index[row]}, but the {name} set has {len(labels)} samples"
+            raise ValueError(f"{self.path}, line {_line(beyond)}: {message}; was it saved with another data set?")
         differs = np.zeros(len(rows), dtype=bool)
         differs[rows] = labels[index[rows]] != label[rows]
         if differs.any():
             row = differs.argmax()
-            own = _told(labels[index[row]]) or "none"
-            told = f"label {_told(label[row]) or 'none'}, but sample {index[row]} of the {name} set has label {own}"
-            raise ValueError(f"{self.path}, line {_line(differs)}: {told}; was it saved with another data set?")
+            own = _label_text(labels[index[row]]) or "none"
+            saved = _label_text(label[row]) or "none"
+            message = f"label {saved}, but sample {index[row]} of the {name} set has label {own}"
+            raise ValueError(f"{self.path}, line {_line(differs)}: {message}; was it saved with another data set?")
 
     def _row(self, number: int, line: str) -> tuple[int, ...]:
         try:
@@ -152,7 +153,7 @@ class Saved(Partition):
             if min(row) >= 0 and max(row) < 2**63:  # beyond, numpy would make the columns objects
                 return row if label else (*row[:3], -1, row[4])
         except ValueError:
-            pass  # told below, with the file and the line
+            pass  # reported below, with the file and the line
         wanted = f"{HEADER} with whole numbers from 0 and below 2**63, split in {ROW_SPLITS}, shared 0 or 1"
         raise ValueError(f"{self.path}, line {number}: expected {wanted}, got {line!r}.")
 
@@ -231,7 +232,7 @@ def _drawn(indices: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
     return taken[which]
 
 
-def _told(label: int) -> str:
+def _label_text(label: int) -> str:
     return "" if label == -1 else str(label)
 
 
@@ -263,15 +264,15 @@ class Dealer:
         if self.partition.by_owner:
             self.owners = Owners(splits, options.num_clients)
         if self.partition.by_class and not self.num_classes and not isinstance(self.partition, Saved):
-            self._refuse_without_classes(told(splits.train.example[1], of_many=True))
+            self._refuse_without_classes(describe(splits.train.example[1], of_many=True))
 
     def _refuse_without_classes(self, target: str) -> None:
         kind = type(self.partition)
         remedy = "take IID, Quantity or ByColumn"
         if not kind.__module__.startswith("fedlit."):
             remedy = "if it looks at no label, set its `by_class = False`"
-        told_what = f"{kind.__name__} deals samples out by their classes, but their targets are {target}"
-        raise ValueError(f"`data.partition`: {told_what}; {remedy}.")
+        message = f"{kind.__name__} deals samples out by their classes, but their targets are {target}"
+        raise ValueError(f"`data.partition`: {message}; {remedy}.")
 
     def assign(self, round: int) -> Assignment:
         """Deal the samples out; the round matters only to a partition that resplits or goes over time."""
@@ -365,21 +366,21 @@ def _labels(labels: np.ndarray | None, num_samples: int) -> np.ndarray:
 
 def _checked(parts: list[np.ndarray], num_clients: int, num_samples: int, partition: Partition) -> list[np.ndarray]:
     """What a partition deals out, if it is indices of these samples; a user's own may give anything."""
-    told_what = f"`data.partition`: `assign` of {type(partition).__name__} must give {num_clients} arrays of indices"
+    message = f"`data.partition`: `assign` of {type(partition).__name__} must give {num_clients} arrays of indices"
     if not isinstance(parts, list | tuple) or len(parts) != num_clients:
         got = len(parts) if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
-        raise ValueError(f"{told_what}, one per client, got {got}.")
+        raise ValueError(f"{message}, one per client, got {got}.")
     found = []
     for k, part in enumerate(parts):
         indices = np.asarray(part)
         if indices.size == 0:
             indices = indices.astype(np.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
-            raise ValueError(f"{told_what}, got {indices.dtype} {list(indices.shape)} for client {k}.")
+            raise ValueError(f"{message}, got {indices.dtype} {list(indices.shape)} for client {k}.")
         if indices.size and not 0 <= indices.min() <= indices.max() < num_samples:
             ends = f"{indices.min()} to {indices.max()}"
-            told_range = f"{told_what} into the {num_samples} labels that it is given, got {ends} for client {k}"
-            raise ValueError(f"{told_range}; test samples are dealt out by a call of their own.")
+            message = f"{message} into the {num_samples} labels that it is given, got {ends} for client {k}"
+            raise ValueError(f"{message}; test samples are dealt out by a call of their own.")
         found.append(indices.astype(np.int64, copy=False))
     return found
 
@@ -406,8 +407,8 @@ class Owners:
         self._names = names
         self.names: list[str] = [str(name) for name in names]
         if len(names) != num_clients:
-            told = f"`data.num_clients` is {num_clients}, but training samples are of {len(names)} clients"
-            raise ValueError(f"{told}; set it to {len(names)}.")
+            message = f"`data.num_clients` is {num_clients}, but training samples are of {len(names)} clients"
+            raise ValueError(f"{message}; set it to {len(names)}.")
 
     def of(self, which: Literal["train", "test"]) -> np.ndarray:
         """The number of each sample's client, ``[N]``."""
@@ -420,8 +421,8 @@ class Owners:
 
 
 def _untold(which: str, option: str) -> str:
-    told = f"nobody says whose the {which} samples are: name their column in `data.client`"
-    return f"`data.partition`: {told}, or give `{option}` of ByColumn."
+    message = f"nobody says whose the {which} samples are: name their column in `data.client`"
+    return f"`data.partition`: {message}, or give `{option}` of ByColumn."
 
 
 def _as_names(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

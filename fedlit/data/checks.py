@@ -24,7 +24,7 @@ MOST_CLASSES = 1_000_000
 
 
 def check_options(data: "FederatedData") -> None:
-    """Numbers in their ranges, and clients that exist; what depends on the samples is told by `setup`."""
+    """Numbers in their ranges, and clients that exist; what depends on the samples is checked by `setup`."""
     for name, text in (("dataset", data.dataset), ("root", data.root)):
         if not isinstance(text, str | PathLike):
             raise ValueError(f"`data.{name}` must be text, got {text!r}.")

@@ -99,18 +99,15 @@ def nothing_there(kind: str, dataset: str, root: str) -> str:
         'there is no such file'
     """
     here, there = places(dataset, root)
-    told = f"there is no such {kind}"
+    message = f"there is no such {kind}"
     if here == there:  # a path from the root of all
-        return told
-    return f"{told} here, nor in `data.root`, as {there}"
+        return message
+    return f"{message} here, nor in `data.root`, as {there}"
 
 
-def _npz_part(x: Tensor, y: np.ndarray, names: Names) -> Stacked:
+def _npz_part(images: np.ndarray, y: np.ndarray, names: Names) -> Stacked:
     """Images or features of a file, with their classes."""
-    are_images = x.dtype == torch.uint8 and x.ndim == 4
-    are_features = x.dtype == torch.float32 and x.ndim >= 2
-    if not are_images and not are_features:
-        raise ValueError(f"{names.inputs} must be uint8 [N, C, H, W] or float32 [N, ...], got {_kind(x)}.")
+    x = channels_first(images, names.inputs)
     if not np.issubdtype(y.dtype, np.integer) or y.shape != (len(x),):
         raise ValueError(f"{names.targets} must be integers [{len(x)}], one per image, got {_kind(y)}.")
     return Stacked(x, torch.from_numpy(y.astype(np.int64)))
@@ -139,16 +136,15 @@ def _read_npz(path: Path, facts: Facts | None) -> Splits:
     whose = str(path)
     if facts is None:
         whose = f"`data.dataset` {path}"
-    told = {name: Names(f"`{name}_images` of {whose}", f"`{name}_labels` of {whose}") for name in names}
+    named = {name: Names(f"`{name}_images` of {whose}", f"`{name}_labels` of {whose}") for name in names}
     for name in names:
-        x = channels_first(arrays[f"{name}_images"], told[name].inputs)
-        parts[name] = _npz_part(x, arrays[f"{name}_labels"], told[name])
-    return splits_of(parts, told, facts)
+        parts[name] = _npz_part(arrays[f"{name}_images"], arrays[f"{name}_labels"], named[name])
+    return splits_of(parts, named, facts)
 
 
 def channels_first(x: np.ndarray, name: str) -> Tensor:
     """uint8 ``[N, H, W]`` or ``[N, H, W, C]`` as ``[N, C, H, W]``; float32 as it is."""
-    if x.dtype == np.float32:
+    if x.dtype == np.float32 and x.ndim >= 2:
         return torch.from_numpy(x)
     grey = x.ndim == 3
     # More than 4 channels are most likely [N, C, H, W], which would be read as images of 3 rows.

@@ -26,7 +26,7 @@ from fedlit.data.client import Client, Samples
 from fedlit.data.items import Roles
 from fedlit.data.loaders import AnyBatches
 from fedlit.data.preprocessing import Inputs, measured_on_opted_in, normalisation
-from fedlit.data.sources import Reading
+from fedlit.data.sources import ReadOptions
 from fedlit.data.splits import Part, PublicPool, Splits, Stacked, set_apart, with_num_classes
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
@@ -171,8 +171,8 @@ class FederatedData(LightningDataModule):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "client" or (name in OPTIONS and self._assignment is not None):
-            told = "fixed once the data are set up" if name != "client" else "a method of the data, and an option"
-            raise AttributeError(f"`data.{name}` is {told}: make another {type(self).__name__}({name}=...).")
+            message = "fixed once the data are set up" if name != "client" else "a method of the data, and an option"
+            raise AttributeError(f"`data.{name}` is {message}: make another {type(self).__name__}({name}=...).")
         super().__setattr__(name, value)
 
     @property
@@ -232,16 +232,22 @@ class FederatedData(LightningDataModule):
     def _read(self) -> Splits:
         owners = (self.partition.owner_list(test=False), self.partition.owner_list(test=True))
         column = self.partition.column if owners[0] is None else None  # else it is of the list's own file
-        roles = Roles(self.target, self.features, self.client_column or column)
-        how = Reading(roles, self.in_memory, self.num_workers, self.collate_fn)
-        test_seed = derive(self.partition_seed, "test")
-        wanted = sources.Wanted(self.test_size, test_seed, owners, self.image_size)
+        options = ReadOptions(
+            Roles(self.target, self.features, self.client_column or column),
+            self.in_memory,
+            self.num_workers,
+            self.collate_fn,
+            self.test_size,
+            test_seed=derive(self.partition_seed, "test"),
+            owners=owners,
+            image_size=self.image_size,
+        )
         if self.train_dataset is None:
-            return sources.read_path(self.dataset, self.root, how, wanted)
+            return sources.read_path(self.dataset, self.root, options)
         given = {"data.train_dataset": self.train_dataset}
         if self.test_dataset is not None:
             given["data.test_dataset"] = self.test_dataset
-        return sources.read_sets(given, how, wanted)
+        return sources.read_sets(given, options)
 
     def describe(self) -> str:
         """In a few words, for titles, such as ``fashion_sample, Dirichlet(alpha=0.3), 10 clients``."""

@@ -24,10 +24,10 @@ def listed(names: Sequence[object]) -> str:
         >>> listed(["a", "b"]), listed([]), listed([f"c{i}" for i in range(400)])[-13:]
         ('a, b', 'none', 'c11 ... (400)')
     """
-    told = ", ".join(str(name) for name in names[:MOST_NAMES])
+    message = ", ".join(str(name) for name in names[:MOST_NAMES])
     if len(names) > MOST_NAMES:
-        told += f" ... ({len(names)})"
-    return told or "none"
+        message += f" ... ({len(names)})"
+    return message or "none"
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,11 @@ class Roles:
             there = listed([name for name in names if name != target])
             raise ValueError(f"`data.features` must name inputs among {whose}, {there}, got {listed(strange)}.")
         return inputs
+
+    def check_client(self, names: Sequence[str], whose: str) -> None:
+        """Refuse a `client` that is none of these names."""
+        if self.client is not None and self.client not in names:
+            raise ValueError(f"`data.client` must be one of {whose}: {listed(names)}; got {self.client}.")
 
     def of_batch(self, batch: Any) -> tuple[Tree, Tree]:
         """Input and target of what `data.collate_fn` has made, which may call the target otherwise than items do."""
@@ -158,8 +163,8 @@ def _as_tensor(value: Any, name: str) -> Tensor:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
-        told = f"{name} must be numbers, a tensor, an array or an image, got {type(value).__name__}"
-        raise ValueError(f"{told}; convert it in the data set, or give `data.collate_fn`.") from None
+        message = f"{name} must be numbers, a tensor, an array or an image, got {type(value).__name__}"
+        raise ValueError(f"{message}; convert it in the data set, or give `data.collate_fn`.") from None
 
 
 def _is_numbers(value: Any) -> bool:

@@ -10,7 +10,7 @@ from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.data.splits import PublicPool, Splits, Stacked
-from fedlit.data.trees import joined, told
+from fedlit.data.trees import describe, joined
 
 
 class JointData(FederatedData):
@@ -62,7 +62,7 @@ class JointData(FederatedData):
             if not isinstance(part.splits.train, Stacked) or not isinstance(part.splits.test, Stacked):
                 raise ValueError("`data.parts` must be in memory; set their `in_memory` to true.")
             if not isinstance(part.splits.train.x, Tensor):
-                kind = told(part.splits.train.x, of_many=True)
+                kind = describe(part.splits.train.x, of_many=True)
                 raise ValueError(f"`data.parts` must have inputs in one tensor, got {kind}.")
         shapes = [list(part.images.train_x.shape[1:]) for part in self.parts]
         if any(shape != shapes[0] for shape in shapes):

@@ -1,10 +1,10 @@
 """Batches of samples that are read one by one, through a torch DataLoader.
 
-What a data set draws while it gives a sample follows from the visit (or, in an evaluation, from nothing), the epoch and
-the sample, never from the process that reads it.
+What a data set draws while it gives a sample follows from the client's local training (or, in an evaluation, from
+nothing), the epoch and the sample, never from the process that reads it.
 
-Laws: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform gives
-another sample in every epoch of a visit, and the same one in every evaluation.
+Invariants: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform
+gives another sample in every epoch, and the same one in every evaluation.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fedlit.data.batches import Batches, DropLast, RowBatches, Transform, next_order, num_batches
 from fedlit.data.items import Roles, as_input, as_target, class_of
-from fedlit.data.trees import Tree, equal, mapped, moved, stacked, told
+from fedlit.data.trees import Tree, describe, equal, mapped, moved, stacked
 from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
@@ -114,18 +114,18 @@ class Reader(Dataset):
             )  # of numbers: a tensor each would take several times as long
         targets = [as_target(y, f"y {self._place(index)}") for index, (_, y) in zip(indices, pairs, strict=True)]
         samples = list(zip(inputs, targets, strict=True))
-        kind = told(samples[0])
+        kind = describe(samples[0])
         for index, sample in zip(indices, samples, strict=True):
             self.check_kind(sample, index, kind, indices[0])
         return stacked(inputs), stacked(targets)
 
     def check_kind(self, sample: tuple[Tree, Tree], index: int, kind: str, first: int = 0) -> None:
         """Refuse a sample that cannot be stacked with the first, which is of this kind."""
-        if told(sample) != kind:
+        if describe(sample) != kind:
             raise ValueError(
-                f"`{self.name}` gives samples of different shapes or dtypes, {kind} at item {first} and {told(sample)} "
-                f"at item {index}: make them equal (a folder of images by `data.image_size`), or give "
-                "`data.collate_fn`, which makes a batch of them."
+                f"`{self.name}` gives samples of different shapes or dtypes, {kind} at item {first} and "
+                f"{describe(sample)} at item {index}: make them equal (a folder of images by `data.image_size`), or "
+                "give `data.collate_fn`, which makes a batch of them."
             )
 
     def __getitem__(self, key: Key) -> Any:
@@ -196,7 +196,7 @@ class LoadedBatches:
         transform: Applied to each batch of inputs, with the generator and the positions of its samples in `index`.
         drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
         indexed: Batches also hold the positions of their samples in `index`.
-        hidden: Of which samples the targets are not told but replaced by -1, ``[N]``; None: of none.
+        hidden: Of which samples the targets are replaced by -1, ``[N]``; None: of none.
     """
 
     reader: Reader
@@ -276,7 +276,7 @@ def without_targets(y: Tree, hidden: Tensor) -> Tree:
 
     def hide(leaf: Tensor) -> Tensor:
         if len(rows) and not leaf.is_signed():
-            raise ValueError(f"`data.public` hides targets by -1, which {told(leaf)} cannot hold.")
+            raise ValueError(f"`data.public` hides targets by -1, which {describe(leaf)} cannot hold.")
         return leaf.index_fill(0, rows, -1)
 
     return mapped(hide, y)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from fedlit.data.batches import Batches
 from fedlit.data.datasets import channels_first
-from fedlit.data.trees import told
+from fedlit.data.trees import describe
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -55,7 +55,7 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     path = Path(images).expanduser()
     like = data.splits.train.example[0]
     if not isinstance(like, Tensor):
-        raise ValueError(f"`--images` is for data whose inputs are images, these are {told(like, of_many=True)}.")
+        raise ValueError(f"`--images` is for data whose inputs are images, these are {describe(like, of_many=True)}.")
     if path.is_dir():
         own = _read_folder(path, like, data.image_size)
     elif path.is_file():
@@ -63,9 +63,8 @@ def read_own_images(images: str, data: "FederatedData") -> OwnImages:
     else:
         raise ValueError(f"`--images` must be an .npz or a folder of images, got {images}, and there is no such file.")
     if own.x.dtype != like.dtype or own.x.shape[1:] != like.shape[1:]:
-        raise ValueError(
-            f"`--images` {images} holds {told(own.x, of_many=True)}, but the data are {told(like, of_many=True)}."
-        )
+        kind = describe(own.x, of_many=True)
+        raise ValueError(f"`--images` {images} holds {kind}, but the data are {describe(like, of_many=True)}.")
     if len(own.x) == 0:
         raise ValueError(f"`--images` {images} holds no image.")
     return own
@@ -101,9 +100,8 @@ def _read_folder(folder: Path, like: Tensor, size: int | None) -> OwnImages:
         raise ValueError(f"`--images` {folder} holds no image file ({', '.join(ENDINGS)}).")
     mode = {1: "L", 3: "RGB"}.get(like.shape[1]) if like.dtype == torch.uint8 else None
     if mode is None:
-        raise ValueError(
-            f"`--images` {folder}: a folder of images is for grey or RGB data, these are {told(like, of_many=True)}."
-        )
+        kind = describe(like, of_many=True)
+        raise ValueError(f"`--images` {folder}: a folder of images is for grey or RGB data, these are {kind}.")
     arrays = []
     for path in files:
         try:

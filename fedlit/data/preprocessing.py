@@ -14,7 +14,7 @@ from fedlit.augment import Augmentation
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Transform
 from fedlit.data.splits import Part, Splits, Stacked, is_images, mean_std
-from fedlit.data.trees import Tree, mapped, told
+from fedlit.data.trees import Tree, describe, mapped
 from fedlit.partition import Partition
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def normalisation(splits: Splits, mean: Channels, std: Channels) -> Normalisatio
         for name, given in (("mean", mean), ("std", std)):
             if given is not None:
                 raise ValueError(
-                    f"`data.{name}` is for images or features in one tensor, but inputs are {told(x, True)}."
+                    f"`data.{name}` is for images or features in one tensor, but inputs are {describe(x, True)}."
                 )
         return None
     shape = x.shape[1:]
@@ -123,11 +123,11 @@ class Inputs:
         is_tensor = isinstance(example, Tensor)
         if self.differ and not (is_tensor and example.ndim > 2):
             raise ValueError(
-                f"`data.partition` changes how clients see images, but inputs are {told(example, of_many=True)}."
+                f"`data.partition` changes how clients see images, but inputs are {describe(example, of_many=True)}."
             )
         if self.augmentation and not is_tensor:
             raise ValueError(
-                f"`data.augmentation` is for images in one tensor, but inputs are {told(example, of_many=True)}."
+                f"`data.augmentation` is for images in one tensor, but inputs are {describe(example, of_many=True)}."
             )
 
     @property

@@ -94,7 +94,7 @@ def keep_for(data: FederatedData, client: int) -> None:
     if data.splits.measured and data.mean is None and data.inputs.normalisation is not None:
         raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
     data._splits = replace(data.splits, lowest_class=0)  # a client need not have samples of every class
-    vars(data)["num_clients"] = num_clients  # an option is fixed by now for whoever is not told here
+    vars(data)["num_clients"] = num_clients  # an option is fixed by now for everybody else
     data._assignment = lifted(data.assignment, client, num_clients)
     data._resplit = (0, data._assignment)
 
@@ -106,7 +106,7 @@ def take_classes(data: FederatedData, outputs: int) -> None:
     """
     if data.num_classes is None and 0 < data.splits.num_classes <= outputs:
         data._splits = replace(data.splits, num_classes=outputs)
-        vars(data)["num_classes"] = outputs  # an option is fixed by now for whoever is not told here
+        vars(data)["num_classes"] = outputs  # an option is fixed by now for everybody else
 
 
 def lifted(of_one: Assignment, client: int, num_clients: int) -> Assignment:
@@ -130,20 +130,20 @@ def lifted(of_one: Assignment, client: int, num_clients: int) -> Assignment:
     )
 
 
-def of_clients_elsewhere(told: Mapping[int, Mapping[str, Any]]) -> FederatedData:
+def of_clients_elsewhere(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
     """Data for a server that has none: blank samples of the kind that clients have, and how many each has.
 
     Args:
-        told: What each client says of its own: `train`, `opted_in`, `val` and `own_test` samples, and their
+        reports: What each client reports of its own: `train`, `opted_in`, `val` and `own_test` samples, and their
             `preprocessing`.
     """
-    kept = told[0]["preprocessing"]
-    for k, one in told.items():
+    kept = reports[0]["preprocessing"]
+    for k, one in reports.items():
         if not _is_same(one["preprocessing"], kept):
             raise ValueError(f"Samples of client {k} and of client 0 are not of one kind, or not normalised alike.")
-    num_classes = max(one["preprocessing"]["num_classes"] for one in told.values())
+    num_classes = max(one["preprocessing"]["num_classes"] for one in reports.values())
     data = placeholder_data({**kept, "num_classes": num_classes}, None)
-    order = [told[k] for k in sorted(told)]
+    order = [reports[k] for k in sorted(reports)]
     has_own_test = any(one["own_test"] for one in order)
     data._assignment = Assignment(
         train=[np.zeros(one["train"], dtype=np.int64) for one in order],

@@ -19,11 +19,379 @@ from fedlit.data.items import Roles, class_of, listed
 from fedlit.data.loaders import Reader, fixed_seed, is_random, places
 from fedlit.data.own_images import read_folder
 from fedlit.data.splits import Names, Part, Read, Splits, Stacked, splits_of, with_test_set
-from fedlit.data.trees import equal, leaves, mapped, num_bytes, told
+from fedlit.data.trees import describe, equal, leaves, mapped, num_bytes
 from fedlit.notices import Notice
 from fedlit.rng import isolated
 
-ENDINGS = (".csv", ".parquet")
+TABLES = (".csv", ".parquet")
+ROOM = 4e9  # bytes of a part that is held in memory unless `data.in_memory` says otherwise
+KNOWN_TARGETS = ("targets", "labels")  # what torchvision's data sets call the classes of all their samples
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How data are read.
+
+    Attributes:
+        roles: Which part of an item is what.
+        in_memory: Whether to hold all samples in memory; `auto` where they fit and nothing is random.
+        num_workers: Processes that read samples which are not.
+        collate_fn: Makes a batch of items.
+        test_size: What fraction becomes the test set where there is none.
+        test_seed: Draws it.
+        owners: Whose each training sample is, and each test sample, where the partition has a list of it.
+        image_size: Pixels of a side that the images of a folder are resized to.
+    """
+
+    roles: Roles = field(default_factory=Roles)
+    in_memory: bool | Literal["auto"] = "auto"
+    num_workers: int = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    test_size: float | None = None
+    test_seed: int = 0
+    owners: tuple[list | None, list | None] = (None, None)
+    image_size: int | None = None
+
+
+def fetch(dataset: str, root: str) -> Path:
+    """The file or the folder of a data set, downloaded if it is a well-known one that is missing."""
+    for path in datasets.places(dataset, root):
+        if _is_table(path) and path.is_file():
+            return path
+        if dataset not in datasets.DATASETS and path.is_dir():
+            return path
+    if _is_table(Path(dataset)):
+        raise FileNotFoundError(f"`data.dataset` {dataset}: {datasets.nothing_there('file', dataset, root)}.")
+    return datasets.fetch(dataset, root)
+
+
+def read_path(dataset: str, root: str, options: ReadOptions) -> Splits:
+    """A data set by its name, or a user's own file or folder: .npz, .csv, .parquet, images."""
+    path = fetch(dataset, root)
+    if options.image_size is not None and not path.is_dir():
+        raise ValueError(f"`data.image_size` is for a folder of images, but `data.dataset` is {dataset}.")
+    if _is_table(path):
+        return read_sets({"data.dataset": read_table(path)}, options)
+    if path.is_dir():
+        found = read_folder(path, options.image_size)
+        names = {"train": "data.dataset"}
+        if len(found) > 1:
+            names = {part: f"data.dataset/{part}" for part in found}
+        return read_sets({names[part]: files for part, files in found.items()}, options)
+    _refuse_beside_arrays(options, f"`data.dataset` {dataset}, which is arrays")
+    _refuse_beside_test_set(options)
+    splits = datasets.read_images(dataset, root)
+    train = _owned(splits.train, options.owners[0], "clients")
+    test = _owned(splits.test, options.owners[1], "test_clients")
+    return replace(splits, train=train, test=test)
+
+
+def read_sets(sets: Mapping[str, Any], options: ReadOptions) -> Splits:
+    """Data sets of any kind that belong together: for training and perhaps for the test, by the user's names."""
+    names = list(sets)
+    given = list(sets.values())
+    num_classes = 0
+    parts: list[Part] = []
+    if any(map(is_frame, given)):
+        if not all(map(is_frame, given)):
+            raise ValueError(f"`{names[0]}` and `{names[-1]}` must be of one kind, but one of them is a frame.")
+        if options.collate_fn is not None or options.in_memory is False:
+            _refuse_beside_arrays(replace(options, roles=Roles()), f"`{names[0]}`, which is a table")
+        frames, num_classes = frame_parts(given, names, options.roles)
+        parts += frames
+    elif all(map(is_hugging_face, given)):
+        parts, num_classes = _hugging_face_parts(given, names, options)
+    else:
+        parts += [part_of(dataset, name, options) for dataset, name in zip(given, names, strict=True)]
+    parts[0] = _owned(parts[0], options.owners[0], "clients")
+    parts[-1] = _owned(parts[-1], options.owners[1], "test_clients") if len(parts) > 1 else parts[0]
+    if len(parts) > 1:
+        _refuse_beside_test_set(options)
+    else:
+        if options.test_size is None:
+            raise ValueError(f"`{names[0]}` has no test set: set `data.test_size`, such as 0.2.")
+        parts = [*with_test_set(parts[0], options.test_size, options.test_seed)]
+    named = [Names(f"inputs of `{name}`", f"targets of `{name}`") for name in (names[0], names[-1])]
+    return splits_of(
+        dict(zip(("train", "test"), parts, strict=True)),
+        dict(zip(("train", "test"), named, strict=True)),
+        num_classes=num_classes,
+    )
+
+
+def _is_table(path: Path) -> bool:
+    return path.suffix.lower() in TABLES
+
+
+def _owned(part: Part, listed: list | None, option: str) -> Part:
+    """The part with its samples' owners, if there is a list of them."""
+    if listed is None:
+        return part
+    if len(listed) != len(part):
+        raise ValueError(f"`{option}` must name the client of each of {len(part)} samples, got {len(listed)}.")
+    return replace(part, owners=np.array(listed))
+
+
+def _refuse_beside_test_set(options: ReadOptions) -> None:
+    if options.test_size is not None:
+        raise ValueError("`data.test_size` is for data without a test set, but these have one.")
+
+
+def _refuse_beside_arrays(options: ReadOptions, what: str) -> None:
+    """Options that say how items are read mean nothing where there are none."""
+    roles = options.roles
+    given = {
+        "target": roles.target,
+        "features": roles.features,
+        "client": roles.client,
+        "collate_fn": options.collate_fn,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise ValueError(f"`data.{option}` has no meaning for {what}.")
+    if options.in_memory is False:
+        raise ValueError(f"`data.in_memory: false` has no meaning for {what} in memory.")
+
+
+def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | None = None) -> Part:
+    """The samples of a data set.
+
+    Args:
+        dataset: Anything with items and a length, or one that is iterated over.
+        name: As the user calls it.
+        options: How it is read.
+        owners: Whose each sample is, if its items do not say.
+    """
+    if isinstance(dataset, TensorDataset) and options.collate_fn is None and options.in_memory is not False:
+        return replace(_of_tensors(dataset, name, options.roles), owners=owners)
+    if isinstance(dataset, IterableDataset):
+        if options.in_memory is False:
+            raise ValueError(
+                f"`data.in_memory: false` needs items that can be asked for, but `{name}` is iterated over."
+            )
+        dataset = list(dataset)
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ValueError(f"`{name}` must be a data set, with items and a length, got a {type(dataset).__name__}.")
+    if len(dataset) == 0:
+        raise ValueError(f"`{name}` must not be empty, got no items.")
+    reader = Reader(dataset, name, options.roles, options.collate_fn, options.num_workers)
+    _check_roles(reader)
+    draws = options.in_memory is not True and is_random(reader)
+    if options.in_memory is True or (options.in_memory == "auto" and not draws and _fits(reader)):
+        return _in_memory(reader, owners)
+    if options.in_memory == "auto" and draws:
+        message = f"`{name}` gives other samples at each reading: they are read one by one (see `data.in_memory`)."
+        warnings.warn(message, Notice, stacklevel=2)
+    return _read(reader, draws, owners)
+
+
+def _of_tensors(dataset: TensorDataset, name: str, roles: Roles) -> Stacked:
+    """Tensors that are stacked already are not copied."""
+    for option in ("target", "features", "client"):
+        if getattr(roles, option) is not None:
+            raise ValueError(f"`data.{option}` names a key or a column, but `{name}` has tensors without names.")
+    x, y = roles.pair(dataset.tensors, f"`{name}`")
+    if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
+        x = x[:, None]
+    return Stacked(x, y)
+
+
+def _check_roles(reader: Reader) -> None:
+    """Keys are named only where items have some."""
+    with isolated(0):
+        item = reader.item(0, fixed_seed(0))
+    if isinstance(item, Mapping):
+        reader.roles.check_client(list(item), f"the keys of `{reader.name}`")
+        return
+    for option in ("target", "features", "client"):
+        if getattr(reader.roles, option) is not None:
+            got = f"but `{reader.name}` gives a {type(item).__name__} for each sample"
+            raise ValueError(f"`data.{option}` names a key or a column, {got}.")
+
+
+def _fits(reader: Reader) -> bool:
+    """Whether all samples have room, if they are as large as some; a notice if not."""
+    with isolated(0):
+        tried = [reader.item(index, fixed_seed(index)) for index in places(len(reader))]
+        sizes = [num_bytes(_weighable(item)) for item in tried]
+    needed = sum(sizes) / len(sizes) * len(reader)
+    if needed <= ROOM:
+        return True
+    size = f"about {needed / 1e9:.1f} GB"
+    message = f"`{reader.name}` is {size}: samples are read one by one (see `data.in_memory`, `data.num_workers`)."
+    warnings.warn(message, Notice, stacklevel=3)
+    return False
+
+
+def _weighable(item: Any) -> Any:
+    """With images as arrays of their pixels."""
+    return mapped(lambda leaf: np.asarray(leaf) if hasattr(leaf, "getbands") else leaf, item)
+
+
+def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
+    """All samples, each read once: stacked, or as they are where `data.collate_fn` wants them so."""
+    if reader.collate_fn is not None:
+        with isolated(0):
+            items = [reader.item(index, fixed_seed(index)) for index in range(len(reader))]
+        kept = replace(reader, dataset=items, num_workers=0)
+        return _read(kept, is_random(kept), owners)
+    clients: list[Any] = []
+    with isolated(0):
+        first = reader.tensors(reader.item(0, fixed_seed(0)), 0)
+        kind = describe(first)
+        room = mapped(lambda leaf: leaf.new_empty(len(reader), *leaf.shape), first)
+        rows = list(leaves(room))
+        for index in range(len(reader)):
+            item = reader.item(index, fixed_seed(index))
+            sample = reader.tensors(item, index)
+            reader.check_kind(sample, index, kind)
+            for row, leaf in zip(rows, leaves(sample), strict=True):
+                row[index] = leaf
+            clients.append(_client(item, reader.roles))
+    x, y = room
+    return Stacked(x, y, _owners(clients) if owners is None else owners)
+
+
+def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> Read:
+    """Samples that stay where they are; classes and clients of all are looked up, or read once."""
+    some = places(len(reader))
+    key = (some, [fixed_seed(index) for index in some])
+    batch = reader.batch(key)  # refuses what no batch can be made of
+    with isolated(0):
+        first = reader.item(0, fixed_seed(0))
+        batch_by_torch_alone = reader.batch_by_torch_alone(key)
+    reader = replace(reader, draws_from_torch_alone=equal(batch, batch_by_torch_alone))
+    example = reader.batch(([0], [fixed_seed(0)]))
+    labels = None
+    clients: list[Any] = []
+    needs_clients = reader.roles.client is not None and owners is None
+    has_classes = _class(first, reader) is not None
+    if has_classes:
+        labels = _known_labels(reader)
+    if (has_classes and labels is None) or (needs_clients and isinstance(first, Mapping)):
+        found, clients = _classes_and_clients(reader)
+        if has_classes and labels is None:
+            labels = found
+    if owners is None:
+        owners = _owners(clients)
+    return Read(reader, np.arange(len(reader)), example, labels, owners, is_random)
+
+
+def _class(item: Any, reader: Reader) -> int | None:
+    """The class that an item has for a target, if it is one; items that only `data.collate_fn` knows have none."""
+    try:
+        target = reader.roles.pair(item, f"`{reader.name}`")[1]
+    except ValueError:
+        if reader.collate_fn is None:
+            raise
+        return None
+    if isinstance(target, Tensor) and target.ndim and reader.collate_fn is not None:
+        return None  # a sequence that happens to be one long
+    return class_of(target)
+
+
+def _known_labels(reader: Reader) -> np.ndarray | None:
+    """The classes that a data set tells of all its samples, if it does and they are those of some of its items."""
+    classes = _listed_classes(reader.dataset)
+    if classes is None or classes.shape != (len(reader),):
+        return None
+    with isolated(0):
+        for index in places(len(reader)):
+            if _class(reader.item(index, fixed_seed(index)), reader) != classes[index]:
+                return None
+    return classes
+
+
+def _listed_classes(dataset: Any) -> np.ndarray | None:
+    if isinstance(dataset, Subset):
+        of_all = _listed_classes(dataset.dataset)
+        return None if of_all is None else of_all[np.asarray(dataset.indices)]
+    if isinstance(dataset, TensorDataset):
+        values: Any = dataset.tensors[-1]
+    else:
+        values = next((getattr(dataset, name) for name in KNOWN_TARGETS if hasattr(dataset, name)), None)
+    try:
+        found = np.asarray(values)
+    except Exception:  # whatever else it may be
+        return None
+    return found.astype(np.int64) if found.dtype.kind in "iu" and found.ndim == 1 else None
+
+
+def _classes_and_clients(reader: Reader) -> tuple[np.ndarray | None, list[Any]]:
+    """The class and the client of each sample, by reading it once."""
+    labels = []
+    clients = []
+    with isolated(0):
+        for index in range(len(reader)):
+            item = reader.item(index, fixed_seed(index))
+            labels.append(_class(item, reader))
+            clients.append(_client(item, reader.roles))
+    if any(label is None for label in labels):
+        strange = labels.index(None)
+        if labels[0] is not None:
+            found = f"a class, {labels[0]}, at item 0 and none at item {strange}"
+            raise ValueError(f"`{reader.name}` must give targets of one kind, got {found}.")
+        return None, clients
+    return np.array(labels, np.int64), clients
+
+
+def _client(item: Any, roles: Roles) -> Any:
+    """Who an item says that it belongs to."""
+    if roles.client is None or not isinstance(item, Mapping):
+        return None
+    value = item.get(roles.client)
+    return value.item() if isinstance(value, Tensor | np.generic) else value
+
+
+def _owners(clients: list[Any]) -> np.ndarray | None:
+    if not clients or any(client is None for client in clients):
+        return None
+    return np.array(clients)
+
+
+def is_hugging_face(value: object) -> bool:
+    """Whether something is a data set of Hugging Face's `datasets`; the package itself need not be there."""
+    return all(hasattr(value, name) for name in ("column_names", "features", "__getitem__", "__len__"))
+
+
+def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions) -> tuple[list[Part], int]:
+    """Parts of data sets that have columns, and how many classes there are, where the target says so."""
+    whose = f"the columns of `{names[0]}`"
+    target = options.roles.target_of(given[0].column_names, whose)
+    options.roles.features_of(given[0].column_names, whose)
+    num_classes = 0
+    if hasattr(given[0].features, "get"):
+        num_classes = int(getattr(given[0].features.get(target), "num_classes", None) or 0)
+    options.roles.check_client(given[0].column_names, whose)
+    client = options.roles.client
+    owners = [np.asarray(part[client]) if client in part.column_names else None for part in given]
+    if isinstance(given[0][0][target], str):
+        targets = [np.asarray(dataset[target]) for dataset in given]
+        codes, num_classes = with_codes(targets)
+        given = [Coded(dataset, target, code) for dataset, code in zip(given, codes, strict=True)]
+    sets = zip(given, names, owners, strict=True)
+    return [part_of(dataset, name, options, known) for dataset, name, known in sets], num_classes
+
+
+class Coded:
+    """A data set of dicts whose target is text, as a class.
+
+    Args:
+        dataset: With columns.
+        target: Which of them.
+        codes: The class of each sample.
+    """
+
+    def __init__(self, dataset: Any, target: str, codes: np.ndarray) -> None:
+        self.dataset = dataset
+        self.target = target
+        self.codes = codes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {**self.dataset[index], self.target: int(self.codes[index])}
 
 
 def is_frame(value: object) -> bool:
@@ -55,8 +423,7 @@ def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tu
     columns = list(frames[0].columns)
     target = roles.target_of(columns, whose)
     inputs = roles.features_of(columns, whose)
-    if roles.client is not None and roles.client not in columns:
-        raise ValueError(f"`data.client` must be one of {whose}: {listed(columns)}; got {roles.client}.")
+    roles.check_client(columns, whose)
     for frame, name in zip(frames, names, strict=True):
         held = set(frame.columns)
         missing = [column for column in (target, *inputs) if column not in held]
@@ -114,386 +481,3 @@ def _feature(column: Any, name: str, whose: str) -> np.ndarray:
         row = int(np.flatnonzero(~np.isfinite(found))[0])
         raise ValueError(f"column `{name}` of `{whose}` must be finite, got {values[row]} in row {row}.")
     return found
-
-
-InMemory = bool | Literal["auto"]
-ROOM = 4e9  # bytes of a part that is held in memory unless `data.in_memory` says otherwise
-KNOWN_TARGETS = ("targets", "labels")  # what torchvision's data sets call the classes of all their samples
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How data sets are read.
-
-    Attributes:
-        roles: Which part of an item is what.
-        in_memory: Whether to hold all samples in memory; `auto` where they fit and nothing is random.
-        num_workers: Processes that read samples which are not.
-        collate_fn: Makes a batch of items.
-    """
-
-    roles: Roles = field(default_factory=Roles)
-    in_memory: InMemory = "auto"
-    num_workers: int = 0
-    collate_fn: Callable[[list[Any]], Any] | None = None
-
-
-def part_of(dataset: Any, name: str, how: Reading, owners: np.ndarray | None = None) -> Part:
-    """The samples of a data set.
-
-    Args:
-        dataset: Anything with items and a length, or one that is iterated over.
-        name: As the user calls it.
-        how: It is read.
-        owners: Whose each sample is, if its items do not say.
-    """
-    if isinstance(dataset, TensorDataset) and how.collate_fn is None and how.in_memory is not False:
-        return replace(_of_tensors(dataset, name, how.roles), owners=owners)
-    if isinstance(dataset, IterableDataset):
-        if how.in_memory is False:
-            raise ValueError(
-                f"`data.in_memory: false` needs items that can be asked for, but `{name}` is iterated over."
-            )
-        dataset = list(dataset)
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ValueError(f"`{name}` must be a data set, with items and a length, got a {type(dataset).__name__}.")
-    if len(dataset) == 0:
-        raise ValueError(f"`{name}` must not be empty, got no items.")
-    reader = Reader(dataset, name, how.roles, how.collate_fn, how.num_workers)
-    _check_roles(reader)
-    draws = how.in_memory is not True and is_random(reader)
-    if how.in_memory is True or (how.in_memory == "auto" and not draws and _fits(reader)):
-        return _in_memory(reader, owners)
-    if how.in_memory == "auto" and draws:
-        told_once = f"`{name}` gives other samples at each reading: they are read one by one (see `data.in_memory`)."
-        warnings.warn(told_once, Notice, stacklevel=2)
-    return _read(reader, draws, owners)
-
-
-def _of_tensors(dataset: TensorDataset, name: str, roles: Roles) -> Stacked:
-    """Tensors that are stacked already are not copied."""
-    for option in ("target", "features", "client"):
-        if getattr(roles, option) is not None:
-            raise ValueError(f"`data.{option}` names a key or a column, but `{name}` has tensors without names.")
-    x, y = roles.pair(dataset.tensors, f"`{name}`")
-    if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
-        x = x[:, None]
-    return Stacked(x, y)
-
-
-def _check_roles(reader: Reader) -> None:
-    """Keys are named only where items have some."""
-    with isolated(0):
-        item = reader.item(0, fixed_seed(0))
-    if isinstance(item, Mapping):
-        _check_client(item, reader)
-        return
-    for option in ("target", "features", "client"):
-        if getattr(reader.roles, option) is not None:
-            got = f"but `{reader.name}` gives a {type(item).__name__} for each sample"
-            raise ValueError(f"`data.{option}` names a key or a column, {got}.")
-
-
-def _check_client(item: Mapping, reader: Reader) -> None:
-    client = reader.roles.client
-    if client is not None and client not in item:
-        raise ValueError(f"`data.client` must be one of the keys of `{reader.name}`: {', '.join(item)}; got {client}.")
-
-
-def _fits(reader: Reader) -> bool:
-    """Whether all samples have room, if they are as large as some; told if not."""
-    with isolated(0):
-        tried = [reader.item(index, fixed_seed(index)) for index in places(len(reader))]
-        sizes = [num_bytes(_weighable(item)) for item in tried]
-    needed = sum(sizes) / len(sizes) * len(reader)
-    if needed <= ROOM:
-        return True
-    size = f"about {needed / 1e9:.1f} GB"
-    told_once = f"`{reader.name}` is {size}: samples are read one by one (see `data.in_memory`, `data.num_workers`)."
-    warnings.warn(told_once, Notice, stacklevel=3)
-    return False
-
-
-def _weighable(item: Any) -> Any:
-    """With images as arrays of their pixels."""
-    return mapped(lambda leaf: np.asarray(leaf) if hasattr(leaf, "getbands") else leaf, item)
-
-
-def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
-    """All samples, each read once: stacked, or as they are where `data.collate_fn` wants them so."""
-    if reader.collate_fn is not None:
-        with isolated(0):
-            items = [reader.item(index, fixed_seed(index)) for index in range(len(reader))]
-        kept = replace(reader, dataset=items, num_workers=0)
-        return _read(kept, is_random(kept), owners)
-    clients: list[Any] = []
-    with isolated(0):
-        first = reader.tensors(reader.item(0, fixed_seed(0)), 0)
-        kind = told(first)
-        room = mapped(lambda leaf: leaf.new_empty(len(reader), *leaf.shape), first)
-        rows = list(leaves(room))
-        for index in range(len(reader)):
-            item = reader.item(index, fixed_seed(index))
-            sample = reader.tensors(item, index)
-            reader.check_kind(sample, index, kind)
-            for row, leaf in zip(rows, leaves(sample), strict=True):
-                row[index] = leaf
-            clients.append(_client(item, reader.roles))
-    x, y = room
-    return Stacked(x, y, _owners(clients) if owners is None else owners)
-
-
-def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> Read:
-    """Samples that stay where they are; classes and clients of all are looked up, or read once."""
-    some = places(len(reader))
-    key = (some, [fixed_seed(index) for index in some])
-    batch = reader.batch(key)  # refuses what no batch can be made of
-    with isolated(0):
-        first = reader.item(0, fixed_seed(0))
-        batch_by_torch_alone = reader.batch_by_torch_alone(key)
-    reader = replace(reader, draws_from_torch_alone=equal(batch, batch_by_torch_alone))
-    example = reader.batch(([0], [fixed_seed(0)]))
-    labels = None
-    clients: list[Any] = []
-    needs_clients = reader.roles.client is not None and owners is None
-    has_classes = _class(first, reader) is not None
-    if has_classes:
-        labels = _known_labels(reader)
-    if (has_classes and labels is None) or (needs_clients and isinstance(first, Mapping)):
-        found, clients = _pass(reader)
-        if has_classes and labels is None:
-            labels = found
-    if owners is None:
-        owners = _owners(clients)
-    return Read(reader, np.arange(len(reader)), example, labels, owners, is_random)
-
-
-def _class(item: Any, reader: Reader) -> int | None:
-    """The class that an item has for a target, if it is one; items that only `data.collate_fn` knows have none."""
-    try:
-        target = reader.roles.pair(item, f"`{reader.name}`")[1]
-    except ValueError:
-        if reader.collate_fn is None:
-            raise
-        return None
-    if isinstance(target, Tensor) and target.ndim and reader.collate_fn is not None:
-        return None  # a sequence that happens to be one long
-    return class_of(target)
-
-
-def _known_labels(reader: Reader) -> np.ndarray | None:
-    """The classes that a data set tells of all its samples, if it does and they are those of some of its items."""
-    told_of_all = _told_targets(reader.dataset)
-    if told_of_all is None or told_of_all.shape != (len(reader),):
-        return None
-    with isolated(0):
-        for index in places(len(reader)):
-            if _class(reader.item(index, fixed_seed(index)), reader) != told_of_all[index]:
-                return None
-    return told_of_all
-
-
-def _told_targets(dataset: Any) -> np.ndarray | None:
-    if isinstance(dataset, Subset):
-        of_all = _told_targets(dataset.dataset)
-        return None if of_all is None else of_all[np.asarray(dataset.indices)]
-    if isinstance(dataset, TensorDataset):
-        values: Any = dataset.tensors[-1]
-    else:
-        values = next((getattr(dataset, name) for name in KNOWN_TARGETS if hasattr(dataset, name)), None)
-    try:
-        found = np.asarray(values)
-    except Exception:  # whatever else it may be
-        return None
-    return found.astype(np.int64) if found.dtype.kind in "iu" and found.ndim == 1 else None
-
-
-def _pass(reader: Reader) -> tuple[np.ndarray | None, list[Any]]:
-    """The class and the client of each sample, by reading it once."""
-    labels = []
-    clients = []
-    with isolated(0):
-        for index in range(len(reader)):
-            item = reader.item(index, fixed_seed(index))
-            labels.append(_class(item, reader))
-            clients.append(_client(item, reader.roles))
-    if any(label is None for label in labels):
-        strange = labels.index(None)
-        if labels[0] is not None:
-            told_class = f"a class, {labels[0]}, at item 0 and none at item {strange}"
-            raise ValueError(f"`{reader.name}` must give targets of one kind, got {told_class}.")
-        return None, clients
-    return np.array(labels, np.int64), clients
-
-
-def _client(item: Any, roles: Roles) -> Any:
-    """Who an item says that it belongs to."""
-    if roles.client is None or not isinstance(item, Mapping):
-        return None
-    value = item.get(roles.client)
-    return value.item() if isinstance(value, Tensor | np.generic) else value
-
-
-def _owners(clients: list[Any]) -> np.ndarray | None:
-    if not clients or any(client is None for client in clients):
-        return None
-    return np.array(clients)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What is wanted of data beside their items.
-
-    Attributes:
-        test_size: What fraction becomes the test set where there is none.
-        seed: Draws it.
-        owners: Whose each training sample is, and each test sample, where the partition has a list of it.
-        image_size: Pixels of a side that the images of a folder are resized to.
-    """
-
-    test_size: float | None = None
-    seed: int = 0
-    owners: tuple[list | None, list | None] = (None, None)
-    image_size: int | None = None
-
-
-def read_sets(sets: Mapping[str, Any], how: Reading, wanted: Wanted) -> Splits:
-    """Data sets of any kind that belong together: for training and perhaps for the test, by the user's names."""
-    names = list(sets)
-    given = list(sets.values())
-    num_classes = 0
-    parts: list[Part] = []
-    if any(map(is_frame, given)):
-        if not all(map(is_frame, given)):
-            raise ValueError(f"`{names[0]}` and `{names[-1]}` must be of one kind, but one of them is a frame.")
-        if how.collate_fn is not None or how.in_memory is False:
-            _refuse_beside_arrays(replace(how, roles=Roles()), f"`{names[0]}`, which is a table")
-        frames, num_classes = frame_parts(given, names, how.roles)
-        parts += frames
-    elif all(map(is_hugging_face, given)):
-        parts, num_classes = _hugging_face_parts(given, names, how)
-    else:
-        parts += [part_of(dataset, name, how) for dataset, name in zip(given, names, strict=True)]
-    parts[0] = _owned(parts[0], wanted.owners[0], "clients")
-    parts[-1] = _owned(parts[-1], wanted.owners[1], "test_clients") if len(parts) > 1 else parts[0]
-    if len(parts) > 1:
-        _refuse_beside_test_set(wanted)
-    else:
-        if wanted.test_size is None:
-            raise ValueError(f"`{names[0]}` has no test set: set `data.test_size`, such as 0.2.")
-        parts = [*with_test_set(parts[0], wanted.test_size, wanted.seed)]
-    told = [Names(f"inputs of `{name}`", f"targets of `{name}`") for name in (names[0], names[-1])]
-    return splits_of(
-        dict(zip(("train", "test"), parts, strict=True)),
-        dict(zip(("train", "test"), told, strict=True)),
-        num_classes=num_classes,
-    )
-
-
-def fetch(dataset: str, root: str) -> Path:
-    """The file or the folder of a data set, downloaded if it is a well-known one that is missing."""
-    for path in datasets.places(dataset, root):
-        if _is_table(path) and path.is_file():
-            return path
-        if dataset not in datasets.DATASETS and path.is_dir():
-            return path
-    if _is_table(Path(dataset)):
-        raise FileNotFoundError(f"`data.dataset` {dataset}: {datasets.nothing_there('file', dataset, root)}.")
-    return datasets.fetch(dataset, root)
-
-
-def read_path(dataset: str, root: str, how: Reading, wanted: Wanted) -> Splits:
-    """A data set by its name, or a user's own file or folder: .npz, .csv, .parquet, images."""
-    path = fetch(dataset, root)
-    if wanted.image_size is not None and not path.is_dir():
-        raise ValueError(f"`data.image_size` is for a folder of images, but `data.dataset` is {dataset}.")
-    if _is_table(path):
-        return read_sets({"data.dataset": read_table(path)}, how, wanted)
-    if path.is_dir():
-        found = read_folder(path, wanted.image_size)
-        names = {"train": "data.dataset"}
-        if len(found) > 1:
-            names = {part: f"data.dataset/{part}" for part in found}
-        return read_sets({names[part]: files for part, files in found.items()}, how, wanted)
-    _refuse_beside_arrays(how, f"`data.dataset` {dataset}, which is arrays")
-    _refuse_beside_test_set(wanted)
-    splits = datasets.read_images(dataset, root)
-    train = _owned(splits.train, wanted.owners[0], "clients")
-    test = _owned(splits.test, wanted.owners[1], "test_clients")
-    return replace(splits, train=train, test=test)
-
-
-def _owned(part: Part, listed: list | None, option: str) -> Part:
-    """The part with its samples' owners, if there is a list of them."""
-    if listed is None:
-        return part
-    if len(listed) != len(part):
-        raise ValueError(f"`{option}` must name the client of each of {len(part)} samples, got {len(listed)}.")
-    return replace(part, owners=np.array(listed))
-
-
-def _refuse_beside_test_set(wanted: Wanted) -> None:
-    if wanted.test_size is not None:
-        raise ValueError("`data.test_size` is for data without a test set, but these have one.")
-
-
-def _refuse_beside_arrays(how: Reading, told: str) -> None:
-    """Options that say how items are read mean nothing where there are none."""
-    roles = how.roles
-    given = {"target": roles.target, "features": roles.features, "client": roles.client, "collate_fn": how.collate_fn}
-    for option, value in given.items():
-        if value is not None:
-            raise ValueError(f"`data.{option}` has no meaning for {told}.")
-    if how.in_memory is False:
-        raise ValueError(f"`data.in_memory: false` has no meaning for {told} in memory.")
-
-
-def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in ENDINGS
-
-
-def is_hugging_face(value: object) -> bool:
-    """Whether something is a data set of Hugging Face's `datasets`; the package itself need not be there."""
-    return all(hasattr(value, name) for name in ("column_names", "features", "__getitem__", "__len__"))
-
-
-class Coded:
-    """A data set of dicts whose target is text, as a class.
-
-    Args:
-        dataset: With columns.
-        target: Which of them.
-        codes: The class of each sample.
-    """
-
-    def __init__(self, dataset: Any, target: str, codes: np.ndarray) -> None:
-        self.dataset = dataset
-        self.target = target
-        self.codes = codes
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {**self.dataset[index], self.target: int(self.codes[index])}
-
-
-def _hugging_face_parts(given: list[Any], names: list[str], how: Reading) -> tuple[list[Part], int]:
-    """Parts of data sets that have columns, and how many classes there are, where the target says so."""
-    whose = f"the columns of `{names[0]}`"
-    target = how.roles.target_of(given[0].column_names, whose)
-    how.roles.features_of(given[0].column_names, whose)
-    num_classes = 0
-    if hasattr(given[0].features, "get"):
-        num_classes = int(getattr(given[0].features.get(target), "num_classes", None) or 0)
-    client = how.roles.client
-    if client is not None and client not in given[0].column_names:
-        there = ", ".join(given[0].column_names)
-        raise ValueError(f"`data.client` must be one of {whose}: {there}; got {client}.")
-    owners = [np.asarray(part[client]) if client in part.column_names else None for part in given]
-    if isinstance(given[0][0][target], str):
-        targets = [np.asarray(dataset[target]) for dataset in given]
-        codes, num_classes = with_codes(targets)
-        given = [Coded(dataset, target, code) for dataset, code in zip(given, codes, strict=True)]
-    sets = zip(given, names, owners, strict=True)
-    return [part_of(dataset, name, how, known) for dataset, name, known in sets], num_classes

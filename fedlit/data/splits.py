@@ -11,7 +11,7 @@ from torch import Tensor
 from fedlit.data.batches import Batches, DropLast, Transform
 from fedlit.data.checks import MOST_CLASSES
 from fedlit.data.loaders import LoadedBatches, Reader, fixed_seed, places, without_targets
-from fedlit.data.trees import Tree, chosen, head, joined, leaves, length, num_bytes, told
+from fedlit.data.trees import Tree, chosen, describe, head, joined, leaves, length, num_bytes
 from fedlit.partition.base import require
 from fedlit.rng import stream
 
@@ -27,7 +27,7 @@ class Stacked:
 
     Attributes:
         x: Inputs.
-        y: Targets; int64 ``[N]`` are classes, -1 for one that is not told.
+        y: Targets; int64 ``[N]`` are classes, -1 for one that is hidden.
         owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
     """
 
@@ -98,7 +98,7 @@ class Read:
         reader: Of the data set.
         index: Places of the samples in it, ``[N]``.
         example: Inputs and targets of one sample, ``[1, ...]``.
-        labels: The class of each sample, ``[N]``, -1 for one that is not told; None if targets are no classes.
+        labels: The class of each sample, ``[N]``, -1 for one that is hidden; None if targets are no classes.
         owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
         is_random: Whether a sample is another one at each reading, by a seed.
     """
@@ -306,7 +306,7 @@ def _with_classes(part: Part, name: str, facts: Facts | None) -> Part:
         part = replace(part, y=part.y.long())
     labels = part.labels
     if labels is None and facts is not None:
-        raise ValueError(f"{name} must be integers [{len(part)}], one per image, got {told(part.example[1])}.")
+        raise ValueError(f"{name} must be integers [{len(part)}], one per image, got {describe(part.example[1])}.")
     if labels is not None and len(labels):
         _check_range(labels, name, facts)
     return part
@@ -316,8 +316,8 @@ def _check_range(labels: np.ndarray, name: str, facts: Facts | None) -> None:
     least = labels.min()
     most = labels.max()
     if facts is None and not 0 <= least <= most < MOST_CLASSES:
-        told_range = f"{name} must be class indices, 0 to {MOST_CLASSES - 1}, got {least} to {most}"
-        raise ValueError(f"{told_range}; what is no class must be a float.")
+        message = f"{name} must be class indices, 0 to {MOST_CLASSES - 1}, got {least} to {most}"
+        raise ValueError(f"{message}; what is no class must be a float.")
     if facts is not None and not 0 <= least <= most < facts.num_classes:
         raise ValueError(f"{name} must be class indices, in [0, {facts.num_classes}), got {least} to {most}.")
 
@@ -325,7 +325,7 @@ def _check_range(labels: np.ndarray, name: str, facts: Facts | None) -> None:
 def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> None:
     x = part.example[0]
     if len(part) == 0 or any(leaf.numel() == 0 for leaf in leaves(x) if isinstance(leaf, Tensor)):
-        raise ValueError(f"{name} must not be empty, got {told(x)}.")
+        raise ValueError(f"{name} must not be empty, got {describe(x)}.")
     if isinstance(part, Stacked):
         _check_values(part, name)
     if facts is not None:
@@ -335,7 +335,7 @@ def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> No
                 f"{name} must be uint8 with {len(facts.mean)} channel(s), got [N, C, H, W] = {_kind(part)}."
             )
     is_padded = isinstance(part, Read) and part.reader.collate_fn is not None  # as long as the longest of a batch
-    if not is_padded and told(x) != told(train.example[0]):
+    if not is_padded and describe(x) != describe(train.example[0]):
         raise ValueError(f"{name} must match the training images, {_kind(train)} but for N, got {_kind(part)}.")
 
 
@@ -344,7 +344,7 @@ def _check_values(part: Stacked, name: str) -> None:
         if leaf.requires_grad:
             raise ValueError(f"{name} must be plain values, got a tensor that requires grad; give its `detach()`.")
         if len(leaf) != len(part):
-            raise ValueError(f"{name} must have {len(part)} samples, one for each target, got {told(part.x)}.")
+            raise ValueError(f"{name} must have {len(part)} samples, one for each target, got {describe(part.x)}.")
     x = part.x
     if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
         odd = (~x.isfinite()).nonzero()
@@ -356,8 +356,8 @@ def _check_values(part: Stacked, name: str) -> None:
 def _kind(part: Part) -> str:
     """Dtypes and shapes of all inputs."""
     if isinstance(part, Stacked):
-        return told(part.x)
-    return f"{len(part)} of {told(part.example[0])}"
+        return describe(part.x)
+    return f"{len(part)} of {describe(part.example[0])}"
 
 
 def _num_classes(parts: Mapping[str, Part], names: Mapping[str, Names], known: int) -> int:
@@ -366,7 +366,7 @@ def _num_classes(parts: Mapping[str, Part], names: Mapping[str, Names], known: i
     for part in parts:
         labels = parts[part].labels
         if (labels is None) != (parts["train"].labels is None):
-            kinds = f"{told(parts['train'].example[1])} and {told(parts[part].example[1])}"
+            kinds = f"{describe(parts['train'].example[1])} and {describe(parts[part].example[1])}"
             raise ValueError(f"{names[part].targets} must be of the kind of {names['train'].targets}, got {kinds}.")
         if labels is not None:
             highest = max(highest, int(labels.max()))

@@ -1,6 +1,6 @@
 """Trees of tensors: what a sample or a batch is made of. One tensor, or a dict, tuple or list of trees.
 
-Law: whatever is done to a tree is done to each of its tensors, and its shape stays.
+Invariant: whatever is done to a tree is done to each of its tensors, and its shape stays.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -102,19 +102,19 @@ def num_bytes(tree: Tree) -> int:
     return total
 
 
-def told(tree: Tree, of_many: bool = False) -> str:
+def describe(tree: Tree, of_many: bool = False) -> str:
     """Dtypes and shapes, in words that are equal for samples of one kind; `of_many`, without their number.
 
     Example:
-        >>> told({"ids": torch.zeros(4, dtype=torch.int64), "more": (torch.zeros(2, 3),)})
+        >>> describe({"ids": torch.zeros(4, dtype=torch.int64), "more": (torch.zeros(2, 3),)})
         '{ids: int64 [4], more: (float32 [2, 3])}'
-        >>> told(torch.zeros(2, 3), of_many=True)
+        >>> describe(torch.zeros(2, 3), of_many=True)
         'float32 [N, 3]'
     """
     if isinstance(tree, Mapping):
-        return "{" + ", ".join(f"{key}: {told(value, of_many)}" for key, value in tree.items()) + "}"
+        return "{" + ", ".join(f"{key}: {describe(value, of_many)}" for key, value in tree.items()) + "}"
     if isinstance(tree, tuple | list):
-        return "(" + ", ".join(told(value, of_many) for value in tree) + ")"
+        return "(" + ", ".join(describe(value, of_many) for value in tree) + ")"
     if not isinstance(tree, Tensor):
         return type(tree).__name__
     sizes = [str(size) for size in tree.shape]
@@ -125,7 +125,7 @@ def told(tree: Tree, of_many: bool = False) -> str:
 
 def equal(tree: Tree, other: Tree) -> bool:
     """Whether two trees hold the same bits; nan is equal to itself, and other leaves are compared as Python does."""
-    if told(tree) != told(other):
+    if describe(tree) != describe(other):
         return False
     return all(_equal(a, b) for a, b in zip(leaves(tree), leaves(other), strict=True))
 

@@ -1,7 +1,7 @@
 """Who holds what: labels in, one index array per client out.
 
-Law: what a client *gets* (shards, classes, proportions) follows from ``(num_clients, num_classes, seed)``, never from
-the labels. So the same partition and seed on the test labels gives each client validation data in its own setting.
+Invariant: what a client *gets* (shards, classes, proportions) follows from ``(num_clients, num_classes, seed)``, never
+from the labels. So the same partition and seed on the test labels gives each client validation data in its own setting.
 """
 
 import copy
@@ -86,8 +86,8 @@ def require(ok: bool, message: str) -> None:
 
 
 def enough(num_samples: int, num_clients: int, option: str, each: int = 1) -> None:
-    told = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
-    require(num_clients * each <= num_samples, f"{told}, there are {num_samples}.")
+    message = f"`{option}`: {num_clients} clients with {each} or more each need {num_clients * each} samples"
+    require(num_clients * each <= num_samples, f"{message}, there are {num_samples}.")
 
 
 def checked_labels(labels: np.ndarray, num_clients: int, num_classes: int) -> np.ndarray:

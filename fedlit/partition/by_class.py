@@ -47,9 +47,9 @@ class Shards(Partition):
             runs = np.bincount(labels, minlength=num_classes)
         num_shards = num_clients * self.per_client
         pieces, left = divmod(num_shards, len(runs))
-        told = f"`per_client`={self.per_client} for {num_clients} clients makes {num_shards} shards"
-        require(not left, f"{told}; `mode`={self.mode!r} needs a multiple of the {num_classes} classes.")
-        require(pieces <= runs.min(), f"{told}, {pieces} of them to be cut from {runs.min()} samples.")
+        message = f"`per_client`={self.per_client} for {num_clients} clients makes {num_shards} shards"
+        require(not left, f"{message}; `mode`={self.mode!r} needs a multiple of the {num_classes} classes.")
+        require(pieces <= runs.min(), f"{message}, {pieces} of them to be cut from {runs.min()} samples.")
         # round(i n / pieces) in integers: shards of floor(n / pieces) would drift across the class borders of CIFAR
         ends = (2 * np.arange(pieces + 1) * runs[:, None] + pieces) // (2 * pieces)
         sizes = np.diff(ends, axis=1).ravel()
@@ -134,8 +134,8 @@ class ClassSets(Partition):
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         labels = checked_labels(labels, num_clients, num_classes)
         draws = num_clients * self.samples_per_client
-        told = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
-        require(draws <= MOST_DRAWS, f"{told} is {draws} draws; at most {MOST_DRAWS} can be held.")
+        message = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
+        require(draws <= MOST_DRAWS, f"{message} is {draws} draws; at most {MOST_DRAWS} can be held.")
         sets = self._class_lists(num_classes)
         sizes = np.bincount(labels, minlength=num_classes)
         absent = {c for classes in sets for c in classes}.difference(np.flatnonzero(sizes).tolist())
@@ -190,8 +190,8 @@ class Majority(Partition):
         needed = counts.sum(axis=1)
         there = np.bincount(labels, minlength=num_classes)
         c = (needed - there).argmax()  # the class that is shortest of samples
-        told = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
-        require(needed[c] <= there[c], f"{told} needs {needed[c]} samples of class {c}, there are {there[c]}.")
+        message = f"`samples_per_client`={self.samples_per_client} for {num_clients} clients"
+        require(needed[c] <= there[c], f"{message} needs {needed[c]} samples of class {c}, there are {there[c]}.")
         return _dealt(labels, counts, seed)
 
     def _counts(self, num_clients: int, num_classes: int, seed: int) -> np.ndarray:
@@ -283,8 +283,8 @@ def _kept(parts: list[np.ndarray], samples_per_client: int | None, seed: int) ->
         return parts
     some = []
     for client, part in enumerate(parts):
-        told = f"`samples_per_client`={samples_per_client}, but the shards of client {client} hold {len(part)}."
-        require(samples_per_client <= len(part), told)
+        message = f"`samples_per_client`={samples_per_client}, but the shards of client {client} hold {len(part)}."
+        require(samples_per_client <= len(part), message)
         order = stream(seed, "kept", client).permutation(len(part))
         some.append(part[np.sort(order[:samples_per_client])])
     return some

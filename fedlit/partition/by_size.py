@@ -3,7 +3,7 @@ r"""Partitions that look at no class: by size, at random, or by the client that 
 `Quantity` deals shares :math:`q_k` of all samples, with :math:`q \sim \mathrm{Dir}(\alpha)`, or
 :math:`q_k \propto r_k^{-a}` where the ranks :math:`r` are a random order of 1 to K.
 
-Laws: every sample is dealt once; alpha towards infinity, or power 0, are parts of equal size.
+Invariants: every sample is dealt once; alpha towards infinity, or power 0, are parts of equal size.
 """
 
 import copy

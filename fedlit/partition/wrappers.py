@@ -83,8 +83,8 @@ class OverTime(Wrapper):
 
     def in_round(self, samples: np.ndarray, round: int) -> np.ndarray:
         there = self.base.in_round(samples, round)
-        told = f"`slices`={self.slices} needs as many training samples of every client that has any"
-        require(len(samples) == 0 or len(samples) >= self.slices, f"{told}, one has {len(samples)}.")
+        message = f"`slices`={self.slices} needs as many training samples of every client that has any"
+        require(len(samples) == 0 or len(samples) >= self.slices, f"{message}, one has {len(samples)}.")
         if round == 0:
             return there
         in_time = np.argsort(samples, kind="stable")

@@ -9,7 +9,7 @@ from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from fedlit.data.datasets import DATASETS, read_images
-from fedlit.data.sources import Reading, Wanted, read_sets
+from fedlit.data.sources import ReadOptions, read_sets
 
 
 def arrays(**changed: np.ndarray | None) -> dict[str, np.ndarray]:
@@ -49,7 +49,7 @@ class Stream(IterableDataset):
 
 
 def from_datasets(train: Dataset, test: Dataset):
-    return read_sets({"train": train, "test": test}, Reading(), Wanted())
+    return read_sets({"train": train, "test": test}, ReadOptions())
 
 
 def test_the_embedded_sample_is_balanced_and_needs_no_folder():

@@ -19,7 +19,7 @@ from toys import toy_datasets
 from fedlit import FederatedData
 from fedlit.augment import Flip
 from fedlit.data.loaders import LoadedBatches, Reader, is_random
-from fedlit.data.sources import Reading, part_of
+from fedlit.data.sources import ReadOptions, part_of
 from fedlit.data.splits import Read, Stacked
 from fedlit.data.trees import equal
 from fedlit.notices import Notice
@@ -135,7 +135,7 @@ def test_generators_that_are_seldom_drawn_from_are_seeded_all_the_same(by):
             x, y = self.images[index]
             return x + torch.rand(()) + (self.noise() if index == 7 else 0), y
 
-    found = part_of(Seldom(by=by), "d", Reading(in_memory=False)).reader
+    found = part_of(Seldom(by=by), "d", ReadOptions(in_memory=False)).reader
     assert found.draws_from_torch_alone  # as far as a few samples show, of which 7 is none
     for num_workers in (0, 2):
         batches = (
@@ -150,9 +150,9 @@ def test_a_data_set_that_looks_at_another_generators_state_has_it_seeded():
         def noise(self) -> float:
             return np.random.default_rng(np.random.get_state()[1][0]).random()
 
-    assert not part_of(Looks(), "d", Reading(in_memory=False)).reader.draws_from_torch_alone
-    assert not part_of(Noisy(by="numpy"), "d", Reading(in_memory=False)).reader.draws_from_torch_alone
-    assert part_of(Noisy(by="torch"), "d", Reading(in_memory=False)).reader.draws_from_torch_alone
+    assert not part_of(Looks(), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
+    assert not part_of(Noisy(by="numpy"), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
+    assert part_of(Noisy(by="torch"), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
 
 
 # What auto finds out
@@ -162,13 +162,13 @@ def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest(noisy):
     with pytest.warns(
         Notice, match="`data.train_dataset` gives other samples at each reading: they are read one by one"
     ):
-        assert isinstance(part_of(noisy, "data.train_dataset", Reading()), Read)
+        assert isinstance(part_of(noisy, "data.train_dataset", ReadOptions()), Read)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(part_of(Plain(), "data.train_dataset", Reading()), Stacked)
-        frozen = part_of(noisy, "data.train_dataset", Reading(in_memory=True))
+        assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), Stacked)
+        frozen = part_of(noisy, "data.train_dataset", ReadOptions(in_memory=True))
     assert isinstance(frozen, Stacked)
-    assert torch.equal(frozen.x, part_of(noisy, "d", Reading(in_memory=True)).x)  # the same on every process
+    assert torch.equal(frozen.x, part_of(noisy, "d", ReadOptions(in_memory=True)).x)  # the same on every process
 
 
 def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
@@ -176,7 +176,7 @@ def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
     for room, kind in ((size, Stacked), (size - 1, Read)):
         monkeypatch.setattr("fedlit.data.sources.ROOM", room)
         with warnings.catch_warnings(record=True) as told:
-            assert isinstance(part_of(Plain(), "data.train_dataset", Reading()), kind)
+            assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), kind)
         assert bool(told) == (kind is Read)
 
 
@@ -196,8 +196,8 @@ def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
             ValueError,
             match=r"item 0 of `d` is another one at every reading, whatever the seed: .*`data.in_memory: true`",
         ):
-            part_of(Own(), "d", Reading(in_memory=in_memory))
-    assert isinstance(part_of(Own(), "d", Reading(in_memory=True)), Stacked)
+            part_of(Own(), "d", ReadOptions(in_memory=in_memory))
+    assert isinstance(part_of(Own(), "d", ReadOptions(in_memory=True)), Stacked)
     assert is_random(Reader(Seeded(), "d"))
     assert equal(*(epochs(read(Seeded(), num_workers)) for num_workers in (0, 2)))
 
@@ -218,9 +218,9 @@ def test_classes_are_those_that_a_data_set_tells_if_they_are_true_else_they_are_
     expected = np.arange(60) % 3
     for dataset, is_read in ((honest, False), (liar, True)):
         dataset.reads = 0
-        assert part_of(dataset, "d", Reading(in_memory=False)).labels.tolist() == expected.tolist()
+        assert part_of(dataset, "d", ReadOptions(in_memory=False)).labels.tolist() == expected.tolist()
         assert (dataset.reads >= 60) == is_read
-    some = part_of(Subset(honest, [4, 7, 2]), "d", Reading(in_memory=False))
+    some = part_of(Subset(honest, [4, 7, 2]), "d", ReadOptions(in_memory=False))
     assert some.labels.tolist() == [1, 1, 2]
 
 
@@ -252,7 +252,7 @@ def test_shapes_that_do_not_fit_into_a_batch_are_named():
         with pytest.raises(
             ValueError, match=r"`d` gives samples of different shapes or dtypes, .* give `data.collate_fn`"
         ):
-            part_of(Ragged(), "d", Reading(in_memory=in_memory))
+            part_of(Ragged(), "d", ReadOptions(in_memory=in_memory))
 
 
 class Slow(Plain):

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedData
 from fedlit.data.splits import Read, Stacked
-from fedlit.data.trees import equal, told
+from fedlit.data.trees import describe, equal
 from fedlit.partition import IID, ByColumn
 
 
@@ -84,7 +84,7 @@ class Made(Dataset):
 def test_items_of_any_kind_come_as_tensors_of_their_own_dtype_in_memory_and_read(item, inputs, targets, in_memory):
     data = ready(Made(item), in_memory=in_memory)
     x, y = batch(data)
-    assert (told(x), told(y)) == (inputs, targets)
+    assert (describe(x), describe(y)) == (inputs, targets)
     assert isinstance(data.splits.train, Stacked if in_memory == "auto" else Read)
     has_classes = targets == "int64 [4]"
     assert bool(data.splits.num_classes) == has_classes
