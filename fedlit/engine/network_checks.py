@@ -15,7 +15,7 @@ from torchmetrics import Metric
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.data.remote import take_classes
-from fedlit.data.trees import told
+from fedlit.data.trees import describe
 from fedlit.engine.lightning_hooks import overridden, trial_training
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
@@ -108,18 +108,20 @@ def check_targets(model: FederatedModule, measures: MetricSet, target: Any, num_
     remedy = "another is of fedlit.tasks, such as Regression"
     if model.card is not None and model.card.tasks:
         remedy = f"{kind} is for nothing else"
-    raise ValueError(f"{problem} {told(target)}; {remedy}.")
+    raise ValueError(f"{problem} {describe(target)}; {remedy}.")
 
 
 def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, target: Any, whose: str) -> None:
     """A loss and metrics that are not those of a classification are tried on the outputs for two samples."""
     kind = type(model).__name__
     task = task_of(model)
-    shapes = f"outputs {told(output)} of the {whose} with targets {told(target)}"
+    shapes = f"outputs {describe(output)} of the {whose} with targets {describe(target)}"
     with refusing(f"`model`: `loss` of {kind} ({task.name}) cannot compare {shapes}"):
         loss = loss_of(model)(output, target)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ValueError(f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {told(loss)}.")
+        raise ValueError(
+            f"`model`: `loss` of {kind} must give one number, the mean over a batch, got {describe(loss)}."
+        )
     if measures.metrics:
         check_metrics(measures, move_data_to_device(task.measured(output, target), torch.device("cpu")), shapes)
 
@@ -188,7 +190,7 @@ def _check_client(
 ) -> None:
     """The client's network takes its samples and gives what the task needs, and its optimiser can be built."""
     x, target = samples
-    inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else told(x)
+    inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
     networks = {f"network of client {client.id}": model, "global model": model.global_model()}
     for whose, network in networks.items():
         with refusing(f"`model`: the {whose} cannot take inputs {inputs}"), autocast(fabric)():
