@@ -15,7 +15,7 @@ from fedlit.data.client import Client
 from fedlit.data.loaders import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
-from fedlit.engine.live_module import ModuleSnapshot, failed, modes_of, restore
+from fedlit.engine.live_module import ModuleSnapshot, evaluating, failed
 from fedlit.engine.logged_values import check_probe_names, logging_to_means
 from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, scores_by_group, treats_samples_apart
 from fedlit.engine.plan import UsageError
@@ -373,11 +373,8 @@ class Scorer:
     @torch.no_grad()
     def _probe(self, method: FederatedModule, k: int, round: int) -> Scores:
         """Values that the method's `probe` returns or logs."""
-        modes = modes_of(method)
-        method.eval()
-        with logging_to_means(method) as logs:
+        with evaluating(method), logging_to_means(method) as logs:
             probed = method.probe(self.state.data.client(k, round))
-        restore(modes)
         scores = {str(name): float(value) for name, value in probed.items()}
         return check_probe_names(logs.result() | scores, self.state.measures.names, method)
 

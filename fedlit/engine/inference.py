@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
-from fedlit.engine.live_module import failed
+from fedlit.engine.live_module import evaluating, failed
 from fedlit.engine.local_training import train_client
 from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
@@ -128,13 +128,12 @@ def behind(method: FederatedModule, x: Any) -> nn.Module:
 
     parts = [part for part in method.modules() if not isinstance(part, FederatedModule)]
     handles = [part.register_forward_hook(listen, with_kwargs=True) for part in parts]
-    was_training = method.training
     try:
-        result = method.eval()(x)
-        found = [part for part, output in heard if output is result]
-        alike = [part for part in found if torch.equal(counted(applied(part, x)), counted(result))]
+        with evaluating(method):
+            result = method(x)
+            found = [part for part, output in heard if output is result]
+            alike = [part for part in found if torch.equal(counted(applied(part, x)), counted(result))]
     finally:
-        method.train(was_training)
         for handle in handles:
             handle.remove()
     return alike[-1] if alike else method  # the last to end is the outermost

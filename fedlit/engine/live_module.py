@@ -105,6 +105,17 @@ def restore(modes: Modes) -> None:
             part.training = was_training
 
 
+@contextmanager
+def evaluating(network: nn.Module) -> Iterator[None]:
+    """In evaluation mode within; afterwards every part is in its own mode again."""
+    modes = modes_of(network)
+    network.eval()
+    try:
+        yield
+    finally:
+        restore(modes)
+
+
 def settle(network: nn.Module) -> None:
     """Let parts with a `train` of their own say what they keep in evaluation mode; what is in it already stays so."""
     own = [part for part in network.modules() if part.training and _has_own_train(part)]

@@ -18,7 +18,7 @@ from torchmetrics import Metric
 
 from fedlit.data.batches import Batches
 from fedlit.data.loaders import AnyBatches
-from fedlit.engine.live_module import modes_of, restore
+from fedlit.engine.live_module import evaluating
 from fedlit.engine.precision import autocast, convert_input, widened
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
@@ -82,17 +82,13 @@ class MetricSet:
 
 def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iterator[tuple[Any, Any]]:
     """Outputs of a network for each batch, in single precision at least, and targets, on the device."""
-    modes = modes_of(network)
-    network.eval()
     context = autocast(fabric)
-    try:
+    with evaluating(network):
         for x, y in batches:
             x = convert_input(fabric, _moved(x, fabric.device))
             with torch.no_grad(), context():
                 output = applied(network, x)
             yield widened(output), convert_input(fabric, _moved(y, fabric.device))
-    finally:
-        restore(modes)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
