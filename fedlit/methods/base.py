@@ -41,6 +41,7 @@ from fedlit.tasks import Classification, Task
 OF_THE_TASK = ("loss", "metrics")
 PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor calls so is for some clients by their ids
 OF_LOCAL_TRAINING = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
+PARTS = (nn.Module, Tensor)
 Weighting = Literal["examples", "uniform"]
 
 
@@ -298,7 +299,7 @@ class FederatedModule(LightningModule):
         return zip(self._evaluated_names, metrics, strict=True)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in OF_LOCAL_TRAINING and name in vars(self) and not isinstance(value, nn.Module | Tensor):
+        if name in OF_LOCAL_TRAINING and name in vars(self) and not isinstance(value, PARTS):
             vars(self)[name] = value  # no part of the module, which a module would look for in four places
             return
         super().__setattr__(name, value)
