@@ -139,8 +139,9 @@ OF_COMMANDS: dict[str, frozenset[str]] = {
 
 def overridden(method: FederatedModule, hooks: frozenset[str]) -> frozenset[str]:
     """Those of the hooks that a method overrides, by its class or as an attribute of the object."""
+    kind: type = type(method)
     own = vars(method)
-    return _of_class(type(method), hooks).union(name for name in hooks if name in own)
+    return _of_class(kind, hooks).union(name for name in hooks if name in own)
 
 
 @cache
