@@ -21,8 +21,8 @@ class Client:
 
     Attributes:
         id: From 0 to the number of clients minus one.
-        round: The round of this visit, counted from 1.
-        samples: What this visit trains on: `opted_in` samples, `all`, or those of the `public` pool.
+        round: The round, counted from 1.
+        samples: What is trained on in this round: `opted_in` samples, `all`, or those of the `public` pool.
         num_classes: Classes of its task; 0 if targets are no classes.
         num_samples: Training samples, opted out or not.
         num_opted_in: Training samples that may influence what leaves the client.
@@ -40,7 +40,7 @@ class Client:
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "no"
     ) -> AnyBatches:
-        """Training batches of this visit, or of the `samples` that are named; shuffled and augmented by `generator`.
+        """Training batches of this round, or of the `samples` that are named; shuffled and augmented by `generator`.
 
         With `public: inputs` the public pool is mixed in, with target -1; `samples: public` are the pool alone.
         """
@@ -59,7 +59,7 @@ class Client:
         return not self.data.inputs_vary
 
     def labels(self, samples: Samples | None = None) -> torch.Tensor:
-        """The class of each training sample of this visit, or of the `samples` that are named, ``[N]``."""
+        """The class of each training sample of this round, or of the `samples` that are named, ``[N]``."""
         if not self.num_classes:
             raise ValueError("These data have no classes: their targets are something else.")
         held = self.data.held(self.id, samples or self.samples, self.round)

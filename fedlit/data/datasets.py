@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it has no type hints
 
-from fedlit.data.splits import Facts, Names, Splits, Stacked, splits_of
+from fedlit.data.splits import Facts, Names, Splits, StackedSamples, splits_of
 
 _CIFAR = ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 _FACTS = {
@@ -105,12 +105,12 @@ def nothing_there(kind: str, dataset: str, root: str) -> str:
     return f"{message} here, nor in `data.root`, as {there}"
 
 
-def _npz_part(images: np.ndarray, y: np.ndarray, names: Names) -> Stacked:
+def _npz_part(images: np.ndarray, y: np.ndarray, names: Names) -> StackedSamples:
     """Images or features of a file, with their classes."""
     x = channels_first(images, names.inputs)
     if not np.issubdtype(y.dtype, np.integer) or y.shape != (len(x),):
         raise ValueError(f"{names.targets} must be integers [{len(x)}], one per image, got {_kind(y)}.")
-    return Stacked(x, torch.from_numpy(y.astype(np.int64)))
+    return StackedSamples(x, torch.from_numpy(y.astype(np.int64)))
 
 
 def _kind(x: Tensor | np.ndarray) -> str:

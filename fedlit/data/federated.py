@@ -1,7 +1,7 @@
 """The data of a federation: who holds which samples, what they share, and fast batches of them.
 
 Images rest as uint8 tensors and become floats on the way into a batch: scaled to [0, 1], augmented,
-normalised. Without random augmentation that happens once a visit, and an epoch is one permutation
+normalised. Without random augmentation that happens once a round, and an epoch is one permutation
 split into views. What does not fit, or is random by itself, is read sample by sample.
 """
 
@@ -27,7 +27,7 @@ from fedlit.data.items import Roles
 from fedlit.data.loaders import AnyBatches
 from fedlit.data.preprocessing import Inputs, measured_on_opted_in, normalisation
 from fedlit.data.sources import ReadOptions
-from fedlit.data.splits import Part, PublicPool, Splits, Stacked, set_apart, with_num_classes
+from fedlit.data.splits import Part, PublicPool, Splits, StackedSamples, set_apart, with_num_classes
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
 from fedlit.rng import derive
@@ -358,7 +358,7 @@ class FederatedData(LightningDataModule):
     ) -> AnyBatches:
         """Training samples at these places; `public` mixes the pool in, without its targets."""
         part = self.splits.train
-        in_memory = isinstance(part, Stacked) and client is not None and not public
+        in_memory = isinstance(part, StackedSamples) and client is not None and not public
         if in_memory and not self.inputs.change(part.x):
             rows = torch.from_numpy(np.asarray(held, np.int64))
             return RowBatches((part.x, part.y), rows, batch_size, generator, self.drop_last)

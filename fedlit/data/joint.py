@@ -9,7 +9,7 @@ from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.data.splits import PublicPool, Splits, Stacked
+from fedlit.data.splits import Part, PublicPool, Splits, StackedSamples
 from fedlit.data.trees import describe, joined
 
 
@@ -59,7 +59,7 @@ class JointData(FederatedData):
         for part in self.parts:
             part.setup()
         for part in self.parts:
-            if not isinstance(part.splits.train, Stacked) or not isinstance(part.splits.test, Stacked):
+            if not isinstance(part.splits.train, StackedSamples) or not isinstance(part.splits.test, StackedSamples):
                 raise ValueError("`data.parts` must be in memory; set their `in_memory` to true.")
             if not isinstance(part.splits.train.x, Tensor):
                 kind = describe(part.splits.train.x, of_many=True)
@@ -83,8 +83,8 @@ class JointData(FederatedData):
 
     def _joined_splits(self) -> Splits:
         every = [part.splits for part in self.parts]
-        train = Stacked(joined([splits.train.x for splits in every]), joined([splits.train.y for splits in every]))
-        test = Stacked(joined([splits.test.x for splits in every]), joined([splits.test.y for splits in every]))
+        train = _end_to_end([splits.train for splits in every])
+        test = _end_to_end([splits.test for splits in every])
         num_classes = max(splits.num_classes for splits in every)
         lowest_class = max(splits.lowest_class for splits in every)  # of one that does not begin at 0, if there is one
         return replace(every[0], train=train, test=test, num_classes=num_classes, lowest_class=lowest_class)
@@ -123,3 +123,7 @@ class JointData(FederatedData):
         if client is None:
             return super().test_batches()
         return self._part_of[client].test_batches()
+
+
+def _end_to_end(parts: list[Part]) -> StackedSamples:
+    return StackedSamples(joined([part.x for part in parts]), joined([part.y for part in parts]))

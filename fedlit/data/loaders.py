@@ -234,7 +234,7 @@ class LoadedBatches:
                 yield self._ready(part, x, y)
 
     def _seeds(self) -> Callable[[int], int]:
-        """What each sample is read by: in training, by the visit, the epoch and its position; else by itself."""
+        """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
         if self.generator is None:
             return lambda position: fixed_seed(int(self.index[position]))
         # Of a copy: what the generator draws next must be what it draws for samples in memory.
@@ -307,9 +307,10 @@ def is_random(reader: Reader) -> bool:
     """
     found = False
     with isolated(1):
+        first = _draw()
         for index in places(len(reader)):
             once = reader.item(index, seed=1)
-            has_drawn = _states() != _fresh_states(seed=1)
+            has_drawn = _draw() != first
             again = reader.item(index, seed=1)
             if not equal(once, again):
                 raise ValueError(
@@ -336,12 +337,6 @@ def _draws_a_batch(reader: Reader) -> bool:
     return not equal(once, other)
 
 
-def _states() -> tuple[Any, ...]:
-    """Of the generators that everybody draws from."""
-    of_numpy = np.random.get_state(legacy=False)
-    return torch.get_rng_state().tolist(), repr(of_numpy["state"]["key"].tolist()), str(of_numpy), random.getstate()
-
-
-def _fresh_states(seed: int) -> tuple[Any, ...]:
-    seed_cpu(seed)
-    return _states()
+def _draw() -> tuple[float, float, float]:
+    """From the generators that everybody draws from; other numbers if somebody has drawn before."""
+    return float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()

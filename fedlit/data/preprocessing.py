@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedlit.augment import Augmentation
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Transform
-from fedlit.data.splits import Part, Splits, Stacked, is_images, mean_std
+from fedlit.data.splits import Part, Splits, StackedSamples, is_images, mean_std
 from fedlit.data.trees import Tree, describe, mapped
 from fedlit.partition import Partition
 
@@ -74,7 +74,7 @@ def measured_on_opted_in(splits: Splits, assignment: Assignment) -> Splits:
 
 
 def _inputs(part: Part, index: np.ndarray) -> Iterable[Tensor]:
-    if isinstance(part, Stacked):
+    if isinstance(part, StackedSamples):
         return [part.x[index]]
     return (x for x, _ in part.taken(index).batches(AT_ONCE))
 

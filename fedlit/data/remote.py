@@ -70,7 +70,7 @@ def noise_like(x: Tensor) -> Tensor:
 NOTHING = np.zeros(0, dtype=np.int64)
 
 
-def keep_for(data: FederatedData, client: int) -> None:
+def restrict_to_client(data: FederatedData, client: int) -> None:
     """Let all samples be those of one client, and read them; the others have none here.
 
     Args:
@@ -95,11 +95,11 @@ def keep_for(data: FederatedData, client: int) -> None:
         raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
     data._splits = replace(data.splits, lowest_class=0)  # a client need not have samples of every class
     vars(data)["num_clients"] = num_clients  # an option is fixed by now for everybody else
-    data._assignment = lifted(data.assignment, client, num_clients)
+    data._assignment = as_one_of_many(data.assignment, client, num_clients)
     data._resplit = (0, data._assignment)
 
 
-def take_classes(data: FederatedData, outputs: int) -> None:
+def set_num_classes(data: FederatedData, outputs: int) -> None:
     """Let there be as many classes as its network has outputs, unless the user says how many there are.
 
     A client need not have samples of the highest class.
@@ -109,12 +109,12 @@ def take_classes(data: FederatedData, outputs: int) -> None:
         vars(data)["num_classes"] = outputs  # an option is fixed by now for everybody else
 
 
-def lifted(of_one: Assignment, client: int, num_clients: int) -> Assignment:
+def as_one_of_many(of_one: Assignment, client: int, num_clients: int) -> Assignment:
     """What a single client holds, as that of one of many.
 
     Example:
         >>> alone = Assignment([np.arange(3)], [np.arange(3, 5)], "train", [np.ones(3, dtype=bool)])
-        >>> [len(held) for held in lifted(alone, 1, 3).train]
+        >>> [len(held) for held in as_one_of_many(alone, 1, 3).train]
         [0, 3, 0]
     """
 
@@ -130,7 +130,7 @@ def lifted(of_one: Assignment, client: int, num_clients: int) -> Assignment:
     )
 
 
-def of_clients_elsewhere(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
+def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
     """Data for a server that has none: blank samples of the kind that clients have, and how many each has.
 
     Args:

@@ -18,7 +18,7 @@ from fedlit.data import datasets
 from fedlit.data.items import Roles, class_of, listed
 from fedlit.data.loaders import Reader, fixed_seed, is_random, places
 from fedlit.data.own_images import read_folder
-from fedlit.data.splits import Names, Part, Read, Splits, Stacked, splits_of, with_test_set
+from fedlit.data.splits import LazySamples, Names, Part, Splits, StackedSamples, splits_of, with_test_set
 from fedlit.data.trees import describe, equal, leaves, mapped, num_bytes
 from fedlit.notices import Notice
 from fedlit.rng import isolated
@@ -185,7 +185,7 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
     return _read(reader, draws, owners)
 
 
-def _of_tensors(dataset: TensorDataset, name: str, roles: Roles) -> Stacked:
+def _of_tensors(dataset: TensorDataset, name: str, roles: Roles) -> StackedSamples:
     """Tensors that are stacked already are not copied."""
     for option in ("target", "features", "client"):
         if getattr(roles, option) is not None:
@@ -193,7 +193,7 @@ def _of_tensors(dataset: TensorDataset, name: str, roles: Roles) -> Stacked:
     x, y = roles.pair(dataset.tensors, f"`{name}`")
     if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
         x = x[:, None]
-    return Stacked(x, y)
+    return StackedSamples(x, y)
 
 
 def _check_roles(reader: Reader) -> None:
@@ -249,10 +249,10 @@ def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
                 row[index] = leaf
             clients.append(_client(item, reader.roles))
     x, y = room
-    return Stacked(x, y, _owners(clients) if owners is None else owners)
+    return StackedSamples(x, y, _owners(clients) if owners is None else owners)
 
 
-def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> Read:
+def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> LazySamples:
     """Samples that stay where they are; classes and clients of all are looked up, or read once."""
     some = places(len(reader))
     key = (some, [fixed_seed(index) for index in some])
@@ -274,7 +274,7 @@ def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> Read:
             labels = found
     if owners is None:
         owners = _owners(clients)
-    return Read(reader, np.arange(len(reader)), example, labels, owners, is_random)
+    return LazySamples(reader, np.arange(len(reader)), example, labels, owners, is_random)
 
 
 def _class(item: Any, reader: Reader) -> int | None:
@@ -414,7 +414,7 @@ def read_table(path: Path) -> Any:
         raise ValueError(f"`data.dataset` {path} cannot be read as a table: {why}") from error
 
 
-def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tuple[list[Stacked], int]:
+def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tuple[list[StackedSamples], int]:
     """The samples of frames that belong together, and how many classes there are; 0 if targets are no classes.
 
     Text is a class: all that occur are sorted. Whole numbers are classes as they are, floats are values.
@@ -439,7 +439,7 @@ def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tu
         owners = None
         if roles.client in frame.columns:
             owners = _values(frame[roles.client], str(roles.client), name)
-        parts.append(Stacked(torch.from_numpy(x), torch.from_numpy(y), owners))
+        parts.append(StackedSamples(torch.from_numpy(x), torch.from_numpy(y), owners))
     return parts, num_classes
 
 

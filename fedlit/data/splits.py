@@ -20,7 +20,7 @@ READ_AGAIN = 8  # of those that have to be read
 
 
 @dataclass(frozen=True, eq=False)
-class Stacked:
+class StackedSamples:
     """Samples in memory, as trees of tensors ``[N, ...]``.
 
     uint8 images are normalised on the way into a batch; anything else is taken as it is.
@@ -56,18 +56,18 @@ class Stacked:
         """Of the inputs."""
         return num_bytes(self.x)
 
-    def taken(self, index: np.ndarray) -> "Stacked":
+    def taken(self, index: np.ndarray) -> "StackedSamples":
         """Some of the samples."""
         rows = torch.from_numpy(np.asarray(index, np.int64))
-        return Stacked(chosen(self.x, rows), chosen(self.y, rows), _some(self.owners, index))
+        return StackedSamples(chosen(self.x, rows), chosen(self.y, rows), _some(self.owners, index))
 
-    def hiding(self, index: np.ndarray) -> "Stacked":
+    def hiding(self, index: np.ndarray) -> "StackedSamples":
         """A copy with -1 for the targets of some samples."""
         return replace(self, y=without_targets(self.y, _mask(index, len(self))))
 
-    def joined(self, other: "Part") -> "Stacked":
+    def joined(self, other: "Part") -> "StackedSamples":
         """These samples, then others."""
-        return Stacked(joined([self.x, other.x]), joined([self.y, other.y]))
+        return StackedSamples(joined([self.x, other.x]), joined([self.y, other.y]))
 
     def batches(
         self,
@@ -91,7 +91,7 @@ class Stacked:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class LazySamples:
     """Samples that are read one by one, whenever they are asked for.
 
     Attributes:
@@ -124,12 +124,12 @@ class Read:
         """Of the inputs, if all are as large as the first."""
         return num_bytes(self.example[0]) * len(self)
 
-    def taken(self, index: np.ndarray) -> "Read":
+    def taken(self, index: np.ndarray) -> "LazySamples":
         """Some of the samples."""
         labels = _some(self.labels, index)
         return replace(self, index=self.index[index], labels=labels, owners=_some(self.owners, index))
 
-    def hiding(self, index: np.ndarray) -> "Read":
+    def hiding(self, index: np.ndarray) -> "LazySamples":
         """The same, with -1 for the classes of some samples."""
         if self.labels is None:
             return self
@@ -137,9 +137,9 @@ class Read:
         labels[index] = -1
         return replace(self, labels=labels)
 
-    def joined(self, other: "Part") -> "Read":
+    def joined(self, other: "Part") -> "LazySamples":
         """These samples, then others of the same data set."""
-        assert isinstance(other, Read)
+        assert isinstance(other, LazySamples)
         return replace(self, index=np.concatenate([self.index, other.index]), labels=None, owners=None)
 
     def batches(
@@ -165,7 +165,7 @@ class Read:
                 yield _bytes(leaf) if isinstance(leaf, Tensor) else repr(leaf).encode()
 
 
-Part = Stacked | Read
+Part = StackedSamples | LazySamples
 
 
 def _some(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
@@ -302,7 +302,7 @@ def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]
 
 def _with_classes(part: Part, name: str, facts: Facts | None) -> Part:
     """The part with its classes as int64; a target that is one whole number is a class."""
-    if isinstance(part, Stacked) and isinstance(part.y, Tensor) and part.y.ndim == 1 and part.y.dtype in WHOLE:
+    if isinstance(part, StackedSamples) and isinstance(part.y, Tensor) and part.y.ndim == 1 and part.y.dtype in WHOLE:
         part = replace(part, y=part.y.long())
     labels = part.labels
     if labels is None and facts is not None:
@@ -326,7 +326,7 @@ def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> No
     x = part.example[0]
     if len(part) == 0 or any(leaf.numel() == 0 for leaf in leaves(x) if isinstance(leaf, Tensor)):
         raise ValueError(f"{name} must not be empty, got {describe(x)}.")
-    if isinstance(part, Stacked):
+    if isinstance(part, StackedSamples):
         _check_values(part, name)
     if facts is not None:
         is_right = isinstance(x, Tensor) and x.dtype == torch.uint8 and x.shape[1] == len(facts.mean)
@@ -334,12 +334,13 @@ def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> No
             raise ValueError(
                 f"{name} must be uint8 with {len(facts.mean)} channel(s), got [N, C, H, W] = {_kind(part)}."
             )
-    is_padded = isinstance(part, Read) and part.reader.collate_fn is not None  # as long as the longest of a batch
+    # What `data.collate_fn` pads is as long as the longest of its batch.
+    is_padded = isinstance(part, LazySamples) and part.reader.collate_fn is not None
     if not is_padded and describe(x) != describe(train.example[0]):
         raise ValueError(f"{name} must match the training images, {_kind(train)} but for N, got {_kind(part)}.")
 
 
-def _check_values(part: Stacked, name: str) -> None:
+def _check_values(part: StackedSamples, name: str) -> None:
     for leaf in (*leaves(part.x), *leaves(part.y)):
         if leaf.requires_grad:
             raise ValueError(f"{name} must be plain values, got a tensor that requires grad; give its `detach()`.")
@@ -355,7 +356,7 @@ def _check_values(part: Stacked, name: str) -> None:
 
 def _kind(part: Part) -> str:
     """Dtypes and shapes of all inputs."""
-    if isinstance(part, Stacked):
+    if isinstance(part, StackedSamples):
         return describe(part.x)
     return f"{len(part)} of {describe(part.example[0])}"
 
@@ -381,7 +382,7 @@ def _lowest_class(parts: Mapping[str, Part]) -> int:
 
 def _measured(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Of images in memory; of those that are read, when it is known who shares which."""
-    if isinstance(train, Read):
+    if isinstance(train, LazySamples):
         return (), ()
     return mean_std([train.x])
 

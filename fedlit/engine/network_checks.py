@@ -14,7 +14,7 @@ from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
-from fedlit.data.remote import take_classes
+from fedlit.data.remote import set_num_classes
 from fedlit.data.trees import describe
 from fedlit.engine.lightning_hooks import overridden, trial_training
 from fedlit.engine.logged_values import refusing_logs
@@ -220,7 +220,7 @@ def _check_classes(whose: str, client: Client, output: Any, number: int) -> None
         raise ValueError(f"`model`: the {whose}{str(error).removeprefix('a network')}") from error
     shape = list(z.shape)
     if client.data.only_client is not None and len(shape) == 2:
-        take_classes(client.data, shape[1])
+        set_num_classes(client.data, shape[1])
         client = client.data.client(client.id)
     if shape == [number, client.num_classes]:
         return

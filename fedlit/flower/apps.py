@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedlit.data import FederatedData
-from fedlit.data.remote import keep_for, of_clients_elsewhere
+from fedlit.data.remote import restrict_to_client, server_data
 from fedlit.federation import Federation
 from fedlit.flower.grid import KINDS, GridPost, content_of, parts_of
 from fedlit.flower.host import Host
@@ -63,7 +63,7 @@ def host_of(config: Path, node_config: Mapping[str, Any], run_config: Mapping[st
     one = experiment(config, [*options_of_run(run_config), *own, *QUIET])
     owns_data = "data.dataset" in node_config
     if owns_data:
-        keep_for(one.data, client)
+        restrict_to_client(one.data, client)
     folder = Path(str(node_config.get("state", STATE))).expanduser()
     return Host(*one, client, folder, owns_data)
 
@@ -121,7 +121,7 @@ def data_of_server(one: Experiment, told: Mapping[int, Mapping[str, Any]]) -> Fe
             f"Clients {owners} have data of their own (`data.dataset` of a node), clients {others} have not."
         )
     check_elsewhere(one.model)
-    return of_clients_elsewhere(told)
+    return server_data(told)
 
 
 def check_elsewhere(model: FederatedModule) -> None:

@@ -12,7 +12,7 @@ from toys import SGD, fitted
 from fedlit import FedAvg, FederatedData
 from fedlit.cli.partition import main as partition
 from fedlit.data import JointData
-from fedlit.data.remote import keep_for
+from fedlit.data.remote import restrict_to_client
 from fedlit.notices import Notice
 from fedlit.tasks import Regression
 
@@ -53,7 +53,7 @@ def test_whole_numbers_that_are_values_may_begin_anywhere():
 
 def test_a_client_on_a_host_of_its_own_need_not_have_class_0():
     data = from_one()
-    keep_for(data, client=1)
+    restrict_to_client(data, client=1)
     assert data.splits.lowest_class == 0
     whole = from_one()
     whole.setup()

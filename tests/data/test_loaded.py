@@ -20,7 +20,7 @@ from fedlit import FederatedData
 from fedlit.augment import Flip
 from fedlit.data.loaders import LoadedBatches, Reader, is_random
 from fedlit.data.sources import ReadOptions, part_of
-from fedlit.data.splits import Read, Stacked
+from fedlit.data.splits import LazySamples, StackedSamples
 from fedlit.data.trees import equal
 from fedlit.notices import Notice
 from fedlit.partition import FeatureSkew, PermutedPixels
@@ -162,22 +162,22 @@ def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest(noisy):
     with pytest.warns(
         Notice, match="`data.train_dataset` gives other samples at each reading: they are read one by one"
     ):
-        assert isinstance(part_of(noisy, "data.train_dataset", ReadOptions()), Read)
+        assert isinstance(part_of(noisy, "data.train_dataset", ReadOptions()), LazySamples)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), Stacked)
+        assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), StackedSamples)
         frozen = part_of(noisy, "data.train_dataset", ReadOptions(in_memory=True))
-    assert isinstance(frozen, Stacked)
+    assert isinstance(frozen, StackedSamples)
     assert torch.equal(frozen.x, part_of(noisy, "d", ReadOptions(in_memory=True)).x)  # the same on every process
 
 
 def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
     size = 60 * (64 * 4 + 8)
-    for room, kind in ((size, Stacked), (size - 1, Read)):
+    for room, kind in ((size, StackedSamples), (size - 1, LazySamples)):
         monkeypatch.setattr("fedlit.data.sources.ROOM", room)
         with warnings.catch_warnings(record=True) as told:
             assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), kind)
-        assert bool(told) == (kind is Read)
+        assert bool(told) == (kind is LazySamples)
 
 
 def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
@@ -197,7 +197,7 @@ def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
             match=r"item 0 of `d` is another one at every reading, whatever the seed: .*`data.in_memory: true`",
         ):
             part_of(Own(), "d", ReadOptions(in_memory=in_memory))
-    assert isinstance(part_of(Own(), "d", ReadOptions(in_memory=True)), Stacked)
+    assert isinstance(part_of(Own(), "d", ReadOptions(in_memory=True)), StackedSamples)
     assert is_random(Reader(Seeded(), "d"))
     assert equal(*(epochs(read(Seeded(), num_workers)) for num_workers in (0, 2)))
 

@@ -11,7 +11,7 @@ from PIL import Image
 from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedData
-from fedlit.data.splits import Read, Stacked
+from fedlit.data.splits import LazySamples, StackedSamples
 from fedlit.data.trees import describe, equal
 from fedlit.partition import IID, ByColumn
 
@@ -85,7 +85,7 @@ def test_items_of_any_kind_come_as_tensors_of_their_own_dtype_in_memory_and_read
     data = ready(Made(item), in_memory=in_memory)
     x, y = batch(data)
     assert (describe(x), describe(y)) == (inputs, targets)
-    assert isinstance(data.splits.train, Stacked if in_memory == "auto" else Read)
+    assert isinstance(data.splits.train, StackedSamples if in_memory == "auto" else LazySamples)
     has_classes = targets == "int64 [4]"
     assert bool(data.splits.num_classes) == has_classes
     assert data.client(0).num_classes == data.splits.num_classes

@@ -11,7 +11,7 @@ from in_process import InProcess, by_post, data_for, federation, hosts_of, seede
 from toys import SGD, equal, linear, rows
 
 from fedlit import FedAvg, FederatedData
-from fedlit.data.remote import keep_for, of_clients_elsewhere
+from fedlit.data.remote import restrict_to_client, server_data
 from fedlit.flower import wire
 from fedlit.flower.host import Host
 from fedlit.flower.hosts import RemoteHosts
@@ -186,7 +186,7 @@ def write_images(path: Path, size: int, seed: int, num_classes: int = 3) -> str:
 def own(path, k, num_clients, **options):
     defaults = {"batch_size": 8, "mean": 0.5, "std": 0.5}
     data = FederatedData(dataset=path, num_clients=num_clients, **{**defaults, **options})
-    keep_for(data, k)
+    restrict_to_client(data, k)
     return data
 
 
@@ -210,7 +210,7 @@ def fitted_on(paths, folder):
     found = federation(folder / "server")
     found.hosts = RemoteHosts(post, told)
     torch.manual_seed(3)
-    found.fit(FedAvg(linear, SGD), of_clients_elsewhere(told))
+    found.fit(FedAvg(linear, SGD), server_data(told))
     return found
 
 
@@ -262,7 +262,7 @@ def test_samples_of_another_kind_are_refused(tmp_path):
     told = {k: post.joined(k) for k in range(2)}
     told[1]["preprocessing"]["mean"] = told[1]["preprocessing"]["mean"] + 1
     with pytest.raises(ValueError, match=r"Samples of client 1 and of client 0 are not of one kind"):
-        of_clients_elsewhere(told)
+        server_data(told)
 
 
 @needs_flower
