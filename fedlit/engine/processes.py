@@ -1,12 +1,8 @@
-"""Clients on several processes: each trains its share of a round's clients, and all get the result of every client.
-
-Uploads stay on the rank that produced them. What others need is copied (`broadcast`) or moved (`exchanged`), and
-clients are shared among ranks (`in_blocks`, `by_owner`).
-"""
+"""What processes of a run exchange (tensors, numbers, strings and containers of them), and who trains which client."""
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,50 +11,9 @@ from torch import Tensor
 
 from fedlit.engine import liveness
 
-Result = TypeVar("Result")
-
-
-def in_order(
-    fabric: Fabric,
-    tasks: Sequence[int],
-    work: Callable[[int], Result],
-    pack: Callable,
-    unpack: Callable,
-    owners: Sequence[int] | None = None,
-) -> Iterator[tuple[int, Result]]:
-    """`work` on every task, spread over the processes, with every result on every process in the order of the tasks.
-
-    On one process a task is worked on only when its result is asked for, so a consumer that keeps nothing needs the
-    memory of one result; on several, all tasks are done before the first result comes. A process has its own results as
-    they are; `pack` and `unpack` turn those of others into containers of tensors and back.
-
-    Args:
-        fabric: Launched.
-        tasks: By number.
-        work: On a task.
-        pack: A result for others.
-        unpack: And back.
-        owners: The process of each task; in turn by default.
-    """
-    if fabric.world_size == 1:
-        yield from ((task, work(task)) for task in tasks)
-        return
-    if owners is None:
-        owners = [position % fabric.world_size for position in range(len(tasks))]
-    own = {task: work(task) for task, owner in zip(tasks, owners, strict=True) if owner == fabric.global_rank}
-    packed = gathered(fabric, {task: pack(result) for task, result in own.items()})
-    for task in tasks:
-        received = packed.pop(task)
-        yield task, own.pop(task) if task in own else unpack(received)
-
 
 def gathered(fabric: Fabric, own: Mapping[int, Any]) -> dict[int, Any]:
-    """The results of all ranks, by task; values as in `broadcast`.
-
-    Args:
-        fabric: Launched.
-        own: Of the tasks that this rank has worked on.
-    """
+    """All-gather: the results of all ranks, by task; values as in `broadcast`."""
     found: dict[int, Any] = {}
     for rank in range(fabric.world_size):
         found |= broadcast(fabric, dict(own), rank)
@@ -92,20 +47,17 @@ def _revived(data: Tensor, device: torch.device) -> Any:
 
 
 def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
-    """All-to-all: what every rank sends to this one, by rank; values as in `broadcast`, None is nothing."""
-    if fabric.world_size == 1:
-        return [*parcels]
-    payloads = [_serialised(parcel) if parcel is not None else b"" for parcel in parcels]
+    """All-to-all: what every rank sends to this one, by rank; values as in `broadcast`."""
     device = _wire(fabric.device)
+    payloads = [_serialised(parcel) for parcel in parcels]
     sent = [len(payload) for payload in payloads]
     sizes = torch.empty(fabric.world_size, dtype=torch.int64, device=device)
     _finish(dist.all_to_all_single(sizes, torch.tensor(sent, device=device), async_op=True))
     received = sizes.tolist()
     came = torch.empty(sum(received), dtype=torch.uint8, device=device)
-    given = torch.frombuffer(bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8)[: sum(sent)]
-    _finish(dist.all_to_all_single(came, given.to(device), received, sent, async_op=True))
-    parts = came.cpu().split(received)
-    return [_revived(part, fabric.device) if len(part) else None for part in parts]
+    given = torch.frombuffer(bytearray(b"".join(payloads)), dtype=torch.uint8).to(device)
+    _finish(dist.all_to_all_single(came, given, received, sent, async_op=True))
+    return [_revived(part, fabric.device) for part in came.cpu().split(received)]
 
 
 def largest(fabric: Fabric, *numbers: int) -> list[int]:

@@ -26,7 +26,7 @@ from fedlit.engine.live_module import check_still_frozen, restored_requires_grad
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
-from fedlit.engine.processes import broadcast, in_order
+from fedlit.engine.processes import broadcast, gathered
 from fedlit.engine.scheduling import fewest_usable
 from fedlit.engine.state import FederationState, RoundResult
 from fedlit.engine.uploads import RoundUpdates, UploadValidator
@@ -61,7 +61,7 @@ def serve(state: FederationState, round: int, plan: Plan, progress: Progress) ->
 def train_server(
     state: FederationState, round: int, plan: Plan, held: State, uploads: Mapping[int, State], progress: Progress
 ) -> ServerResult:
-    """Let the first process train what the server holds and send the result to the others; nothing is committed yet.
+    """Let the first process train on the server, from what it holds; nothing is committed yet.
 
     Args:
         state: Of the federation.
@@ -114,13 +114,7 @@ def _trained(
 
 
 class Ledger:
-    """What clients of one round are sent, and send.
-
-    Args:
-        state: Of the federation before it.
-        stage: Of the round.
-        number: Of the round.
-    """
+    """What the clients of one round are sent, and send."""
 
     def __init__(self, state: FederationState, stage: Stage, number: int) -> None:
         self.state = state
@@ -159,16 +153,17 @@ def train_here(round: "ClientRound") -> Results:
 
 def train_on_processes(round: "ClientRound") -> Results:
     """Clients shared out over the processes of a run; what they return stays on the rank that trained them."""
-    owners = [round.updates.owners[k] for k in round.clients]
-    positions = {k: position for position, k in enumerate(round.clients, 1)}
-
-    def work(k: int) -> ClientResult:
-        result = round.train_client(k, positions[k])
-        if isinstance(result.outcome, LocalResult) and result.problem is None:
-            round.updates.keep(k, result.outcome)
-        return without_values(result._replace(norm=round.updates.norms.get(k)))
-
-    yield from in_order(round.state.fabric, round.clients, work, pack, unpack, owners)
+    fabric = round.state.fabric
+    own: dict[int, Any] = {}
+    for position, k in enumerate(round.clients, 1):
+        if round.updates.owners[k] == fabric.global_rank:
+            result = round.train_client(k, position)
+            if isinstance(result.outcome, LocalResult) and result.problem is None:
+                round.updates.keep(k, result.outcome)
+            own[k] = pack(without_values(result._replace(norm=round.updates.norms.get(k))))
+    packed = gathered(fabric, own)
+    for k in round.clients:
+        yield k, unpack(packed[k])
 
 
 def train_on_hosts(round: "ClientRound") -> Results:

@@ -25,14 +25,7 @@ MOST_COUNTED = 2**40
 
 
 class UploadValidator:
-    """The checks of one round.
-
-    Args:
-        state: Of the federation before it.
-        stage: Of the round.
-        number: Of the round.
-        plan_for: How a client trains.
-    """
+    """Checks what the clients of one round return."""
 
     def __init__(self, state: FederationState, stage: Stage, number: int, plan_for: Callable[[int], Plan]) -> None:
         self.state = state
