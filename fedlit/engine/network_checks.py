@@ -19,7 +19,7 @@ from fedlit.data.trees import describe
 from fedlit.engine.lightning_hooks import overridden, trial_training
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
-from fedlit.engine.optimisation import as_list, check_number, check_settings
+from fedlit.engine.optimisation import check_configured, check_number, check_settings
 from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.fast.memory import lay_out
@@ -206,7 +206,7 @@ def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> 
     is_own = overridden(model, frozenset({"configure_optimizers"}))
     source = f"`model`: `configure_optimizers` of {type(model).__name__}" if is_own else "`model.optimizer`"
     with refusing(f"{source} of client {client.id}"), trial_training(model, client, fabric):
-        optimizers = as_list(model.configure_optimizers())
+        optimizers = check_configured(model.configure_optimizers())
         check_number(model, optimizers)
         for optimizer in optimizers:
             check_settings(optimizer, model)

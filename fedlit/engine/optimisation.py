@@ -1,15 +1,17 @@
 """Optimisers of a local training, and its steps: plain, or with Lightning's hooks."""
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
+from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fedlit import bounds
 from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overridden, step_loss, takes_batch_idx
@@ -138,11 +140,6 @@ def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any
     return {name: mapped_tensors(partial(copied, name), value) for name, value in entry.items()}
 
 
-def as_list(configured: Any) -> list[Optimizer]:
-    """The optimisers that `configure_optimizers` returned, without their schedulers."""
-    return as_lists(configured)[0]
-
-
 def as_lists(configured: Any) -> Configured:
     """Optimisers and schedulers of all the forms that Lightning takes from `configure_optimizers`.
 
@@ -152,62 +149,29 @@ def as_lists(configured: Any) -> Configured:
         >>> optimizers[0] is optimizer, schedulers
         (True, [])
     """
-    optimizers, schedulers = _split(configured)
-    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
-        raise ValueError(
-            "`configure_optimizers` must return an optimiser, a list of them, or one of Lightning's forms with a "
-            f"scheduler of local training (a schedule over rounds is `trainer.lr_schedule`), got {configured!r}."
-        )
-    configs = [_config(given, monitor) for given, monitor in schedulers]
+    if isinstance(configured, Optimizer):
+        return [configured], []
+    try:
+        optimizers, schedulers, monitor = _configure_optimizers(configured)
+        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+    except MisconfigurationException as error:
+        raise ValueError(" ".join(str(error).split())) from error
     for config in configs:
         if not any(getattr(config.scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
             raise ValueError("`configure_optimizers` returned a scheduler of an optimiser that it did not return.")
+        if config.reduce_on_plateau and config.interval == "step":
+            raise ValueError("ReduceLROnPlateau of `configure_optimizers` has an `interval` of epoch, got step.")
     return optimizers, configs
 
 
-def _split(configured: Any) -> tuple[list[Any], list[tuple[Any, str | None]]]:
-    """Optimisers, and schedulers with the metric that one may wait for."""
-    if isinstance(configured, dict):
-        configured = [configured]
-    if not isinstance(configured, list | tuple):
-        return [configured], []
-    if len(configured) == 2 and isinstance(configured[0], list):
-        given = configured[1] if isinstance(configured[1], list) else [configured[1]]
-        return configured[0], [(scheduler, None) for scheduler in given]
-    if configured and all(isinstance(entry, dict) for entry in configured):
-        for entry in configured:
-            _check_keys(entry)
-        schedulers = [(entry["lr_scheduler"], entry.get("monitor")) for entry in configured if "lr_scheduler" in entry]
-        return [entry.get("optimizer") for entry in configured], schedulers
-    return list(configured), []
-
-
-def _check_keys(entry: dict[str, Any]) -> None:
-    known = ("optimizer", "lr_scheduler", "monitor")
-    for name in entry:
-        if name not in known:
-            raise ValueError(f"`configure_optimizers` returned {name!r}; there are {', '.join(known)}.")
-
-
-def _config(given: Any, monitor: str | None) -> LRSchedulerConfig:
-    """Lightning's settings of a scheduler."""
-    settings = dict(given) if isinstance(given, dict) else {"scheduler": given}
-    known = [name for name in LRSchedulerConfig.__dataclass_fields__ if name != "reduce_on_plateau"]
-    if "scheduler" not in settings or not settings.keys() <= set(known) | {"reduce_on_plateau"}:
-        raise ValueError(f"A scheduler of `configure_optimizers` has {', '.join(known)}, got {', '.join(settings)}.")
-    settings.setdefault("reduce_on_plateau", isinstance(settings["scheduler"], ReduceLROnPlateau))
-    settings["monitor"] = settings.get("monitor") or monitor
-    config = LRSchedulerConfig(**settings)
-    if config.interval not in ("step", "epoch") or config.frequency < 1:
-        raise ValueError(
-            "A scheduler of `configure_optimizers` has an `interval` of step or epoch and a `frequency` of at least 1, "
-            f"got {config.interval} and {config.frequency}."
-        )
-    if config.reduce_on_plateau and config.monitor is None:
-        raise ValueError("ReduceLROnPlateau of `configure_optimizers` needs a `monitor`, the name of what is logged.")
-    if config.reduce_on_plateau and config.interval == "step":
-        raise ValueError("ReduceLROnPlateau of `configure_optimizers` has an `interval` of epoch, got step.")
-    return config
+def check_configured(configured: Any) -> list[Optimizer]:
+    """As `as_lists`, and refuse settings that Lightning would ignore with a warning; the optimisers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        try:
+            return as_lists(configured)[0]
+        except RuntimeWarning as error:
+            raise ValueError(str(error)) from error
 
 
 def parameter_names(module: nn.Module) -> dict[Tensor, str]:

@@ -69,15 +69,15 @@ def test_a_network_of_doubles_is_welcome_where_precision_says_so():
 OPTIMIZERS = {
     "automatic optimisation takes one optimiser, got 2": lambda method, one: [one, SGD(method.parameters())],
     "'AttributeDict' object has no attribute 'lr'": lambda method, one: method.hparams.lr,
-    "`configure_optimizers` returned 'lr_schedulr'; there are optimizer, lr_scheduler, monitor": lambda method, one: {
+    "Found unsupported keys in the optimizer configuration: {'lr_schedulr'}": lambda method, one: {
         "optimizer": one,
         "lr_schedulr": torch.optim.lr_scheduler.StepLR(one, 1),
     },
-    ".*needs a `monitor`": lambda method, one: {
+    ".*must include a monitor": lambda method, one: {
         "optimizer": one,
         "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(one),
     },
-    ".*must return an optimiser": lambda method, one: None,
+    "Unknown configuration .* should be one of: .*Optimizer": lambda method, one: None,
 }
 
 
