@@ -20,19 +20,6 @@ from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
 from fedlit.fast.steps import clear, prepare, update_of
 from fedlit.methods.base import FederatedModule
 
-TRIED_BEFORE_THE_FIRST_ROUND = (  # PyTorch's own whose step does nothing but what their paper says
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.RMSprop,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.Adamax,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.ASGD,
-    torch.optim.Rprop,
-)
 COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
 BEFORE_UPDATE = frozenset({"on_before_optimizer_step"})  # the hook that costs no other step
 Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
@@ -73,15 +60,18 @@ def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
         for name, value in group.items():
             for number in _numbers(name, value):
                 bounds.check_number(name, number)
-        if isinstance(
-            optimizer, torch.optim.RMSprop
-        ):  # which does not look itself: above 1 it takes roots of less than 0
+        if isinstance(optimizer, torch.optim.RMSprop):  # does not look itself: above 1 it takes roots of less than 0
             bounds.check_share("alpha", group["alpha"])
     gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
     if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
         raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
-    if type(optimizer) in TRIED_BEFORE_THE_FIRST_ROUND and not gives_sparse:
+    if _is_torchs(optimizer) and not gives_sparse:
         _try_a_step(optimizer)
+
+
+def _is_torchs(optimizer: Optimizer) -> bool:
+    """Whether it is one of PyTorch's whose step computes no gradients itself."""
+    return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
 
 
 def _try_a_step(optimizer: Optimizer) -> None:
@@ -262,8 +252,7 @@ def wants_hooks(learner: FederatedModule, trainer: LocalTrainer) -> bool:
         return True
     optimizer = trainer.optimizers[0]
     # Others may call the closure again, or look at gradients before it: under the Trainer, the step computes them.
-    is_ordinary = type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
-    return not is_ordinary or bool(optimizer._optimizer_step_pre_hooks)
+    return not _is_torchs(optimizer) or bool(optimizer._optimizer_step_pre_hooks)
 
 
 class HookedStep:
