@@ -65,47 +65,6 @@ def run_with(state: FederationState) -> dict[str, Any]:
     return {"made_with": environment(), "choices": choices(state)}
 
 
-def take(
-    state: FederationState, schedule: Schedule, run_with: Mapping[str, Any], files: Mapping[int, str] | None
-) -> dict[str, Any]:
-    """The content of a checkpoint after a round.
-
-    Args:
-        state: After it.
-        schedule: The programme of rounds.
-        run_with: From the function of that name.
-        files: Of clients; None puts their states into the checkpoint.
-    """
-    by_client: dict[str, dict[int, Any]] = {PERSONAL: {}, OPTIMIZERS: {}, COLLECTED: {}, RESIDUALS: {}}
-    for k in () if files is not None else _clients_here(state):
-        for key, kept in _kept_of(state, k).items():
-            by_client[key][k] = kept
-    in_some_runs = {
-        UPLOADS: {k: on_cpu(state.uploads.on_host(k)) for k in state.uploads},
-        ATTRIBUTES: state.attributes.noted,
-        RECEIVED_CONSTANTS: sorted(state.received_constants),
-        SECRET: state.secret,
-        HOSTS: None if state.hosts is None else state.hosts.kept(),
-        FILES: files,
-    }
-    return {
-        "format": FORMAT if files is None else WITH_FILES,
-        "round": state.round,
-        "stages": [schedule.stage(number).name for number in range(1, state.round + 1)],
-        "global_state": on_cpu(state.global_state),
-        **by_client,
-        "server_optimizer": on_cpu(state.server_memory.optimizer),
-        "server_momenta": on_cpu(state.server_momenta),
-        "initial_state": on_cpu(_not_of_server(state)),
-        "last": state.scores.last,
-        "best": state.scores.best,
-        "fingerprint": fingerprint(state, schedule),
-        "preprocessing": kept_preprocessing(state.data),
-        **{key: value for key, value in in_some_runs.items() if value},
-        **run_with,
-    }
-
-
 def _clients_here(state: FederationState) -> list[int]:
     """Clients of which this rank has something."""
     return sorted({*state.memories.here, *state.collected.here})
@@ -160,10 +119,9 @@ def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule
     """
     content = resume_point.content
     path = str(resume_point.checkpoint)
-    _check_fingerprint(content["fingerprint"], fingerprint(state, schedule), path, training, state.data.is_placeholder)
+    _check_fingerprint(state, schedule, content, path, training)
     if training:
-        _check_stages(content, schedule, path)
-        _check_hosts(state, content, path)
+        _check_rounds(state, schedule, content, path)
     elif "preprocessing" in content:
         prepare_as(state.data, content["preprocessing"])
     _check_networks(state, content, path)
@@ -224,29 +182,27 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
 
 
 def _check_fingerprint(
-    theirs: dict[str, Any], ours: dict[str, Any], path: str, training: bool, is_placeholder: bool
+    state: FederationState, schedule: Schedule, content: dict[str, Any], path: str, training: bool
 ) -> None:
+    theirs = content["fingerprint"]
+    ours = fingerprint(state, schedule)
     for key in ours if training else TO_EVALUATE:
         if theirs.get(key) != ours[key]:
-            detail = f" ({theirs.get(key)} there, {ours[key]} here)"
-            if key in ("partition", "shared state"):  # too long to print
-                detail = ""
+            is_long = key in ("partition", "shared state")
+            detail = "" if is_long else f" ({theirs.get(key)} there, {ours[key]} here)"
             raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
-    if not training and theirs.get("partition") != ours["partition"] and not is_placeholder:
+    if not training and theirs.get("partition") != ours["partition"] and not state.data.is_placeholder:
         warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
 
 
-def _check_stages(content: dict[str, Any], schedule: Schedule, path: str) -> None:
+def _check_rounds(state: FederationState, schedule: Schedule, content: dict[str, Any], path: str) -> None:
+    """The rounds so far are those of this schedule, with clients in the same place."""
     here = [schedule.stage(number).name for number in range(1, content["round"] + 1)][: len(schedule)]
     if content["stages"] != here:
         raise ValueError(
             f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
             f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
         )
-
-
-def _check_hosts(state: FederationState, content: dict[str, Any], path: str) -> None:
-    """Client states are in the checkpoint, or on hosts of their own."""
     if state.hosts is None and HOSTS in content:
         raise ValueError(f"`--ckpt_path` {path} is of a run whose clients have hosts of their own; resume it there.")
     if state.hosts is not None and HOSTS not in content:
@@ -348,8 +304,37 @@ class Saving:
         self.round = self.state.round
 
     def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
-        content = take(self.state, self.schedule, self.run_with, files)
-        add_states(content, self.state.options.callbacks)
+        """Of a checkpoint; with the states of clients, or the names of their files."""
+        state = self.state
+        by_client: dict[str, dict[int, Any]] = {PERSONAL: {}, OPTIMIZERS: {}, COLLECTED: {}, RESIDUALS: {}}
+        for k in _clients_here(state) if files is None else ():
+            for key, kept in _kept_of(state, k).items():
+                by_client[key][k] = kept
+        in_some_runs = {
+            UPLOADS: {k: on_cpu(state.uploads.on_host(k)) for k in state.uploads},
+            ATTRIBUTES: state.attributes.noted,
+            RECEIVED_CONSTANTS: sorted(state.received_constants),
+            SECRET: state.secret,
+            HOSTS: None if state.hosts is None else state.hosts.kept(),
+            FILES: files,
+        }
+        content = {
+            "format": FORMAT if files is None else WITH_FILES,
+            "round": state.round,
+            "stages": [self.schedule.stage(number).name for number in range(1, state.round + 1)],
+            "global_state": on_cpu(state.global_state),
+            **by_client,
+            "server_optimizer": on_cpu(state.server_memory.optimizer),
+            "server_momenta": on_cpu(state.server_momenta),
+            "initial_state": on_cpu(_not_of_server(state)),
+            "last": state.scores.last,
+            "best": state.scores.best,
+            "fingerprint": fingerprint(state, self.schedule),
+            "preprocessing": kept_preprocessing(state.data),
+            **{key: value for key, value in in_some_runs.items() if value},
+            **self.run_with,
+        }
+        add_states(content, state.options.callbacks)
         self.call("on_save_checkpoint", content)
         return content
 

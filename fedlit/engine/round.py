@@ -28,7 +28,7 @@ from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.processes import broadcast, gathered
 from fedlit.engine.scheduling import fewest_usable
-from fedlit.engine.state import FederationState, RoundResult
+from fedlit.engine.state import FederationState
 from fedlit.engine.uploads import RoundUpdates, UploadValidator
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
@@ -321,17 +321,13 @@ class ClientRound:
             kept.clear()
         hosts = state.hosts
         state.end_client_round(
-            RoundResult(
-                agreed=served.state,
-                server_memory=served.memory,
-                server_momenta=aggregate.momenta,
-                clients=self.record.clients,
-                memories=updates.memories,
-                owner_ranks=updates.owner_ranks,
-                collected=updates.collected,
-                uploads=kept,
-                elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
-            )
+            served.state,
+            served.memory,
+            aggregate.momenta,
+            self.record.clients,
+            updates,
+            uploads=kept,
+            elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
         )
 
 

@@ -6,7 +6,6 @@ It changes here alone: at the end of a round of clients (`end_client_round`), of
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
 from math import isfinite
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from fedlit.engine.client_runner import ClientResult
     from fedlit.engine.evaluation import EvaluationResult, Scorer
     from fedlit.engine.round import ClientRound
+    from fedlit.engine.uploads import RoundUpdates
 
 Names = dict[int, tuple[str, ...]]  # of the entries of each client's state, which its host keeps
 
@@ -125,33 +125,6 @@ class BestTracker:
 
 GIGABYTE = 1e9
 SECRET_BYTES = 32
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """The result of a round of clients.
-
-    Attributes:
-        agreed: The server's next state.
-        server_memory: Of the optimiser of a stage that the server trains in.
-        server_momenta: What `trainer.server_optimizer` holds.
-        clients: Who trained.
-        memories: Their client states.
-        owner_ranks: The ranks that have them.
-        collected: Uploads that the server keeps.
-        uploads: Their last uploads, if the stage keeps them.
-        elsewhere: Names of client states on hosts of their own.
-    """
-
-    agreed: State
-    server_memory: ClientState
-    server_momenta: dict[str, OptimizerState]
-    clients: Sequence[int]
-    memories: ClientStore
-    owner_ranks: Mapping[int, int]
-    collected: UploadStore
-    uploads: UploadStore
-    elsewhere: Names = field(default_factory=dict)
 
 
 class FederationState:
@@ -393,18 +366,37 @@ class FederationState:
         self.live.reset_modes()
         self.live.put(self.global_state)
 
-    def end_client_round(self, result: RoundResult) -> None:
-        """Commit a round of clients; one that is interrupted before leaves no trace."""
-        self.global_state = result.agreed
-        self.server_memory = result.server_memory
-        self.server_momenta = result.server_momenta
-        self.memories.adopt(result.memories)
-        self.memories.know(result.elsewhere)
-        self.owner_ranks |= result.owner_ranks
-        self.collected.adopt(result.collected)
-        self.uploads.adopt(result.uploads)
+    def end_client_round(
+        self,
+        global_state: State,
+        server_memory: ClientState,
+        server_momenta: dict[str, OptimizerState],
+        clients: Iterable[int],
+        updates: "RoundUpdates",
+        uploads: UploadStore,
+        elsewhere: Names,
+    ) -> None:
+        """Commit a round of clients; one that is interrupted before leaves no trace.
+
+        Args:
+            global_state: What the server holds now.
+            server_memory: Of the optimiser of a stage that the server trains in.
+            server_momenta: What `trainer.server_optimizer` holds.
+            clients: Who trained.
+            updates: What stays with them, and what the server collects.
+            uploads: Their last uploads, if the stage keeps them.
+            elsewhere: Names of client states on hosts of their own.
+        """
+        self.global_state = global_state
+        self.server_memory = server_memory
+        self.server_momenta = server_momenta
+        self.memories.adopt(updates.memories)
+        self.memories.know(elsewhere)
+        self.owner_ranks |= updates.owner_ranks
+        self.collected.adopt(updates.collected)
+        self.uploads.adopt(uploads)
         if self.constant:
-            self.received_constants.update(result.clients)
+            self.received_constants.update(clients)
 
     def end_server_round(self, state: State, memory: ClientState) -> None:
         """The server has trained what it holds."""
