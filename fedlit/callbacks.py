@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Timer
-from torch import Tensor
 
 from fedlit.bounds import check_count, check_number
 from fedlit.methods.base import FederatedModule
+from fedlit.records.plain_values import is_plain
 from fedlit.records.rows import Row, summary
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def add_states(content: dict[str, Any], callbacks: Iterable[Callback]) -> None:
     states = {callback.state_key: callback.state_dict() for callback in callbacks}
     states = {key: state for key, state in states.items() if state}
     for key, state in states.items():
-        if not _is_plain(state):  # it would be saved, but never be read again
+        if not is_plain(state):  # it would be saved, but never be read again
             raise ValueError(
                 f"`trainer.callbacks`: the `state_dict` of {key} may hold tensors, numbers, strings and "
                 f"containers of them, got {state}."
@@ -262,11 +262,3 @@ def load_states(content: Mapping[str, Any], callbacks: Iterable[Callback]) -> No
     for callback in callbacks:
         if callback.state_key in states:
             callback.load_state_dict(states[callback.state_key])
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_plain(key) and _is_plain(inner) for key, inner in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | Tensor)

@@ -18,7 +18,7 @@ from fedlit.engine.live_module import check_unchanged, trained_names
 from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.optimisation import check_settings, revived
 from fedlit.engine.options import Options
-from fedlit.engine.plan import OptimizerState, UsageError, is_plain
+from fedlit.engine.plan import OptimizerState, UsageError
 from fedlit.engine.scheduling import Schedule, cohort_size, eligible
 from fedlit.engine.state import FederationState, shared_names
 from fedlit.methods.base import FederatedModule
@@ -26,6 +26,7 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
 from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, OpaqueUploads
+from fedlit.records.plain_values import is_plain
 from fedlit.records.round_record import failure
 from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive, derive_key, isolated

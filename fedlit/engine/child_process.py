@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 import torch
 
 from fedlit.engine.live_module import failed
-from fedlit.engine.plan import Interrupted, is_plain
+from fedlit.engine.plan import Interrupted
+from fedlit.records.plain_values import is_plain
 from fedlit.records.round_record import LONGEST_REASON, Failure
 
 

@@ -28,11 +28,12 @@ from fedlit.engine.optimisation import (
     parameter_names,
     wants_hooks,
 )
-from fedlit.engine.plan import SCALER, ClientState, Interrupted, LocalResult, OptimizerState, Plan, is_plain
+from fedlit.engine.plan import SCALER, ClientState, Interrupted, LocalResult, OptimizerState, Plan
 from fedlit.engine.precision import Converted, Scaler, autocast, converted, renew_scaler
 from fedlit.inputs import batch_size
 from fedlit.methods.base import FederatedModule, copy_into
 from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.records.plain_values import is_plain
 from fedlit.rng import derive, generator, seed_everything
 
 

@@ -4,10 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from fedlit.aggregation import State, Upload
 from fedlit.methods.stage import Stage
 
@@ -95,22 +91,6 @@ class ClientState:
     state: State = field(default_factory=dict)
     optimizer: dict[str, OptimizerState] = field(default_factory=dict)
     residual: State = field(default_factory=dict)
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value can be saved and read again without running code: tensors, numbers, strings and containers.
-
-    Example:
-        >>> is_plain({"step": 3, "factors": [0.5, None]}), is_plain({"rule": print})
-        (True, False)
-    """
-    if isinstance(value, Tensor):
-        return True
-    if isinstance(value, dict):
-        return all(is_plain(key) and is_plain(entry) for key, entry in value.items())
-    if isinstance(value, list | tuple):
-        return all(map(is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str | np.generic | torch.dtype | torch.device)
 
 
 @dataclass

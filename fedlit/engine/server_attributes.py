@@ -6,12 +6,10 @@ clients change is undone after their local training.
 
 import io
 import pickle
-from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -19,6 +17,7 @@ from torch.optim import Optimizer
 
 from fedlit.engine.plan import UsageError
 from fedlit.methods.base import OF_LOCAL_TRAINING
+from fedlit.records.plain_values import PLAIN, decoded, encoded
 
 Key = tuple[str, str]  # path of a part, name of its attribute
 Saved = dict[str, dict[str, Any]]  # by path and name, as a checkpoint holds it
@@ -28,10 +27,6 @@ OWN = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name"
 OWN |= {"num_clients", "fast", "_rule", "_evaluated", "_evaluated_names"}
 LIBRARIES = ("torch", "torchmetrics", "lightning", "lightning_fabric")
 LARGE_TENSOR = 1_000_000  # values; a larger tensor is compared by its identity and version
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
-MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
-SEQUENCES = {kind.__name__: kind for kind in (tuple, set, frozenset)}
-MARK = "fedlit:"  # before what a checkpoint cannot hold as it is
 
 
 class UnserializableAttribute(UsageError):
@@ -78,7 +73,7 @@ class ServerAttributes:
         found: Saved = {}
         for path, name in sorted(changed - self._of_training):
             try:
-                found.setdefault(path, {})[name] = _encoded(attributes.get((path, name)), in_state)
+                found.setdefault(path, {})[name] = encoded(attributes.get((path, name)), in_state)
             except TypeError as error:
                 raise UnserializableAttribute(
                     f"`model`: `self.{name}` of {type(self.parts[path]).__name__} was changed outside of clients' "
@@ -93,9 +88,9 @@ class ServerAttributes:
             part = self.parts[path]
             for name, value in values.items():
                 if name.startswith(HPARAMS):
-                    part.hparams[name.removeprefix(HPARAMS)] = _decoded(value)  # type: ignore[operator,index]
+                    part.hparams[name.removeprefix(HPARAMS)] = decoded(value)  # type: ignore[operator,index]
                 else:
-                    setattr(part, name, _decoded(value))
+                    setattr(part, name, decoded(value))
         self.noted = changes
 
     @contextmanager
@@ -157,39 +152,3 @@ class _Content(pickle.Pickler):
         if type(value) in PLAIN or isinstance(value, Optimizer):
             return None
         return id(value) if _library(value) in (*LIBRARIES, "fedlit") else None
-
-
-def _encoded(value: Any, in_state: set[int]) -> Any:
-    """As a checkpoint can hold it; TypeError names what it cannot."""
-    kind = type(value)
-    if kind in PLAIN:
-        return value
-    if id(value) in in_state:
-        raise TypeError("a parameter or buffer of the method")
-    if kind is Tensor:
-        return value.detach().clone()
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        return MARK, "ndarray", torch.tensor(value), None
-    if kind in MAPPINGS.values():
-        value = value.items()
-    elif kind not in (list, deque, *SEQUENCES.values()):
-        article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
-        raise TypeError(f"{article} {kind.__name__}")
-    entries = [_encoded(entry, in_state) for entry in value]
-    return entries if kind is list else (MARK, kind.__name__, entries, getattr(value, "maxlen", None))
-
-
-def _decoded(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone()  # a checkpoint is a mapped file
-    if isinstance(value, list):
-        return [_decoded(entry) for entry in value]
-    if not isinstance(value, tuple) or value[:1] != (MARK,):
-        return value
-    _, kind, content, maxlen = value
-    if kind in ("ndarray", "generic"):  # version 0.2 wrote numpy's numbers so
-        return content.cpu().numpy().copy()[()]
-    entries = [_decoded(entry) for entry in content]
-    if kind == "deque":
-        return deque(entries, maxlen)
-    return MAPPINGS[kind](dict(entries)) if kind in MAPPINGS else SEQUENCES[kind](entries)
