@@ -131,3 +131,8 @@ def test_a_killed_run_leaves_nothing_in_the_temporary_folder(tmp_path, monkeypat
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     assert in_a_child(lambda: while_training(Moment(13), "FML", tmp_path / "killed")) == -signal.SIGKILL
     assert not list(temporary.iterdir())
+    living = run("FML", tmp_path / "living")
+    assert living.personal_states
+    assert not list(temporary.iterdir())
+    maps = Path("/proc/self/maps")
+    assert not maps.exists() or f"{temporary}/" in maps.read_text()  # there it lies, without a name
