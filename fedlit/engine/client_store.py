@@ -86,7 +86,6 @@ def num_bytes(kept: Any) -> int:
     return sum(map(num_bytes, kept.values())) if isinstance(kept, dict) else 0
 
 
-Names = tuple[str, ...]
 Value = TypeVar("Value", ClientState, State)
 
 
@@ -99,7 +98,7 @@ class StoreByClient(Mapping[int, Value]):
     def __init__(self, store: SpillStore) -> None:
         self.store = store
         self._kept: dict[int, ClientState] = {}
-        self._elsewhere: dict[int, Names] = {}
+        self._elsewhere: dict[int, tuple[str, ...]] = {}
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted({*self._kept, *self._elsewhere}))
@@ -124,11 +123,11 @@ class StoreByClient(Mapping[int, Value]):
         """Another one whenever something else is kept; None if that is elsewhere."""
         return weakref.ref(self._kept[client]) if client in self._kept else None
 
-    def names(self, client: int) -> Names:
+    def names(self, client: int) -> tuple[str, ...]:
         """Of the entries, without reading them; none if nothing is kept."""
         return tuple(self._kept[client].state) if client in self._kept else self._elsewhere.get(client, ())
 
-    def know(self, names: Mapping[int, Names]) -> None:
+    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
         """Note what is elsewhere; what is here of the same clients is deleted."""
         for client in names:
             self.forget(client)
@@ -231,7 +230,7 @@ def copy_to_all_ranks(state: "FederationState", clients: Iterable[int]) -> None:
             _unpack(state, k, parcel)
 
 
-def assign_owners(state: "FederationState", names: Mapping[int, Names]) -> list[int]:
+def assign_owners(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> list[int]:
     """Give clients owner ranks, from the names of their states; those whose owner is this rank."""
     if state.fabric.world_size == 1:
         return [*names]
