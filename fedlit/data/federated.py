@@ -358,12 +358,13 @@ class FederatedData(LightningDataModule):
     ) -> AnyBatches:
         """Training samples at these places; `public` mixes the pool in, without its targets."""
         part = self.splits.train
-        in_memory = isinstance(part, StackedSamples) and client is not None and not public
-        if in_memory and not self.inputs.change(part.x):
-            rows = torch.from_numpy(np.asarray(held, np.int64))
-            return RowBatches((part.x, part.y), rows, batch_size, generator, self.drop_last)
+        if client is not None and not public:
+            ready = self.inputs.ready_samples(part)
+            if ready is not None:
+                rows = torch.from_numpy(np.asarray(held, np.int64))
+                return RowBatches((ready.x, ready.y), rows, batch_size, generator, self.drop_last)
         mine = part.taken(held)
-        if in_memory and not self.inputs.is_random:
+        if isinstance(mine, StackedSamples) and client is not None and not public and not self.inputs.is_random:
             return Batches(self.inputs.ready(mine.x, client), mine.y, batch_size, generator, drop_last=self.drop_last)
         hidden = None
         if public:
@@ -377,8 +378,12 @@ class FederatedData(LightningDataModule):
     ) -> tuple[Batches, np.ndarray]:
         """Samples of some clients end to end, each as its client sees it, and how many each has."""
         sizes = np.array([len(own) for own in parts])
-        ready = self.inputs.transform(np.repeat(np.asarray(clients), sizes))
-        return part.taken(np.concatenate(parts)).batches(self.eval_batch_size, ready), sizes
+        index = np.concatenate(parts)
+        ready = self.inputs.ready_samples(part)
+        if ready is not None:
+            return ready.taken(index).batches(self.eval_batch_size), sizes
+        transform = self.inputs.transform(np.repeat(np.asarray(clients), sizes))
+        return part.taken(index).batches(self.eval_batch_size, transform), sizes
 
     @property
     def pixels_differ(self) -> bool:

@@ -88,6 +88,9 @@ def _per_channel(name: str, given: Channels, own: tuple[float, ...], num_channel
     return values
 
 
+MOST_READY = 2**26  # numbers of a data set whose normalised samples are kept, too: 256 MB
+
+
 class Inputs:
     """What is done to inputs before a network sees them.
 
@@ -117,6 +120,7 @@ class Inputs:
         self.augmentation = augmentation
         self.normalisation = normalisation
         self._views: dict[int, list[Augmentation]] = {}
+        self._ready: dict[tuple[int, int], StackedSamples] = {}
         self._check(example)
 
     def _check(self, example: Tree) -> None:
@@ -178,6 +182,19 @@ class Inputs:
         if permutation is None:
             return x
         return x.flatten(2)[:, :, permutation].view_as(x)
+
+    def ready_samples(self, part: Part) -> StackedSamples | None:
+        """Samples in memory as networks are given them, if that is always the same; made once, if there is room."""
+        if not isinstance(part, StackedSamples):
+            return None
+        if not self.change(part.x):
+            return part
+        if self.is_random or self.differ or part.x.numel() > MOST_READY:
+            return None
+        key = (id(part), id(self.normalisation))
+        if key not in self._ready:
+            self._ready[key] = replace(part, x=self.ready(part.x, None))
+        return self._ready[key]
 
     def transform(self, owners: np.ndarray | int | None, copy: bool = False) -> Transform:
         """`ready` for batches.

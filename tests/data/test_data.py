@@ -227,3 +227,34 @@ def test_features_without_places_are_normalised_one_by_one_or_all_alike():
 def test_drop_last_is_one_of_three():
     with pytest.raises(ValueError, match=r"`data.drop_last` must be single, true or false, got 'one'"):
         toy_data(drop_last="one")
+
+
+def images(**options) -> FederatedData:
+    x = torch.arange(24 * 9 * 9).remainder(251).to(torch.uint8).view(24, 1, 9, 9)
+    y = torch.arange(24) % 3
+    data = FederatedData(
+        train_dataset=TensorDataset(x, y), test_dataset=TensorDataset(x, y), num_clients=3, batch_size=5, **options
+    )
+    data.setup()
+    return data
+
+
+def seen(data: FederatedData) -> list[torch.Tensor]:
+    """All inputs that networks are given."""
+    train = [data.train_batches(k, torch.Generator().manual_seed(k), "all") for k in range(3)]
+    return [x for batches in [*train, data.val_batches([0, 2])[0], data.test_batches()] for x, _ in batches]
+
+
+@pytest.mark.parametrize("options", [{}, {"augmentation": [PadEdge(1)]}, {"partition": PermutedPixels()}])
+def test_samples_that_are_kept_normalised_have_the_bits_of_those_that_are_not(options, monkeypatch):
+    kept = seen(images(**options))
+    monkeypatch.setattr("fedlit.data.preprocessing.MOST_READY", 0)
+    assert all(map(torch.equal, kept, seen(images(**options))))
+
+
+def test_a_network_that_works_in_place_on_its_inputs_changes_no_sample():
+    data = images()
+    before = [x.clone() for x in seen(data)]
+    for x in seen(data):
+        x.zero_()
+    assert all(map(torch.equal, before, seen(data)))
