@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedlit.data import Client, FederatedData
     from fedlit.federation import Federation
     from fedlit.methods import FedAvg, FederatedModule, FedProx, FineTuned, LocalOnly, Stage
-    from fedlit.records.frames import read_metrics
+    from fedlit.records.reading import read_metrics
 
 __version__ = "0.2.0"
 __all__ = [
@@ -37,7 +37,7 @@ _ROOMS = {
     "Client": "data",
     "FederatedData": "data",
     "Federation": "federation",
-    "read_metrics": "records.frames",
+    "read_metrics": "records.reading",
 }
 
 

@@ -43,12 +43,12 @@ from fedlit.engine.strategy import make_fabric
 from fedlit.methods.base import FederatedModule
 from fedlit.option_names import names_options, no_such_attribute
 from fedlit.privacy import ClientLevelDP
+from fedlit.records.files import explain_unwritable
 from fedlit.records.pictures import draw_curves
 from fedlit.records.reports import report
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import folder_of
-from fedlit.records.unwritable import told_if_unwritable
 from fedlit.studies.after_fit import page_after_fit
 
 Data = FederatedData | None
@@ -239,7 +239,7 @@ class Federation:
         method = built(model, self.options.seed)
         with RunFolder(self.fabric, self.options) as run_folder:
             schedule, resume_point = self._set_up("fit", method, datamodule, ckpt_path, run_folder=run_folder)
-            with told_if_unwritable(self._folder):
+            with explain_unwritable(self._folder):
                 with told_of("fit", self._call):
                     rows = self._fit(method, schedule, resume_point)
                 page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)

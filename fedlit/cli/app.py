@@ -38,7 +38,7 @@ from fedlit.engine.plan import UsageError
 from fedlit.engine.scheduling import TooFewClients
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
-from fedlit.records.unwritable import NOT_WRITTEN, NotWritten
+from fedlit.records.files import NOT_WRITTEN, NotWritten
 
 TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
 PARSER = {"allow_abbrev": False, "default_env": False}  # the environment is read as if it were typed, after recipes

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from fedlit.records.unwritable import NOT_WRITTEN, is_full
+from fedlit.records.files import NOT_WRITTEN, is_full
 
 DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 LONGEST_WORD = 200  # characters of what is repeated of the user's input

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlit.cli.recipes import find_recipe
 from fedlit.cli.resolve import resolve
-from fedlit.records.unwritable import NOT_WRITTEN, is_full
+from fedlit.records.files import NOT_WRITTEN, is_full
 from fedlit.studies.births import births
 from fedlit.studies.execution import Execution
 from fedlit.studies.outcome import Outcome

@@ -28,13 +28,13 @@ from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
+from fedlit.records.files import is_full
 from fedlit.records.fit_log import FitLog
-from fedlit.records.frames import read_metrics
 from fedlit.records.progress import Progress
+from fedlit.records.reading import read_metrics
 from fedlit.records.round_record import Failure, RoundRecord, failure
 from fedlit.records.rows import LedgerRow, Row
 from fedlit.records.stop_signals import stop_signals
-from fedlit.records.unwritable import is_full
 from fedlit.rng import isolated
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
-from fedlit.records.rewinding import check_records
+from fedlit.records.reading import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
 
 

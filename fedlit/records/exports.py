@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedlit.inputs import arguments, tensors
 from fedlit.records.export_formats import TOLERANCE, Format, check_format
-from fedlit.records.whole_files import replacing
+from fedlit.records.files import replacing
 
 BATCH_IS_FIXED = ("Constraints violated (n)", "must match", "is invalid for input of size")
 

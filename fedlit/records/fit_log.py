@@ -13,8 +13,8 @@ from fedlit.data.client import SERVER
 from fedlit.records.checkpoint import sync
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_who_holds_what
 from fedlit.records.progress import Progress, table
+from fedlit.records.reading import EPOCHS
 from fedlit.records.recorder import Recorder
-from fedlit.records.rewinding import EPOCHS
 from fedlit.records.round_record import RoundRecord
 from fedlit.records.rows import Row
 

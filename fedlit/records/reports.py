@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedlit.records.files import write_whole
 from fedlit.records.progress import table
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row, lines, summary
-from fedlit.records.whole_files import write_whole
 
 
 def tell_which(round: int, folder: Path | None) -> None:

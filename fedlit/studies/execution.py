@@ -18,9 +18,9 @@ from signal import SIGKILL, Signals
 from time import monotonic
 from typing import TextIO
 
+from fedlit.records.files import NOT_WRITTEN, is_full
 from fedlit.records.run_folder import lock_folder
 from fedlit.records.stop_signals import stop_signals
-from fedlit.records.unwritable import NOT_WRITTEN, is_full
 from fedlit.studies.births import NewProcesses, Nursery, Process
 from fedlit.studies.progress import StudyProgress
 from fedlit.studies.runs import LOG, Command, Run

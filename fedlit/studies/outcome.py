@@ -7,8 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedlit.records.frames import read_table
-from fedlit.records.rewinding import cut_off, read_events
+from fedlit.records.reading import cut_off, read_events, read_table
 from fedlit.records.rows import CONVERGENCE, POOLED, EpochRow, LedgerRow, Row
 from fedlit.strict_yaml import read_yaml
 from fedlit.studies.measure import KEY, OF_NEWCOMERS, Direction, Measure

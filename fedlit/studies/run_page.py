@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from fedlit.records.whole_files import write_whole
+from fedlit.records.files import write_whole
 from fedlit.studies.grid import Grid
 from fedlit.studies.markup import Page, details, grid_table, tag, words_table
 from fedlit.studies.outcome import Outcome

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import yaml
 
+from fedlit.records.files import write_whole
 from fedlit.records.run_folder import newest_run
-from fedlit.records.whole_files import write_whole
 from fedlit.strict_yaml import read_yaml
 from fedlit.studies.made_of import digest, made_of
 from fedlit.studies.measure import Measure

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fedlit.records.files import replacing, write_whole
 from fedlit.records.run_folder import LOCK, open_lock
-from fedlit.records.whole_files import replacing, write_whole
 from fedlit.studies.figures import FIGURES, draw_all, save
 from fedlit.studies.latex import latex_table
 from fedlit.studies.page import study_page

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fedlit.records.rewinding import check_records, rewind
+from fedlit.records.reading import check_records, rewind
 
 METRICS = "round,stage,client,model,data,metric,value\n"
 LEDGER = "round,client,direction,kind,bytes\n"

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedlit.records.charts import MANY_CLIENTS, scalars
+from fedlit.records.recorder import MANY_CLIENTS, scalars
 from fedlit.records.reports import report, write_predictions
 from fedlit.records.rows import POOLED, LedgerRow, Row, summary
 

@@ -2,7 +2,7 @@ import matplotlib.image
 import pytest
 from toy_runs import steady, study_of
 
-from fedlit.records.whole_files import replacing, write_whole
+from fedlit.records.files import replacing, write_whole
 from fedlit.studies.figures import draw_all
 from fedlit.studies.writing import study_lock, write_all
 

@@ -6,7 +6,7 @@ STUDY is the folder that `fedlit compare` wrote; NAME is what docs/papers/src ca
 from argparse import ArgumentParser
 from pathlib import Path
 
-from fedlit.records.whole_files import write_whole
+from fedlit.records.files import write_whole
 from tools.paper_pages.book import built, figures
 from tools.paper_pages.take import take
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedlit.records.whole_files import write_whole
+from fedlit.records.files import write_whole
 from fedlit.studies.outcome import Outcome
 
 RUN = ["row", "column", "training_seed", "partition_seed"]

@@ -1,4 +1,4 @@
-"""A run whose records cannot be written any more: there is no room, or its folder is gone."""
+"""Files that are never seen half written, and the error of a run that cannot write them: a full disk, a folder gone."""
 
 import errno
 from collections.abc import Iterator
@@ -9,18 +9,35 @@ NOT_WRITTEN = 4  # exit code of a command that could not write: the disk is full
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary file beside `path`, which replaces it at the end."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 class NotWritten(OSError):
-    """What a run should leave cannot be written; what it left before is whole."""
+    """A file of a run cannot be written; those written before are whole."""
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether there was no room left: on the disk, in a quota, or in the size that a file may have."""
+    """Whether no space was left: on the disk, in a quota, or in the size that a file may have."""
     return isinstance(error, OSError) and error.errno in FULL
 
 
 @contextmanager
-def told_if_unwritable(folder: Path | None) -> Iterator[None]:
-    """Within, an error that is the disk's and not the program's is told as such, and how to go on.
+def explain_unwritable(folder: Path | None) -> Iterator[None]:
+    """Raise `NotWritten`, which says how to resume, in place of errors of the disk.
 
     Args:
         folder: Of the run; None writes nothing.

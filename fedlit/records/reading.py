@@ -1,0 +1,205 @@
+"""Reads the records of a run back: checks them, cuts them back to the last saved round, and gives data frames.
+
+A run that is killed while it writes leaves half a line at the end of a file; every other line is whole.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fedlit.records.files import write_whole
+from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+EPOCHS = "epochs.csv"
+EVENTS = "events.jsonl"
+TABLES: dict[str, tuple[str, ...]] = {
+    "metrics.csv": Row._fields,
+    "ledger.csv": LedgerRow._fields,
+    EPOCHS: EpochRow._fields,
+}
+# Written again when a round is repeated.
+OF_ROUNDS = {"round", "left_out", "steps_skipped", "too_few", "not_evaluated", "metric_left_out"}
+DETAILS: dict[str, dict[str, type | tuple[type, ...]]] = {  # of events that are read back, with their types
+    "round": {"round": int, "seconds": (int, float)},
+    "left_out": {"round": int, "client": int, "reason": str},
+    "end": {"round": int, "stopped_by": (int, NoneType)},
+}
+UNREADABLE = "\ufffd"  # stands for what is not UTF-8
+SHOWN = 40  # characters of a line
+KINDS = {
+    "round": "int64",
+    "stage": "string",
+    "client": "Int64",
+    "model": "string",
+    "data": "string",
+    "metric": "string",
+}
+SHOWN = 40  # characters of a line
+
+
+def check_records(folder: Path) -> None:
+    """Refuse records with lines that no run writes; half a line at the end is what a kill leaves."""
+    for name, columns in TABLES.items():
+        for number, text in enumerate(_whole_lines(folder / name), 1):
+            is_right = text == ",".join(columns) if number == 1 else _round_of(text, columns) is not None
+            if not is_right:
+                _refuse(folder / name, number, text)
+    for number, text in enumerate(_whole_lines(folder / EVENTS), 1):
+        if _event(text) is None:
+            _refuse(folder / EVENTS, number, text)
+
+
+def rewind(folder: Path, last_round: int) -> None:
+    """Drop the lines of rounds after the last one: a killed run may have written more."""
+    for name, columns in TABLES.items():
+        path = folder / name
+        if name == EPOCHS and not path.exists():  # most runs have none
+            continue
+        kept = [",".join(columns) + "\n"]
+        for text in _whole_lines(path)[1:]:
+            round = _round_of(text, columns)
+            if round is not None and round <= last_round:
+                kept.append(f"{text}\n")
+        write_whole(path, "".join(kept))
+    if (folder / EVENTS).exists():
+        events = [text for text in _whole_lines(folder / EVENTS) if not _is_later(_event(text) or {}, last_round)]
+        write_whole(folder / EVENTS, "".join(f"{text}\n" for text in events))
+
+
+def cut_off(folder: Path) -> list[str]:
+    """Names of the records that end in half a line."""
+    found = []
+    for name in (*TABLES, EVENTS):
+        content = (folder / name).read_bytes() if (folder / name).is_file() else b""
+        if content and not content.endswith(b"\n"):
+            found.append(name)
+    return found
+
+
+def read_events(path: Path) -> list[dict[str, Any]]:
+    """events.jsonl of a run, without half a line at its end.
+
+    Raises:
+        ValueError: A line is no event, or an event lacks what it must have.
+    """
+    events = []
+    for number, text in enumerate(_whole_lines(path), 1):
+        event = _event(text)
+        if event is None:
+            raise ValueError(f"line {number} of {path} is not an event that a run writes: {_shown(text)!r}.")
+        for name, kind in DETAILS.get(event["event"], {}).items():
+            if not isinstance(event.get(name, ...), kind):
+                raise ValueError(f"line {number} of {path}: the event `{event['event']}` has no valid `{name}`.")
+        events.append(event)
+    return events
+
+
+def _refuse(path: Path, number: int, text: str) -> NoReturn:
+    raise ValueError(
+        f"`--ckpt_path`: line {number} of {path} is none that a run has written: {_shown(text)!r}; remove or fix it."
+    )
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} ..."
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The lines that end in a newline."""
+    if not path.exists():
+        return []
+    return [line.decode(errors="replace") for line in path.read_bytes().split(b"\n")[:-1]]
+
+
+def _round_of(text: str, columns: tuple[str, ...]) -> int | None:
+    """The round of a line of a table; None if it is not a line that a run writes."""
+    try:
+        [cells] = csv.reader([text], strict=True)
+        float(cells[-1])
+    except (csv.Error, ValueError, IndexError):
+        return None
+    is_one = len(cells) == len(columns) and cells[0].isdecimal() and text.isprintable() and UNREADABLE not in text
+    return int(cells[0]) if is_one else None
+
+
+def _event(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
+
+
+def _is_later(event: dict[str, Any], last_round: int) -> bool:
+    return event.get("event") in OF_ROUNDS and event.get("round", 0) > last_round
+
+
+def read_metrics(run: str | Path) -> "DataFrame":
+    """Read metrics.csv of a run: what was measured, of which model, on whose data.
+
+    Columns are those of the file: `round` (integer), `stage`, `client` (integer, and ``<NA>`` for the pooled test set,
+    which is nobody's), `model`, `data`, `metric` (strings) and `value` (float). A run that is still going on may be
+    read: a line that is half written is left out.
+
+    Args:
+        run: The run's folder, such as ``lightning_logs/version_0``.
+    """
+    try:
+        import pandas  # noqa: F401  # `read_table` needs it
+    except ImportError as error:
+        raise ImportError("`fedlit.read_metrics` needs pandas; install it by: pip install 'fedlit[report]'") from error
+    path = Path(run).expanduser() / "metrics.csv"
+    if not path.is_file():
+        raise ValueError(f"`run` must be the folder of a run, got {run}: there is no {path}.")
+    frame = read_table(path, Row._fields, KINDS, na_values={"client": [POOLED]})
+    return frame.astype({"value": "float64"})  # pandas cannot infer the type of no lines
+
+
+def read_table(path: Path, columns: tuple[str, ...], kinds: Mapping[str, str], **options: Any) -> "DataFrame":
+    """Read a table of a run's records, without the half line that a killed run may have left at its end.
+
+    Args:
+        path: The file.
+        columns: The columns that a run writes, in order; the first is an integer and the last a number.
+        kinds: Their types; float for the last if it is left out.
+        options: Further options of `pandas.read_csv`.
+
+    Raises:
+        ValueError: The file has other columns, or a line that no run has written.
+    """
+    import pandas
+
+    whole, end, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
+    header, *lines = whole.split("\n")
+    _check_header(path, header if end else "", columns)
+    for number, text in enumerate(lines, 2):
+        if _round_of(text, columns) is None:
+            raise ValueError(f"line {number} of {path} is not one that a run writes: {_shown(text)!r}.")
+    if columns[-1] not in kinds:
+        options["converters"] = {columns[-1]: float}  # older versions of pandas would round the last bit
+    try:
+        return pandas.read_csv(io.StringIO(whole), dtype=dict(kinds), keep_default_na=False, **options)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"{path} cannot be read: {error}.") from error
+
+
+def _check_header(path: Path, header: str, columns: tuple[str, ...]) -> None:
+    if header == ",".join(columns):
+        return
+    found = header.split(",")
+    missing = [name for name in columns if name not in found]
+    unknown = [name for name in found if name not in columns]
+    if missing:
+        what = f"the column `{missing[0]}` is missing"
+    elif unknown:
+        what = f"the column `{unknown[0]}` is not known"
+    else:
+        what = "the columns are in another order"
+    raise ValueError(f"{path} must begin with {','.join(columns)!r}, got {header!r}: {what}.")
