@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from fedlit.cli.app import FederatedCLI
 from fedlit.cli.recipes import with_recipes_found
-from fedlit.studies.arguments import as_arguments
+from fedlit.studies.options import as_arguments
 from fedlit.studies.study import Cell
 
 

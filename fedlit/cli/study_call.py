@@ -10,17 +10,16 @@ from typing import Any
 from fedlit.cli.recipes import find_recipe
 from fedlit.cli.resolve import resolve
 from fedlit.records.files import NOT_WRITTEN, is_full
-from fedlit.studies.births import births
-from fedlit.studies.execution import Execution
+from fedlit.studies.config_diff import inherited_arguments
+from fedlit.studies.execution import Execution, StudyProgress, duration
+from fedlit.studies.launcher import births
+from fedlit.studies.options import check_keys, read_mapping
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.progress import StudyProgress, duration
 from fedlit.studies.questions import of_recipes, of_runs
-from fedlit.studies.reading import check_keys, read_mapping
 from fedlit.studies.results import results_of
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
 from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen
 from fedlit.studies.tables import terminal_table
-from fedlit.studies.unlike import unlike_arguments
 from fedlit.studies.writing import study_lock, write_all
 
 MEASURED = ("metric", "at", "target")
@@ -117,7 +116,7 @@ class StudyCall:
     def planned(self) -> dict[Cell, list[Run]]:
         """The runs of every cell; who reads the study is told where a column does not mean the same for all rows."""
         planned = plan_runs(self.study, self.output, lambda cell: resolve(cell, self.overrides))
-        for line in unlike_arguments(planned):
+        for line in inherited_arguments(planned):
             print(f"fedlit: note: {line}", file=sys.stderr)
         return planned
 

@@ -9,12 +9,11 @@ from math import isnan
 
 import pandas as pd
 
-from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.measure import TO_TARGET, Measure
 from fedlit.studies.results import Results
 from fedlit.studies.statistics import estimate
 from fedlit.studies.study import ONLY_COLUMN, Cell
-from fedlit.studies.wording import difference, measured, metric_value, plus_minus, size
+from fedlit.studies.wording import Best, Grid, Paper, difference, measured, metric_value, plus_minus, size
 
 NONE = "–"
 OURS = "ours"  # the column of a study that has no columns

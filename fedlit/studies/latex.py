@@ -4,9 +4,9 @@ import re
 from textwrap import wrap
 from unicodedata import name
 
-from fedlit.studies.grid import Best, Grid, Paper
 from fedlit.studies.grids import OURS, main_grid
 from fedlit.studies.results import Results
+from fedlit.studies.wording import Best, Grid, Paper
 
 GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
 # Those that LaTeX has: the others look like Latin ones.

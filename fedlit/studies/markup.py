@@ -8,7 +8,7 @@ from importlib.resources import files
 from math import isfinite
 from typing import Any
 
-from fedlit.studies.grid import Best, Grid, Paper
+from fedlit.studies.wording import Best, Grid, Paper
 
 ASSETS = files("fedlit.studies") / "assets"
 

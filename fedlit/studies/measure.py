@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from fedlit.studies.reading import check_keys, is_number
+from fedlit.studies.options import check_keys, is_number
 
 At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to_target", "seconds_to_target"]
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]

@@ -15,7 +15,7 @@ import sys
 from importlib import import_module
 from runpy import run_module
 
-from fedlit.studies.births import MESSAGE, end_with_parent
+from fedlit.studies.launcher import MESSAGE, end_with_parent
 
 PAUSE = 0.05  # seconds between two looks at the children
 

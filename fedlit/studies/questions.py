@@ -5,21 +5,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedlit.studies.config_diff import differing_options
+from fedlit.studies.options import flat
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.runs import flat
-from fedlit.studies.seeds import SeedPair
-from fedlit.studies.study import ONLY_COLUMN, Cell, Study, build_study
-
-SEEDS = ("seed_everything", "data.partition_seed")
-NOT_COMPARED = (
-    *SEEDS,
-    "ckpt_path",
-    "trainer.default_root_dir",
-    "trainer.logger",
-    "trainer.enable_progress_bar",
-    "trainer.report",
-    "trainer.enable_checkpointing",
-)
+from fedlit.studies.study import ONLY_COLUMN, Cell, SeedPair, Study, build_study
 
 
 def of_recipes(recipes: Iterable[str]) -> dict[str, Any]:
@@ -65,18 +54,6 @@ def of_runs(folders: Iterable[Path], content: Mapping[str, Any]) -> tuple[Study,
             )
         placed[place][seeds] = outcome
     return _study_of(placed, content)
-
-
-def differing_options(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Options that are not the same in all configurations, by dotted names; seeds and folders aside.
-
-    Example:
-        >>> differing_options([{"model.alpha": 0.5, "seed_everything": 1}, {"model.alpha": 0.7, "seed_everything": 2}])
-        ['model.alpha']
-    """
-    configs = list(configs)
-    names = sorted({name for config in configs for name in config if name not in NOT_COMPARED})
-    return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
 
 
 def _check_run(outcome: Outcome) -> None:

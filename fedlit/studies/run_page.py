@@ -8,24 +8,20 @@ import pandas as pd
 import yaml
 
 from fedlit.records.files import write_whole
-from fedlit.studies.grid import Grid
+from fedlit.records.rows import POOLED, mean_of
 from fedlit.studies.markup import Page, details, grid_table, tag, words_table
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.run_charts import (
-    MOST_CLIENTS,
-    by_key,
-    class_counts,
-    heat,
-    ledger_chart,
-    metric_chart,
-    seconds_chart,
-)
-from fedlit.studies.wording import size
+from fedlit.studies.wording import Grid, size
 
 REPORT = "report.html"
 NEEDED = ("metrics.csv", "ledger.csv", "events.jsonl")
 MOST_EVENTS = 200
 FALLING = "loss"
+Chart = Mapping[str, Any]
+MOST_CLIENTS = 60  # in a heat map
+MOST_POINTS = 20_000  # of clients in one chart: fewer lines where there are many rounds
+MOST_LINES = 100
+ROUNDS = {"kind": "lines", "x": "round", "xname": "round", "unit": "rounds"}
 
 
 def write_run_page(folder: Path, path: Path | None = None) -> Path:
@@ -142,3 +138,86 @@ def _details(event: Mapping[str, Any]) -> str:
     if event["event"] == "fit":
         told = {name: value for name, value in told.items() if name in ("round", "rounds", "processes", "fast")}
     return ", ".join(f"{name}: {value}" for name, value in told.items())
+
+
+def by_key(outcome: Outcome) -> dict[str, pd.DataFrame]:
+    """Every metric of a run, rounds x clients, by metric/model_on_data; what the task measures first."""
+    rows = outcome.metrics
+    names = rows["metric"] + "/" + rows["model"] + "_on_" + rows["data"]
+    tables = {}
+    kinds = list(outcome.directions)
+    for key in sorted(names.unique(), key=lambda key: _order(key, kinds)):
+        lines = rows[names == key].drop_duplicates(["round", "client"], keep="last")
+        table = lines.pivot(index="round", columns="client", values="value")
+        tables[key] = table[sorted(table.columns, key=_client_order)]
+    return tables
+
+
+def _order(key: str, kinds: list[str]) -> tuple[int, str]:
+    metric = key.rpartition("/")[0]
+    return kinds.index(metric) if metric in kinds else len(kinds), key
+
+
+def _client_order(client: str) -> tuple[int, str]:
+    return (int(client), "") if client.isdigit() else (-1, client)
+
+
+def metric_chart(key: str, values: pd.DataFrame) -> Chart:
+    """A metric, rounds x clients: clients thin, their mean thick with a band from the least to the most."""
+    series: list[dict[str, Any]] = []
+    shown = list(values.columns)[: min(MOST_LINES, max(1, MOST_POINTS // len(values)))]
+    if len(values.columns) > 1:
+        for client in shown:
+            line = values[client].dropna()
+            series.append({"name": f"client {client}", "style": -1, "thin": True, **_points(line)})
+    mean = values.mean(axis=1)
+    name = "test set"
+    if list(values.columns) != [POOLED]:
+        name = mean_of(values.count(axis=1), len(values.columns))
+    series.append({"name": name, "style": 0, **_points(mean)})
+    if len(values.columns) > 1:
+        series[-1] |= {"low": values.min(axis=1).to_list(), "high": values.max(axis=1).to_list()}
+    return {**ROUNDS, "y": key.rpartition("/")[0], "series": series}
+
+
+def _points(line: pd.Series) -> dict[str, list[Any]]:
+    return {"x": [int(round) for round in line.index], "y": [float(value) for value in line]}
+
+
+def ledger_chart(outcome: Outcome) -> Chart:
+    """Bytes of all clients in each round, up and down."""
+    by_round = outcome.ledger.pivot_table(index="round", columns="direction", values="bytes", aggfunc="sum")
+    series = []
+    for style, direction in enumerate(sorted(by_round.columns)):
+        points = _points(by_round[direction].fillna(0))
+        series.append({"name": direction, "style": style, **points})
+    return {**ROUNDS, "group": "ledger", "y": "bytes of all clients", "yunit": "bytes", "floor": 0, "series": series}
+
+
+def seconds_chart(outcome: Outcome) -> Chart:
+    """Seconds of each round."""
+    line = {"name": "seconds", "style": 0, **_points(outcome.rounds["seconds"])}
+    return {**ROUNDS, "y": "seconds", "floor": 0, "series": [line]}
+
+
+def class_counts(outcome: Outcome) -> pd.DataFrame:
+    """Training samples of every client: clients x classes, or one column where samples have no class."""
+    partition = outcome.partition
+    if partition["label"].isna().any():
+        partition = partition.assign(label=0)
+    train = partition[partition["split"] == "train"]
+    counts = train.groupby(["client", "label"]).size().unstack(fill_value=0)
+    everybody = range(int(partition["client"].max()) + 1) if len(partition) else range(0)
+    classes = range(int(partition["label"].max()) + 1) if len(partition) else range(0)
+    return counts.reindex(index=everybody, columns=classes, fill_value=0)
+
+
+def heat(counts: pd.DataFrame) -> Chart:
+    """Who holds what, clients x classes; of many clients, the first."""
+    shown = counts.iloc[:MOST_CLIENTS]
+    return {
+        "kind": "heat",
+        "clients": [str(client) for client in shown.index],
+        "classes": [str(label) for label in shown.columns],
+        "counts": shown.to_numpy().tolist(),
+    }

@@ -3,23 +3,26 @@
 Cells that differ only in what they measure share their runs.
 """
 
+import ast
 import csv
 import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from fedlit.own_modules import own_modules, texts
 from fedlit.records.files import write_whole
 from fedlit.records.run_folder import newest_run
 from fedlit.strict_yaml import read_yaml
-from fedlit.studies.made_of import digest, made_of
 from fedlit.studies.measure import Measure
-from fedlit.studies.seeds import SeedPair
-from fedlit.studies.study import ONLY_COLUMN, Cell, Study
+from fedlit.studies.options import flat
+from fedlit.studies.study import ONLY_COLUMN, Cell, SeedPair, Study
 
 Config = Mapping[str, Any]  # every option of a run, resolved
 Status = Literal["done", "begun", "new"]
@@ -154,23 +157,6 @@ def _written(path: Path) -> dict[str, Any]:
     return content
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A configuration by dotted names.
-
-    Example:
-        >>> flat({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}})
-        {'model.class_path': 'FML', 'model.alpha': 0.5}
-    """
-    found: dict[str, Any] = {}
-    for key, value in config.items():
-        name = prefix if key == "init_args" else f"{prefix}{key}."
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, name)
-        else:
-            found[name.rstrip(".")] = value
-    return found
-
-
 def is_finished(folder: Path) -> bool:
     """Whether a run came to its end, and not to a signal."""
     try:
@@ -286,3 +272,53 @@ def _without_seeds(config: Config) -> dict[str, Any]:
     copied["data"]["init_args"].pop("partition_seed", None)
     copied["trainer"].pop("default_root_dir", None)
     return copied
+
+
+def made_of(config: Mapping[str, Any]) -> dict[str, Path]:
+    """The user's own files that options name, and modules of theirs that these import, by the name that a person knows.
+
+    Args:
+        config: Every option, resolved.
+    """
+    found = own_modules(config)
+    data = config.get("data", {}).get("init_args", {})
+    root = Path(str(data.get("root", "."))).expanduser()
+    for text in texts(config):
+        for path in (Path(text).expanduser(), root / text, root / f"{text}.npz"):
+            if _is_file(path) or (text == data.get("dataset") and path.is_dir()):
+                found[text] = path
+                break
+    return found
+
+
+def digest(path: Path) -> str:
+    """Of a file or a folder; of Python only what is run, so that a comment may change."""
+    if path.is_dir():
+        listed = [f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.rglob("*"))]
+        return sha256("\n".join(listed).encode()).hexdigest()
+    if not path.exists():
+        return "gone"
+    status = path.stat()
+    return _digest(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1000)
+def _digest(path: Path, modified: int, size: int) -> str:
+    """A large file is read once, unless it is changed."""
+    if path.suffix == ".py":
+        try:
+            return sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
+        except (SyntaxError, ValueError):
+            pass  # as it stands, then
+    seen = sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            seen.update(block)
+    return seen.hexdigest()
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no name that a file could have
+        return False

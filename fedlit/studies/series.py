@@ -9,8 +9,7 @@ import pandas as pd
 
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.results import Results, client_values
-from fedlit.studies.seeds import SeedPair
-from fedlit.studies.study import Cell
+from fedlit.studies.study import Cell, SeedPair
 from fedlit.studies.wording import metric_factor
 
 

@@ -3,11 +3,10 @@
 import re
 from shutil import get_terminal_size
 
-from fedlit.studies.comparison import unequal_data, unequal_effort
-from fedlit.studies.grid import Best, Grid, Paper
+from fedlit.studies.config_diff import unequal_data, unequal_effort
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.results import Results
-from fedlit.studies.wording import short
+from fedlit.studies.wording import Best, Grid, Paper, short
 
 MARK = " *"
 GAP = "  "

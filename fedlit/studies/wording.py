@@ -1,7 +1,7 @@
 """Numbers of a study as text: as many digits as they deserve, in per cent where papers use it."""
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isnan
 from typing import TYPE_CHECKING
 
@@ -179,3 +179,28 @@ def _decimals(value: float, measure: Measure) -> int:
 
 def _fixed(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}"
+
+
+class Best(str):
+    """Text that stands in bold."""
+
+
+class Paper(str):
+    """The head of a column that holds the paper's numbers of the column before it."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table.
+
+    Attributes:
+        title: What it shows.
+        head: Names of its columns; the first is empty.
+        rows: Text, `Best` in bold; the first of each row is its name.
+        note: What a reader must know.
+    """
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""

@@ -9,7 +9,7 @@ import pytest
 
 from fedlit.cli.app import main
 from fedlit.cli.resolve import resolve
-from fedlit.studies.arguments import as_arguments
+from fedlit.studies.options import as_arguments
 from fedlit.studies.study import Cell, Study, build_study, read_study
 
 PAPERS = Path(__file__).parents[2] / "configs" / "papers"

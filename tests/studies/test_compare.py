@@ -17,7 +17,7 @@ import yaml
 from toy_recipe import write_recipe
 
 from fedlit.cli.compare import main
-from fedlit.studies.births import NewProcesses, Nursery
+from fedlit.studies.launcher import NewProcesses, Nursery
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,9 @@ from runs_by_hand import write_run
 
 from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
-from fedlit.studies.births import NewProcesses, Nursery
-from fedlit.studies.execution import Execution
+from fedlit.studies.execution import Execution, StudyProgress
+from fedlit.studies.launcher import NewProcesses, Nursery
 from fedlit.studies.measure import Measure
-from fedlit.studies.progress import StudyProgress
 from fedlit.studies.runs import Run, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
 

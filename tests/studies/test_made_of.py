@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlit.studies.made_of import made_of
-from fedlit.studies.runs import plan_runs
+from fedlit.studies.runs import made_of, plan_runs
 from fedlit.studies.study import build_study
 
 NETS = "from layers_of_mine import WIDTH\n\nclass Net:\n    width = WIDTH\n"

@@ -9,9 +9,8 @@ from scipy import stats
 from fedlit.studies.measure import Measure
 from fedlit.studies.outcome import Outcome, number_of
 from fedlit.studies.results import Results
-from fedlit.studies.seeds import SeedPair
 from fedlit.studies.statistics import estimate, paired
-from fedlit.studies.study import build_study
+from fedlit.studies.study import SeedPair, build_study
 
 CURVE = [[0.2, 0.4], [0.6, 0.8], [0.5, 0.7]]
 

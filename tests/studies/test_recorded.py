@@ -5,7 +5,7 @@ import pytest
 from toy_runs import steady, study_of
 
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
-from fedlit.studies.recorded import recorded_results
+from fedlit.studies.results import recorded_results
 from fedlit.studies.tables import grid_in_markdown
 
 GRIDS = (main_grid, difference_grid, clients_grid, cost_grid, target_grid)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedlit.studies.arguments import as_arguments
+from fedlit.studies.config_diff import inherited_arguments
+from fedlit.studies.options import as_arguments
 from fedlit.studies.study import build_study, chosen, read_study
-from fedlit.studies.unlike import unlike_arguments
 
 CONTENT = {
     "recipe": "fedavg_fashion.yaml",
@@ -66,9 +66,9 @@ def planned_with(kept, row_options=None, column=None):
     "column", [None, {"data.partition": "Shards"}, {"data": {"init_args": {"partition": "Shards"}}}]
 )
 def test_a_row_that_keeps_an_argument_of_its_recipe_is_named(column):
-    (line,) = unlike_arguments(planned_with(500, column=column))
+    (line,) = inherited_arguments(planned_with(500, column=column))
     assert line.startswith(
-        "shards: `data.partition.samples_per_client` is 500 in c and null elsewhere, kept from another"
+        "shards: `data.partition.samples_per_client` is 500 in c and null elsewhere, inherited from another"
     )
 
 

@@ -8,8 +8,7 @@ import yaml
 
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.results import Results
-from fedlit.studies.seeds import SeedPair
-from fedlit.studies.study import build_study
+from fedlit.studies.study import SeedPair, build_study
 
 ENVIRONMENT = {"fedlit": "9.9", "torch": "8.8", "lightning": "7.7", "python": "3.66", "cpu": "Some CPU", "threads": 1}
 Values = dict[int, dict[int, float]]  # by round, then by client: accuracy

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.recorded import RecordedResults, recorded_results
+from fedlit.studies.results import RecordedResults, recorded_results
 from fedlit.studies.statistics import Estimate
 from fedlit.studies.study import Cell, read_study
 from fedlit.studies.wording import metric_factor

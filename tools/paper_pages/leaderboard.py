@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedlit.studies.reading import check_keys, read_mapping
-from fedlit.studies.recorded import RecordedResults
+from fedlit.studies.options import check_keys, read_mapping
+from fedlit.studies.results import RecordedResults
 from fedlit.studies.statistics import Estimate, estimate
 from fedlit.studies.study import Cell, read_study
 from fedlit.studies.wording import difference, size

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedlit.studies.grid import Grid
 from fedlit.studies.grids import cost_grid, main_grid, target_grid
-from fedlit.studies.recorded import RecordedResults
+from fedlit.studies.results import RecordedResults
 from fedlit.studies.study import read_study
 from fedlit.studies.tables import grid_in_markdown
-from fedlit.studies.wording import plus_minus
+from fedlit.studies.wording import Grid, plus_minus
 from tools.paper_pages.answers import answers
 from tools.paper_pages.evidence import (
     NOT_RUN,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedlit.studies.reading import check_keys, read_mapping
+from fedlit.studies.options import check_keys, read_mapping
 
 Kind = Literal["claim", "control", "bound"]
 
