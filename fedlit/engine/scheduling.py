@@ -177,8 +177,8 @@ class ClientSampler:
     def candidates(self, stage: Stage, round: int) -> list[int]:
         """Clients that may be drawn; those whose upload the server has collected are done."""
         state = self.state
-        may = eligible(state.data, stage, round)
-        return [k for k in may if k not in state.collected and state.has_trained(k, stage.needs)]
+        may = [k for k in eligible(state.data, stage, round) if k not in state.collected]
+        return [k for k in may if state.has_trained(k, stage.needs)] if stage.needs else may
 
     def _selected(
         self, candidates: list[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
