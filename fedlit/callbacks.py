@@ -38,7 +38,7 @@ STATES = "callbacks"  # where a checkpoint holds them
 INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what they need
     "ModelCheckpoint": SAVED,
     "OnExceptionCheckpoint": "checkpoints/last.ckpt is of the last round that was saved; " + SAVED,
-    "EarlyStopping": "fedlit.callbacks.Patience or StopAt ends a fit, `Stage(early_stopping=...)` a visit",
+    "EarlyStopping": "fedlit.callbacks.Patience or StopAt ends a fit, `Stage(early_stopping=...)` local training",
     "LearningRateMonitor": "`trainer.lr_schedule` sets the rate of a round; a method may log what it likes",
     "ProgressBar": "`trainer.enable_progress_bar` shows rounds",
     "Timer": f"`trainer.max_time` ends a fit in good order; {TIMED}",
@@ -49,7 +49,7 @@ INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what t
     "GradientAccumulationScheduler": "set `data.batch_size`",
     "StochasticWeightAveraging": AVERAGED,
     "WeightAveraging": AVERAGED,
-    "BaseFinetuning": "the method's `parameters_of` says what a visit trains",
+    "BaseFinetuning": "the method's `parameters_of` says what a client trains",
     "ModelPruning": "prune in the method's `on_client_end` or `aggregate`",
     "SpikeDetection": "look at the loss in the method's `training_step`; a client that raises is left out of the round",
     "BasePredictionWriter": "`fedlit predict` writes predictions_*.csv",
@@ -57,7 +57,7 @@ INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what t
 
 
 class FederationCallback(Callback):
-    """A callback that is also told of rounds."""
+    """A callback with hooks at the ends of a round."""
 
     def on_round_start(self, federation: "Federation", module: FederatedModule, round: int, clients: list[int]) -> None:
         """The clients of the round are drawn."""
@@ -157,11 +157,11 @@ class MaxTime(FederationCallback):
             federation.should_stop = True
 
 
-def watching_time(max_time: str | timedelta | Mapping[str, int] | None) -> list[Callback]:
-    """What ends a fit when `trainer.max_time` is over.
+def time_limit(max_time: str | timedelta | Mapping[str, int] | None) -> list[Callback]:
+    """The callback that ends a fit after `trainer.max_time`, if there is a limit.
 
     Example:
-        >>> [callback.seconds for callback in watching_time("00:01:30:00")]
+        >>> [callback.seconds for callback in time_limit("00:01:30:00")]
         [5400.0]
     """
     if max_time is None:
@@ -221,7 +221,7 @@ def _check_hooks(callback: Callback) -> None:
             name = type(callback).__name__
             raise ValueError(
                 f"`trainer.callbacks`: {name} waits for `{hook}`, which a federation never calls; "
-                "fedlit.callbacks.FederationCallback is told of rounds, and a method has hooks in a visit."
+                "fedlit.callbacks.FederationCallback has hooks of rounds, and a method those of local training."
             )
 
 
@@ -231,8 +231,8 @@ def _is_overridden(hook: str, callback: Callback) -> bool:
 
 
 @contextmanager
-def told_of(command: str, call: Callable[..., None]) -> Iterator[None]:
-    """Callbacks hear of a command before it, after it, and where it fails; `call` calls a hook of each."""
+def command_hooks(command: str, call: Callable[..., None]) -> Iterator[None]:
+    """Call `setup` before a command, `teardown` after it, `on_exception` if it fails; `call` calls a hook of each."""
     try:
         call("setup", command)
         yield

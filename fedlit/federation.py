@@ -13,7 +13,7 @@ from lightning.pytorch.profilers import Profiler
 from torchmetrics import Metric
 
 from fedlit.aggregation import Aggregator, Rule
-from fedlit.callbacks import as_callbacks, load_states, told_of, watching_time
+from fedlit.callbacks import as_callbacks, command_hooks, load_states, time_limit
 from fedlit.data import FederatedData
 from fedlit.data.own_images import read_own_images
 from fedlit.encoders import Encoder
@@ -159,7 +159,7 @@ class Federation:
         deterministic: Deterministic | None = None,
     ) -> None:
         given = {name: value for name, value in locals().items() if name in OPTIONS}
-        given["callbacks"] = [*as_callbacks(callbacks), *watching_time(max_time)]
+        given["callbacks"] = [*as_callbacks(callbacks), *time_limit(max_time)]
         given["default_root_dir"] = Path(default_root_dir).expanduser()
         given["profiler"] = make_profiler(profiler)
         self.options = Options(**given)
@@ -240,7 +240,7 @@ class Federation:
         with RunFolder(self.fabric, self.options) as run_folder:
             schedule, resume_point = self._set_up("fit", method, datamodule, ckpt_path, run_folder=run_folder)
             with explain_unwritable(self._folder):
-                with told_of("fit", self._call):
+                with command_hooks("fit", self._call):
                     rows = self._fit(method, schedule, resume_point)
                 page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
             meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
@@ -272,7 +272,7 @@ class Federation:
             ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
         """
         self._set_up("validate", model, datamodule, ckpt_path)
-        with told_of("validate", self._call):
+        with command_hooks("validate", self._call):
             scorer = Scorer(self.state)
             return self._report("validate.csv", scorer.evaluate(self.state.round), scorer.failures)
 
@@ -285,7 +285,7 @@ class Federation:
             ckpt_path: The checkpoint: a file, or `last` or `best` of this fit, the config's own run or the newest.
         """
         self._set_up("test", model, datamodule, ckpt_path)
-        with told_of("test", self._call):
+        with command_hooks("test", self._call):
             scorer = Scorer(self.state)
             return self._report("test.csv", scorer.test(), scorer.failures)
 
@@ -310,7 +310,7 @@ class Federation:
         """
         self._set_up("predict", model, datamodule, ckpt_path, samples=images is None)
         own = None if images is None else read_own_images(images, self.state.data)
-        with told_of("predict", self._call):
+        with command_hooks("predict", self._call):
             return predict(self.state, client, own, self._folder)
 
     def load(self, model: Model = None, datamodule: Data = None, ckpt_path: str | None = None) -> None:
@@ -349,7 +349,7 @@ class Federation:
             epochs: Passes over a new client's samples.
         """
         self._set_up("adapt", model, datamodule, ckpt_path)
-        with told_of("adapt", self._call):
+        with command_hooks("adapt", self._call):
             rows, failures = adapt(self.state, epochs)
             self._report("adapt.csv", rows, failures, table_of_epochs(rows, self.state.measures))
             if self.is_global_zero and self._folder is not None:
@@ -415,9 +415,9 @@ class Federation:
             raise ValueError(f"`ckpt_path` {ckpt_path}: {why}, so the fit wrote no checkpoints.")
         return str(run.path / "checkpoints" / f"{ckpt_path}.ckpt")
 
-    def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], told: str | None = None) -> list[Row]:
+    def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], text: str | None = None) -> list[Row]:
         if self.is_global_zero:
-            report(rows, name, self.state.round, self._folder, failures, told)
+            report(rows, name, self.state.round, self._folder, failures, text)
         return rows
 
     def _call(self, hook: str, *details: Any) -> None:

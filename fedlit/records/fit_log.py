@@ -30,7 +30,7 @@ class FitLog:
         data: Of the clients.
         logger: As the user gave it to the federation.
         done: Rounds that a run has behind it; 0 starts anew.
-        progress: Where a person is told.
+        progress: Prints what a person is to see.
         draws: Whether to leave pictures, too.
         metric: What curves are drawn of.
         title: Of pictures, before the name of the run.
@@ -104,8 +104,8 @@ class FitLog:
     def _left_out(self, number: int, record: RoundRecord) -> None:
         for k, failure in record.failures.items():
             self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
-            told = {"reason": failure.reason, "details": failure.details}
-            self.recorder.event("left_out", round=number, attempt=record.attempt, client=k, **told)
+            why = {"reason": failure.reason, "details": failure.details}
+            self.recorder.event("left_out", round=number, attempt=record.attempt, client=k, **why)
 
     def _overflowed(self, number: int, record: RoundRecord) -> None:
         """Who took part without a single step."""
