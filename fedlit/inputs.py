@@ -83,9 +83,10 @@ def tensors(tree: Any) -> list[Tensor]:
 
 def batch_size(x: Any, y: Any) -> int:
     """Samples of a batch: as many as the first tensor of its targets, or of its inputs, has rows."""
-    for tensor in (*tensors(y), *tensors(x)):
-        if tensor.ndim:
-            return len(tensor)
+    for tree in (y, x):
+        for tensor in tensors(tree):
+            if tensor.ndim:
+                return len(tensor)
     return 1
 
 

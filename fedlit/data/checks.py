@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fedlit.bounds import check_choice, check_count, check_kind, check_number, check_positive
+from fedlit.bounds import check_choice, check_count, check_kind, check_number, check_positive, check_share
 from fedlit.partition import Partition
 
 if TYPE_CHECKING:
@@ -37,11 +37,8 @@ def check_options(data: "FederatedData") -> None:
     check_count("data.partition_seed", data.partition_seed, least=0, most=2**63 - 1)
     check_count("data.unseen_clients", data.unseen_clients, least=0)
     for name, share in (("opt_out", data.opt_out), ("opt_out_samples", data.opt_out_samples)):
-        if isinstance(share, list):
-            continue
-        check_kind(f"data.{name}", share, (int, float), "a fraction in [0, 1]")
-        if not 0 <= share <= 1:
-            raise ValueError(f"`data.{name}` is a fraction in [0, 1], got {share}.")
+        if not isinstance(share, list):
+            check_share(f"data.{name}", share)
     is_fraction = isinstance(data.public, int | float) and 0 <= data.public < 1
     if data.public != "valid" and not is_fraction:
         raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {data.public}.")

@@ -12,7 +12,6 @@ from fedlit.data.batches import Batches, DropLast, Transform
 from fedlit.data.checks import MOST_CLASSES
 from fedlit.data.loaders import LoadedBatches, Reader, fixed_seed, places, without_targets
 from fedlit.data.trees import Tree, chosen, describe, head, joined, leaves, length, num_bytes
-from fedlit.partition.base import require
 from fedlit.rng import stream
 
 FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same
@@ -444,7 +443,6 @@ def set_apart(splits: Splits, public: float | Literal["valid"], seed: int) -> tu
 
 def split_off(labels: np.ndarray, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Split all indices at random into the rest and a pool with `fraction`, in (0, 1), of each class; both sorted."""
-    require(0 < fraction < 1, f"`fraction` must lie in (0, 1), got {fraction}.")
     labels = np.asarray(labels)
     rng = stream(seed, "pool")
     pooled = np.zeros(len(labels), dtype=bool)

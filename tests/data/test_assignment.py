@@ -57,45 +57,33 @@ def test_a_fraction_of_samples_is_withheld_at_every_other_client():
     assert all_equal(masks[5:], others[5:])  # one client's choice moves nobody else's
 
 
-def test_opt_out_refuses_unknown_clients_and_bad_fractions():
-    train = [np.arange(4)] * 3
-    with pytest.raises(ValueError, match=r"`opt_out` must hold client ids from 0 to 2, got \[3\]"):
-        opt_in_masks(train, [3], 0.0, seed=0)
-    with pytest.raises(ValueError, match=r"`opt_out` must be a fraction in \[0, 1\] or a list of client ids, got 2"):
-        opt_in_masks(train, 2, 0.0, seed=0)
-    with pytest.raises(ValueError, match=r"`opt_out_samples` must lie in \[0, 1\], got -0.1"):
-        opt_in_masks(train, 0.0, -0.1, seed=0)
-
-
 # Validation and pool
 
 
 @pytest.mark.parametrize(("val_size", "held"), [(0.1, 1000), (400, 400), (400.0, 400), (0.925, 9250), (1, 1)])
 def test_validation_and_training_share_nothing_and_lose_nothing(val_size, held):
     parts = IID().assign(CIFAR, 5, 10, seed=0)
-    train, val = split_validation(parts, CIFAR, val_size, seed=0)
+    train, val = split_validation(parts, val_size, seed=0)
     assert [len(part) for part in val] == [held] * 5
     assert is_disjoint([*train, *val])
     assert all_equal([np.sort(part) for part in parts], [np.union1d(*pair) for pair in zip(train, val, strict=True)])
-    assert not all_equal(val, split_validation(parts, CIFAR, val_size, seed=1)[1])
+    assert not all_equal(val, split_validation(parts, val_size, seed=1)[1])
 
 
 def test_no_copy_of_a_validation_sample_stays_in_training():
     parts = ClassSets("niid1", 500).assign(CIFAR_TEST[:1000], 5, 10, seed=0)
     assert len(np.unique(parts[0])) < 500
-    for train, val in zip(*split_validation(parts, CIFAR_TEST, 0.1, seed=0), strict=True):
+    for train, val in zip(*split_validation(parts, 0.1, seed=0), strict=True):
         assert not set(train) & set(val)
         assert 50 <= len(val) < 60
 
 
 def test_validation_refuses_to_take_everything():
     with pytest.raises(ValueError, match="`val_size`=3 leaves client 1 none of its 3 training samples"):
-        split_validation([np.arange(5), np.arange(3)], np.zeros(5), 3, seed=0)
+        split_validation([np.arange(5), np.arange(3)], 3, seed=0)
     for bad in (0, -1, 1.5):
         with pytest.raises(ValueError, match=r"`val_size` must be a fraction in \(0, 1\) or a number from 1, got"):
-            split_validation([np.arange(5)], np.zeros(5), bad, seed=0)
-    with pytest.raises(ValueError, match="client 0 holds an index beyond the 4 labels"):
-        split_validation([np.arange(5)], np.zeros(4), 1, seed=0)
+            split_validation([np.arange(5)], bad, seed=0)
 
 
 @pytest.mark.parametrize(("counts", "sizes"), [(MNIST, (48_000, 12_000)), ([5000] * 10, (40_000, 10_000))])
@@ -108,12 +96,6 @@ def test_the_pool_is_a_fifth_of_each_class(counts, sizes):
     assert not np.array_equal(pool, split_off(labels, 0.2, seed=1)[1])
 
 
-def test_the_pool_refuses_fractions_that_leave_one_side_empty():
-    for fraction in (0, 1, 1.2):
-        with pytest.raises(ValueError, match=r"`fraction` must lie in \(0, 1\)"):
-            split_off(CIFAR_TEST, fraction, seed=0)
-
-
 # Assignments on disk
 
 
@@ -122,7 +104,7 @@ def an_assignment(val_split="test"):
     if val_split == "test":
         val = Shards(2).assign(CIFAR_TEST[:500], 5, 10, seed=0)
     else:
-        train, val = split_validation(train, CIFAR_TEST, 0.1, seed=0)
+        train, val = split_validation(train, 0.1, seed=0)
     return Assignment(train, val, val_split, opt_in_masks(train, 0.4, 0.1, seed=0))
 
 

@@ -180,7 +180,8 @@ def test_features_that_are_not_images_are_taken_as_they_are():
     ("options", "message"),
     [
         ({"num_clients": 0}, "`data.num_clients` must be at least 1, got 0"),
-        ({"opt_out": 1.5}, r"`data.opt_out` is a fraction in \[0, 1\], got 1.5"),
+        ({"opt_out": 1.5}, r"`data.opt_out` must lie in \[0, 1\], got 1.5"),
+        ({"opt_out_samples": -0.1}, r"`data.opt_out_samples` must lie in \[0, 1\], got -0.1"),
         ({"opt_out": [7]}, "`data.opt_out` names client 7, but the clients are 0 to 4"),
         ({"client_batch_sizes": {5: 2}}, "names client 5"),
         ({"unseen_clients": 5}, "must leave a client to train: 0 to 4, got 5"),
