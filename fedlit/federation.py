@@ -369,9 +369,7 @@ class Federation:
     ) -> tuple[Schedule, ResumePoint]:
         """Check everything that can be checked before the first round, and make or find the run."""
         training = command == "fit"
-        model, datamodule = self._meant(command, given_model, datamodule)
-        if not training:
-            ckpt_path = self._of_own_fit(ckpt_path)
+        model, datamodule, ckpt_path = self._meant(command, given_model, datamodule, ckpt_path)
         self._stop = StopRequest()
         launch(self.fabric, self.options)
         data = data_or_placeholder(self.fabric, datamodule, None if samples else ckpt_path, self.options)
@@ -381,11 +379,10 @@ class Federation:
             self._state = fresh_state(self.fabric, model, data, self.options)
             self._state.hosts = self.hosts
         self.state.use(data)
-        resume_point = ResumePoint()
+        if run_folder is not None and path is not None:
+            run_folder.resume(path)
+        resume_point = read_checkpoint(path)
         if path is not None:
-            if run_folder is not None:
-                run_folder.resume(path)
-            resume_point = read_checkpoint(path)
             resume(self.state, resume_point, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)
         if run_folder is not None:
@@ -394,26 +391,24 @@ class Federation:
         self.has_rounds_left = self.state.round < len(schedule)
         return schedule, resume_point
 
-    def _meant(self, command: Command, model: Model, datamodule: Data) -> tuple[FederatedModule, Data]:
-        """The model and data, where none are given those of the last fit, as in Lightning; a fit itself has its own."""
+    def _meant(
+        self, command: Command, model: Model, datamodule: Data, ckpt_path: str | None
+    ) -> tuple[FederatedModule, Data, str | None]:
+        """The arguments of a command after a fit: the fit's model and data by default, its `last` and `best`."""
         state = None if command == "fit" else self._state
-        if model is not None and (state is None or state.module is not model):
-            return model, datamodule
-        if state is None:
+        run = None if command == "fit" else self._own_run
+        if state is not None and model in (None, state.module):
+            model = state.module
+            if datamodule is None and not state.data.is_placeholder:
+                datamodule = state.data
+        elif model is None:
             raise ValueError(f"`{command}` needs a `model`: this federation has fitted none.")
-        if datamodule is None and not state.data.is_placeholder:
-            datamodule = state.data
-        return state.module, datamodule
-
-    def _of_own_fit(self, ckpt_path: str | None) -> str | None:
-        """After a fit of this federation, `last` and `best` are its own, though another run may be newer."""
-        run = self._own_run
-        if run is None or ckpt_path not in ("last", "best"):
-            return ckpt_path
-        if run.path is None or not self.options.enable_checkpointing:
-            why = "`trainer.enable_checkpointing` is false" if run.path else "`trainer.fast_dev_run` is true"
-            raise ValueError(f"`ckpt_path` {ckpt_path}: {why}, so the fit wrote no checkpoints.")
-        return str(run.path / "checkpoints" / f"{ckpt_path}.ckpt")
+        if run is not None and ckpt_path in ("last", "best"):
+            if run.path is None or not self.options.enable_checkpointing:
+                why = "`trainer.enable_checkpointing` is false" if run.path else "`trainer.fast_dev_run` is true"
+                raise ValueError(f"`ckpt_path` {ckpt_path}: {why}, so the fit wrote no checkpoints.")
+            ckpt_path = str(run.path / "checkpoints" / f"{ckpt_path}.ckpt")
+        return model, datamodule, ckpt_path
 
     def _report(self, name: str, rows: list[Row], failures: dict[int, Failure], text: str | None = None) -> list[Row]:
         if self.is_global_zero:
