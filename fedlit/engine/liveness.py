@@ -65,7 +65,7 @@ class Liveness:
         store: Of this attempt of the run.
         rank: Of this process.
         world_size: Number of ranks.
-        timeout: Seconds without a sign of life after which a rank is taken for dead.
+        timeout: `trainer.process_timeout`.
         children: Processes that this one has started, by rank.
     """
 
@@ -147,18 +147,15 @@ class Liveness:
                 if self._is_refused:
                     self.store.set("end", str(REFUSED))
                 self._exchange()
-                self._await_others(10)
+                deadline = monotonic() + 10
+                while self.rank == 0 and monotonic() < deadline and any(peer.is_here for peer in self.peers.values()):
+                    sleep(0.02)
+                    self._exchange()
         if self._answered.is_set():  # torch would wait for the lost rank while it takes itself down
             end(LOST)
         self._is_over = True
         for thread in self._threads:  # one that Python ends inside a call of the store would abort the process
             thread.join(5)
-
-    def _await_others(self, seconds: float) -> None:
-        deadline = monotonic() + seconds
-        while self.rank == 0 and monotonic() < deadline and any(peer.is_here for peer in self.peers.values()):
-            sleep(0.02)
-            self._exchange()
 
     def _talk(self) -> None:
         """Blocks where the host of the store is stopped."""
@@ -203,7 +200,7 @@ class Liveness:
             self._report_waiting()
         if not self._answered.wait(min(60.0, self.timeout)):  # the main thread is stuck
             if self._loss.is_ours_to_say:
-                say_error(str(self._loss))
+                sys.stderr.write(f"fedlit: error: {self._loss}\n")
             end(LOST)
 
     def _how_lost(self, rank: int, peer: Peer) -> str | None:
@@ -231,8 +228,7 @@ class Liveness:
             return
         for rank, peer in self.peers.items():
             if peer.state == "work":
-                sign = f"gave no sign of life for {peer.silence:.0f} s"
-                how = "is alive and at work" if peer.silence < SUSPICIOUS else sign
+                how = "is alive and at work" if peer.is_here else f"gave no sign of life for {peer.silence:.0f} s"
                 tqdm.write(f"fedlit: waiting for rank {rank}, which {how} ({self._wait:.0f} s)", file=sys.stderr)
 
     def _lose(self, rank: int, how: str) -> None:
@@ -277,10 +273,6 @@ def ending(child: Popen | None) -> str:
     if code is None:
         return "an error"
     return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
-def say_error(line: str) -> None:
-    sys.stderr.write(f"fedlit: error: {line}\n")
 
 
 def end(code: int) -> NoReturn:
