@@ -79,7 +79,7 @@ def _kept_of(state: FederationState, k: int) -> dict[str, Any]:
         if memory.residual:
             kept[RESIDUALS] = on_cpu(memory.residual)
     if k in state.collected.here:
-        kept[COLLECTED] = on_cpu(state.collected.on_host(k))
+        kept[COLLECTED] = on_cpu(state.collected.on_host(k).state)
     return kept
 
 
@@ -311,7 +311,7 @@ class Saving:
             for key, kept in _kept_of(state, k).items():
                 by_client[key][k] = kept
         in_some_runs = {
-            UPLOADS: {k: on_cpu(state.uploads.on_host(k)) for k in state.uploads},
+            UPLOADS: {k: on_cpu(state.uploads.on_host(k).state) for k in state.uploads},
             ATTRIBUTES: state.attributes.noted,
             RECEIVED_CONSTANTS: sorted(state.received_constants),
             SECRET: state.secret,

@@ -114,6 +114,10 @@ class StoreByClient(Mapping[int, Value]):
         """Clients of which something is kept here, be it as a copy."""
         return self._kept.keys()
 
+    def on_host(self, client: int) -> ClientState:
+        """What is kept here, in host memory; an upload is its state."""
+        return self._kept[client]
+
     @property
     def num_bytes(self) -> int:
         """Of what is here, in memory or on disk."""
@@ -164,10 +168,6 @@ class ClientStore(StoreByClient[ClientState]):
     def __setitem__(self, client: int, memory: ClientState) -> None:
         self._put(client, memory)
 
-    def on_host(self, client: int) -> ClientState:
-        """The same in host memory."""
-        return self._kept[client]
-
 
 class UploadStore(StoreByClient[State]):
     """An upload of each client, which the server keeps."""
@@ -177,10 +177,6 @@ class UploadStore(StoreByClient[State]):
 
     def __setitem__(self, client: int, state: State) -> None:
         self._put(client, ClientState(state))
-
-    def on_host(self, client: int) -> State:
-        """The same in host memory."""
-        return self._kept[client].state
 
 
 def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
@@ -208,7 +204,7 @@ def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
 
 def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
     """A client's state, and its collected upload, of which the old owner keeps a copy."""
-    collected = state.collected.on_host(k) if k in state.collected else {}
+    collected = state.collected.on_host(k).state if k in state.collected else {}
     return {"memory": vars(state.memories.on_host(k)), "collected": collected}
 
 
