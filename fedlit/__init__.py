@@ -32,7 +32,7 @@ __all__ = [
     "Upload",
     "read_metrics",
 ]
-_ROOMS = {
+_MODULES = {
     "Upload": "aggregation",
     "Client": "data",
     "FederatedData": "data",
@@ -44,7 +44,7 @@ _ROOMS = {
 def __getattr__(name: str) -> Any:
     """Names and modules are imported when they are first asked for: torch and Lightning take seconds."""
     if name in __all__:
-        value = getattr(import_module(f"fedlit.{_ROOMS.get(name, 'methods')}"), name)
+        value = getattr(import_module(f"fedlit.{_MODULES.get(name, 'methods')}"), name)
     elif name.startswith("_"):
         raise AttributeError(f"module 'fedlit' has no attribute {name!r}")
     elif find_spec(f"fedlit.{name}") is not None:
@@ -56,18 +56,18 @@ def __getattr__(name: str) -> Any:
 
 
 def _method(name: str) -> Any:
-    """Every method can be had from here; of another class it is told where it is."""
-    told = f"module 'fedlit' has no attribute {name!r}"
+    """A method, or an error that says where another class is."""
+    problem = f"module 'fedlit' has no attribute {name!r}"
     if not name[:1].isupper():  # no class: not worth the import
-        raise AttributeError(told)
-    for room in ("methods", "partition", "networks", "heads", "tasks", "augment", "callbacks", "aggregation", "data"):
-        value = getattr(import_module(f"fedlit.{room}"), name, None)
-        if not getattr(value, "__module__", "").startswith(f"fedlit.{room}"):  # what a room has taken in is not its own
+        raise AttributeError(problem)
+    for module in ("methods", "partition", "networks", "heads", "tasks", "augment", "callbacks", "aggregation", "data"):
+        value = getattr(import_module(f"fedlit.{module}"), name, None)
+        if not getattr(value, "__module__", "").startswith(f"fedlit.{module}"):  # imported there only
             continue
-        if room == "methods":
+        if module == "methods":
             return value
-        raise AttributeError(f"{told}; it is in fedlit.{room}")
-    raise AttributeError(told)
+        raise AttributeError(f"{problem}; it is in fedlit.{module}")
+    raise AttributeError(problem)
 
 
 def __dir__() -> list[str]:

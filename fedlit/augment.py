@@ -5,7 +5,7 @@ normalisation. torchvision's v2 transforms make one draw for a whole batch and a
 image; here every image has its own draw, and all draws come from the CPU ``generator`` that is
 passed in. List augmentations in the order in which they should apply.
 
-Laws: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` and, on a square,
+Invariants: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` and, on a square,
 ``ResizedCrop((1, 1), (1, 1))`` change nothing; nor do ``Turn(0)`` and ``Tint([0])``, which draw nothing.
 """
 

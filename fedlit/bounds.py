@@ -1,4 +1,4 @@
-"""What a number may be: told by the option as the user typed it, with what is allowed and what came."""
+"""Checks of options; errors name the option as the user typed it, what is allowed and what was given."""
 
 from math import inf, isfinite
 from numbers import Integral, Real
@@ -39,10 +39,10 @@ def check_choice(option: str, value: Any, choices: Any) -> None:
         raise ValueError(f"`{option}` must be one of {', '.join(map(str, allowed))}, got {value!r}.")
 
 
-def check_kind(option: str, value: Any, kind: type | tuple[type, ...], told: str) -> None:
-    """Refuse what is not of a kind, which `told` names in the user's words."""
+def check_kind(option: str, value: Any, kind: type | tuple[type, ...], allowed: str) -> None:
+    """Refuse what is not of a kind; `allowed` describes it in the user's words."""
     if not isinstance(value, kind):
-        raise ValueError(f"`{option}` must be {told}, got {value!r}.")
+        raise ValueError(f"`{option}` must be {allowed}, got {value!r}.")
 
 
 def check_share(option: str, value: Any) -> float:

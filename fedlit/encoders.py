@@ -1,7 +1,7 @@
 r"""Encoders of uploads for `trainer.upload_encoder`: fewer bytes from a client to the server.
 
-An encoder is told where a client has come to, w, and what it was sent, w_0, which the server knows as well; of the two
-it makes tensors, and the server makes of these and of w_0 what it takes for the client's state:
+An encoder is given a client's state w and what the client was sent, w_0, which the server knows as well. From both it
+makes tensors, and from these and w_0 the server decodes the client's state:
 
     Float16   w' = w_0 + half(w - w_0)
     Int8      w' = w_0 + s round((w - w_0) / s),  s = max |w - w_0| / 127 of each tensor
@@ -14,8 +14,8 @@ What is lost on the way can be added to the client's next upload (*error feedbac
 
     v = w + e,    w' = decode(encode(v)),    e <- v - w'
 
-Laws: `TopK(fraction=1.0)` loses not a bit; with error feedback all that was decoded and what is left over add up to
-all that a client has learned; `Int8` is never further away than half a step s.
+Invariants: `TopK(fraction=1.0)` loses not a bit; with error feedback all that was decoded and what is left over add up
+to all that a client has learned; `Int8` is never further away than half a step s.
 """
 
 from abc import ABC, abstractmethod
@@ -178,7 +178,7 @@ def largest_places(values: Tensor, number: int) -> Tensor:
         tensor([1, 2, 3])
     """
     known = values.nan_to_num(nan=torch.inf, posinf=torch.inf)
-    least = known.topk(number, sorted=False).values.min()  # which of equals `topk` takes is the processor's affair
+    least = known.topk(number, sorted=False).values.min()  # which of equals `topk` takes depends on the processor
     above = (known > least).nonzero().flatten()
     equal = (known == least).nonzero().flatten()
     return torch.cat([above, equal[: number - len(above)]]).sort().values

@@ -178,7 +178,7 @@ def model_contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: fl
         z: ``[N, D]``, trained.
         z_glob: ``[N, D]``; receives no gradient.
         z_prev: ``[N, D]``; receives no gradient.
-        temperature: ``T``, above 0; small tells the two apart sharply.
+        temperature: ``T``, above 0; small separates the two sharply.
 
     Example:
         >>> model_contrastive(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 3.0]]), 0.5)
@@ -344,7 +344,7 @@ def mixture(z_local: Tensor, z_global: Tensor, gate: Tensor, mix: Mix = "log_pro
 
 
 def density_loss(z: Tensor, own: Tensor, weight: float = 1.5) -> Tensor:
-    r"""Tell own samples from public ones: binary cross-entropy in which an own sample counts more.
+    r"""Separate own samples from public ones: binary cross-entropy in which an own sample counts more.
 
     .. math:: -\frac{1}{N} \sum_n \begin{cases} w \log \sigma(z_n) & \text{own} \\ \log (1 - \sigma(z_n)) \end{cases}
 

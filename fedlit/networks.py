@@ -6,7 +6,7 @@ partial sharing can take either half. Where a paper and its code disagree, the d
 
 Two small ones stand at the end for texts and pixels, each with an extractor and a head, too.
 
-Laws: parameter counts are the papers'; ``MoEExpert(dropout=0)`` is ``LeNet5``.
+Invariants: parameter counts are the papers'; ``MoEExpert(dropout=0)`` is ``LeNet5``.
 """
 
 import math

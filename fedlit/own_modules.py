@@ -1,6 +1,6 @@
 """A user's own modules: those that options name, and whatever of the user's own these import.
 
-They are read and not run: to be told where a module is, nobody waits for what it imports, or hears what it raises.
+They are parsed, not imported: an import may take long or raise.
 """
 
 import ast

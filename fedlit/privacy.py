@@ -10,8 +10,8 @@ with S = `clip`, z = `noise_multiplier`, q = `trainer.fraction_fit` and N client
 by at most S, so a round is a Gaussian mechanism on a Poisson sample; its epsilon at `delta` is accounted for by privacy
 loss distributions. Koskela et al., 2020. https://arxiv.org/abs/1906.03049
 
-Laws: without noise, with an infinite clip and q = 1 it is FedAvg with uniform weights; one client moves the sum by at
-most `clip`.
+Invariants: without noise, with an infinite clip and q = 1 it is FedAvg with uniform weights; one client moves the sum
+by at most `clip`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,11 +29,11 @@ from fedlit.aggregation.rules import clip_factors
 from fedlit.rng import secure_normal
 
 LEAST_NOISE = 0.1
-INTERVAL = 1e-3  # of the privacy loss; rounded up, so that epsilon is never told too low
+INTERVAL = 1e-3  # of the privacy loss; rounded up, so that epsilon is never reported too low
 
 
 class ClientLevelDP:
-    """What the global model tells of any one client is bounded, whatever the others' data are.
+    """What the global model reveals of any one client is bounded, whatever the others' data are.
 
     Every client counts the same, whatever the method's weighting. Needs the extra `dp`: pip install 'fedlit[dp]'.
 
@@ -113,7 +113,7 @@ class NoisedMean:
     Args:
         privacy: Clip and noise.
         expected: Clients of a round on average, ``q N``.
-        names: Of what is shared: in a round to which nobody came, no upload tells.
+        names: Of what is shared: a round without clients has no upload that names them.
         key: Of the round's noise; see `fedlit.rng.secure_normal`.
     """
 
@@ -183,7 +183,7 @@ class Accountant:
 
 @cache
 def loss_of_a_round(noise_multiplier: float, fraction: float) -> Any:
-    """The distribution of the privacy loss of one round, by dp-accounting; asked for at the door and again by a fit."""
+    """The distribution of the privacy loss of one round, by dp-accounting; needed by validation and again by a fit."""
     if find_spec("dp_accounting") is None:
         raise ValueError("`trainer.privacy` needs dp-accounting; install it by: pip install 'fedlit[dp]'")
     from dp_accounting.pld import privacy_loss_distribution  # takes seconds

@@ -41,7 +41,7 @@ def derive_key(seed: int | str, *purpose: str | int) -> bytes:
 def secure_normal(key: bytes, size: int) -> Tensor:
     """Standard normal numbers ``[size]``, float64, from SHAKE-256 of a key by the Box-Muller transform.
 
-    Of torch's generators a seed has 32 bits, which can be tried one by one, and what was drawn tells the rest. Here
+    Of torch's generators a seed has 32 bits, which can be tried one by one, and what was drawn reveals the rest. Here
     nothing is known to do better than trying keys.
 
     Example:

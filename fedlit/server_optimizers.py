@@ -11,7 +11,7 @@ The server takes what a round's uploads come to for a direction, Delta = combine
 from m = 0 and v = tau^2, without Adam's correction of bias: the paper's algorithm 2, not torch.optim.Adam's.
 FedAvgM (Hsu et al., 2019, https://arxiv.org/abs/1909.06335) is torch.optim.SGD with momentum and lr 1.
 
-Law: where b1 = b2 = 0, FedAdam moves every weight by lr Delta / (|Delta| + tau).
+Invariant: where b1 = b2 = 0, FedAdam moves every weight by lr Delta / (|Delta| + tau).
 """
 
 from collections.abc import Callable, Iterable

@@ -73,7 +73,7 @@ class Reader:
         if not words:
             return
         if words[0] == "pytest":
-            self.laws(words[1])
+            self.tests(words[1])
         elif self.apart:
             assert words[0] == "fedlit", words
             subprocess.run([sys.executable, "-m", *words], check=True, stdout=subprocess.DEVNULL)
@@ -83,7 +83,7 @@ class Reader:
             self.printed = self.saying(command.main)
         self.done.append(" ".join(words[:2]))
 
-    def laws(self, file: str) -> None:
+    def tests(self, file: str) -> None:
         """The tests of a file, one after the other."""
         found = vars(importlib.import_module(Path(file).stem))
         tests = [value for name, value in found.items() if name.startswith("test_")]

@@ -23,8 +23,8 @@ def uploads(*values: float, weights: list[float] | None = None, name: str = "w")
 
 @pytest.mark.parametrize("other", [{"w": torch.zeros(1)}, {}, {"w": torch.zeros(3), "v": torch.zeros(1)}])
 def test_what_only_some_have_or_in_another_shape_has_no_mean(other):
-    told = r"in the upload of client 0 and .* in that of client 1, which have no mean"
-    with pytest.raises(ValueError, match=told):
+    message = r"in the upload of client 0 and .* in that of client 1, which have no mean"
+    with pytest.raises(ValueError, match=message):
         weighted_mean([Upload(0, {"w": torch.zeros(3)}), Upload(1, other)])
 
 

@@ -209,7 +209,7 @@ def test_what_is_no_batch_of_float_images_is_refused(augmentation, x):
 
 
 @pytest.mark.parametrize("augmentation", [*RANDOM, Standardise(), PadEdge(2)], ids=name)
-def test_whether_it_draws_and_its_size_are_told_truly(augmentation):
+def test_whether_it_draws_and_its_size_are_stated_truly(augmentation):
     generator = seeded()
     after = augmentation(noise(), generator)
     assert after.shape[-2:] == (augmentation.output_size(8), augmentation.output_size(8))

@@ -20,7 +20,7 @@ def test_what_is_within_its_bounds_comes_back():
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         (float("nan"), "a finite number, got nan"),
         (10**400, "a finite number"),
@@ -31,13 +31,13 @@ def test_what_is_within_its_bounds_comes_back():
         (None, "a number, got None"),
     ],
 )
-def test_what_is_no_number_or_beyond_its_bounds_is_refused(value, told):
-    with pytest.raises(ValueError, match=f"`model.mu` must be {told}"):
+def test_what_is_no_number_or_beyond_its_bounds_is_refused(value, message):
+    with pytest.raises(ValueError, match=f"`model.mu` must be {message}"):
         FedProx(linear, SGD, mu=value)
 
 
 @pytest.mark.parametrize(
-    ("slip", "told"),
+    ("slip", "message"),
     [
         (lambda: Federation(num_rounds="3"), "`trainer.num_rounds` must be a whole number, got '3'"),
         (lambda: Federation(num_rounds=None), "`trainer.num_rounds` must be a whole number, got None"),
@@ -55,8 +55,8 @@ def test_what_is_no_number_or_beyond_its_bounds_is_refused(value, told):
         (lambda: fitted(FedAvg(linear, SGD), data=(1, 2)), "`data` must be a FederatedData"),
     ],
 )
-def test_a_slip_of_python_code_is_told_by_its_option(slip, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_slip_of_python_code_is_refused_by_its_option(slip, message):
+    with pytest.raises(ValueError, match=message):
         slip()
 
 
@@ -69,7 +69,7 @@ class Own(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "told"),
+    ("optimizer", "message"),
     [
         (partial(torch.optim.Adam, betas=(0.9, float("nan"))), "`lr`|Invalid beta"),
         (partial(torch.optim.SGD, lr=float("nan")), "`lr` must be a finite number, got nan"),
@@ -80,8 +80,8 @@ class Own(torch.optim.SGD):
         (partial(torch.optim.SparseAdam, lr=0.1), "SparseAdam takes sparse gradients"),
     ],
 )
-def test_whatever_an_optimiser_is_given_is_looked_at_before_the_first_round(optimizer, told):
-    with pytest.raises(ValueError, match=f"^`model.optimizer` of client 0: .*({told})"):
+def test_whatever_an_optimiser_is_given_is_looked_at_before_the_first_round(optimizer, message):
+    with pytest.raises(ValueError, match=f"^`model.optimizer` of client 0: .*({message})"):
         fitted(FedAvg(linear, optimizer))
 
 

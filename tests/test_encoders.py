@@ -131,7 +131,7 @@ def top_k(places, values=(1.0, 2.0)):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "encoded", "told"),
+    ("encoder", "encoded", "message"),
     [
         (*top_k([0, 4]), "places of 'w' must rise within 0 and 3"),
         (*top_k([-1, 2]), "places of 'w' must rise within 0 and 3"),
@@ -147,6 +147,6 @@ def top_k(places, values=(1.0, 2.0)):
         ),
     ],
 )
-def test_what_was_damaged_on_its_way_is_not_decoded(encoder, encoded, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_was_damaged_on_its_way_is_not_decoded(encoder, encoded, message):
+    with pytest.raises(ValueError, match=message):
         encoder.decode(encoded, {"w": torch.zeros(4)})

@@ -60,8 +60,8 @@ def test_weights_of_torchvision_come_from_a_file_and_grey_images_are_taken(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("options", "told"), [({"name": "resnet1"}, "`name` must be"), ({"weights": "gone.pt"}, "`weights` 'gone.pt'")]
+    ("options", "message"), [({"name": "resnet1"}, "`name` must be"), ({"weights": "gone.pt"}, "`weights` 'gone.pt'")]
 )
-def test_unknown_networks_and_weights_are_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_unknown_networks_and_weights_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         Pretrained(**options)

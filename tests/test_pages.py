@@ -10,8 +10,8 @@ from pathlib import Path
 import method_pages
 import pytest
 from printed import ROOT
-from reference_pages import ROOMS
-from reference_pages import page as reference_page
+from reference_pages import PAGES as REFERENCE
+from reference_pages import text_of
 from repository import LINK, complete
 
 from fedlit import methods
@@ -19,7 +19,7 @@ from fedlit.cli.methods import card_of, methods_of
 
 DOCS = ROOT / "docs"
 OWN = methods_of(methods)
-GENERATED = {f"methods/{method.__name__}.md" for method in OWN} | {f"reference/{name}.md" for name in ROOMS}
+GENERATED = {f"methods/{method.__name__}.md" for method in OWN} | {f"reference/{name}.md" for name in REFERENCE}
 GENERATED |= {"methods/index.md", "reference/index.md"}
 MADE = {DOCS / name for name in ("methods", "reference", "source", "_build")}
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not MADE & set(page.parents)]
@@ -71,7 +71,7 @@ def test_every_page_is_in_the_table_of_contents():
 def test_the_page_of_a_method_says_what_the_class_says(method):
     page = method_pages.page(method, None)
     card = card_of(method)
-    for text in (card.law, card.travels, card.use, *card.recipes):
+    for text in (card.invariant, card.travels, card.use, *card.recipes):
         assert text in page
     assert "What we measured" not in page
     for option in ("network", "optimizer"):
@@ -79,7 +79,7 @@ def test_the_page_of_a_method_says_what_the_class_says(method):
 
 
 def test_every_option_of_a_federation_is_in_the_reference_with_its_text():
-    page = reference_page(ROOMS["federation"])
+    page = text_of(REFERENCE["federation"])
     assert "`--trainer.num_rounds`: `int = 10`\n: Rounds of a stage" in page
     assert "(see its type)" not in page
 
@@ -96,8 +96,8 @@ def test_the_quick_start_is_the_readmes():
 @pytest.mark.skipif(find_spec("sphinx") is None, reason="the extra `docs` is not installed")
 def test_the_pages_are_built_without_a_warning(tmp_path):
     command = [sys.executable, "-m", "sphinx", "-n", "-W", "--keep-going", "-q", str(DOCS), str(tmp_path)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
     page = (tmp_path / "reference" / "losses.html").read_text()
     assert "_static/mathjax/tex-svg.js" in page
     fetched = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(https?:[^"]*)', page)

@@ -42,8 +42,8 @@ def test_the_readme_has_the_verdict_of_every_method():
     assert [line["method"] for line in verdicts] == methods_of(readme)
     for line in verdicts:
         row = next(row for row in readme.splitlines() if row.startswith(f"| {line['method']} |"))
-        told = "–" if "not run" in line["verdict"] else line["verdict"]
-        assert row.endswith(f" | {told} |")
+        verdict = "–" if "not run" in line["verdict"] else line["verdict"]
+        assert row.endswith(f" | {verdict} |")
     assert f"| {COLUMN} |" in readme
 
 

@@ -1,4 +1,4 @@
-"""The settings of the papers: sizes, class counts, seeds, and the law that what a client gets ignores the labels."""
+"""The settings of the papers: sizes, class counts, seeds; what a client gets does not depend on the labels."""
 
 import numpy as np
 import pytest
@@ -114,7 +114,7 @@ KNOWING = [partition for partition in EVERY if not isinstance(partition, Shards)
 
 
 @pytest.mark.parametrize("partition", KNOWING, ids=lambda partition: type(partition).__name__)
-def test_what_a_client_holds_is_near_the_class_probabilities_that_its_partition_tells(partition):
+def test_what_a_client_holds_is_near_the_class_probabilities_that_its_partition_states(partition):
     labels = shuffled(MNIST_TEST)
     p = partition.class_probabilities(np.bincount(labels), 5, seed=4)
     np.testing.assert_allclose(p.sum(axis=1), 1)
@@ -130,7 +130,7 @@ def test_class_probabilities_by_hand():
     np.testing.assert_allclose(sorted(majority[0]), [0.05] * 4 + [0.8])
 
 
-# The law: what a client gets is the same on training and test labels
+# Invariant: what a client gets is the same on training and test labels
 
 
 @pytest.mark.parametrize("per_client", [6, 4, 2])

@@ -110,7 +110,7 @@ def test_a_round_to_which_nobody_comes_is_one_of_noise_alone(accounting):
     assert float(moved.std()) == pytest.approx(2.0 / 3e-6, rel=0.3)
 
 
-def test_epsilon_is_that_of_dp_accounting_and_never_told_too_low(accounting):
+def test_epsilon_is_that_of_dp_accounting_and_never_reported_too_low(accounting):
     from dp_accounting.pld import PLDAccountant
 
     event = accounting.PoissonSampledDpEvent(0.1, accounting.GaussianDpEvent(1.0))
@@ -141,7 +141,7 @@ def events(federation) -> list[dict]:
 
 
 @pytest.mark.filterwarnings("ignore:`trainer.privacy.noise_seed`")
-def test_a_run_tells_what_it_has_spent_and_ends_before_it_spends_too_much(accounting, tmp_path):
+def test_a_run_reports_what_it_has_spent_and_ends_before_it_spends_too_much(accounting, tmp_path):
     rate = Accountant(ClientLevelDP(noise_multiplier=2.0, delta=1e-3), fraction=0.5)
     target = (rate.epsilon(2) + rate.epsilon(3)) / 2
     privacy = ClientLevelDP(noise_multiplier=2.0, delta=1e-3, target_epsilon=target, noise_seed=1)
@@ -223,7 +223,7 @@ def test_a_run_that_was_killed_goes_on_with_its_own_noise_and_clients(accounting
     assert not equal(other.global_state, whole.global_state)
 
 
-def test_what_stays_at_home_costs_nothing(accounting, tmp_path):
+def test_what_stays_on_the_client_costs_nothing(accounting, tmp_path):
     method = FineTuned(linear, SGD, finetune_epochs=1, weighting="uniform")
     privacy = ClientLevelDP(noise_multiplier=2.0, delta=1e-3)
     federation = fitted(method, num_rounds=2, privacy=privacy, default_root_dir=str(tmp_path))
@@ -253,7 +253,7 @@ class Ignores(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "told"),
+    ("method", "options", "message"),
     [
         (Peeks, {}, r"`trainer.privacy`.*`aggregate` may only pass uploads on to `self.combine`"),
         (Twice, {}, r"`trainer.privacy`.*may combine uploads only once"),
@@ -270,8 +270,8 @@ class Ignores(FedAvg):
         ),
     ],
 )
-def test_what_would_not_be_private_is_refused_before_the_first_round(method, options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_would_not_be_private_is_refused_before_the_first_round(method, options, message):
+    with pytest.raises(ValueError, match=message):
         fitted(method(linear, SGD), **{"privacy": OPEN, **options})
 
 
@@ -280,14 +280,14 @@ def test_a_stage_that_collects_is_refused_by_name():
         fitted(DLAD(linear, SGD), toy_data(public=0.5), privacy=OPEN)
 
 
-def test_counters_are_refused_and_stay_at_home_where_batch_norm_does():
+def test_counters_are_refused_and_stay_on_the_client_where_batch_norm_does():
     with pytest.raises(ValueError, match=r"'network.1.num_batches_tracked' is a counter.*`trainer.batch_norm: local`"):
         fitted(uniform(SmallCNN), privacy=OPEN)
     fitted(uniform(SmallCNN), privacy=OPEN, num_rounds=1, batch_norm="local")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"clip": 0.0}, r"`trainer.privacy.clip` is a norm and must be above 0, got 0.0"),
         ({"clip": float("nan")}, r"`trainer.privacy.clip` .* got nan"),
@@ -298,8 +298,8 @@ def test_counters_are_refused_and_stay_at_home_where_batch_norm_does():
         ({"target_epsilon": 0.0}, r"`trainer.privacy.target_epsilon` must be above 0, got 0.0"),
     ],
 )
-def test_what_cannot_be_private_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_private_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         ClientLevelDP(**options)
 
 

@@ -1,4 +1,4 @@
-"""Rules that bear clients who lie: laws, numbers worked by hand, and the mean beside them, which does not."""
+"""Byzantine-robust rules: invariants, numbers worked by hand, and the mean beside them, which is not robust."""
 
 from math import inf, nan
 
@@ -22,7 +22,7 @@ from fedlit.aggregation import (
 )
 
 CURRENT = {"w": torch.zeros(30), "n": tensor(0)}
-ROBUST = [Median(), TrimmedMean(0.4), Krum(3), MultiKrum(3), GeometricMedian()]  # all bear 3 of 10
+ROBUST = [Median(), TrimmedMean(0.4), Krum(3), MultiKrum(3), GeometricMedian()]  # all tolerate 3 of 10
 RULES = [Mean(), *ROBUST, NormClipping(), NormClipping(0.5)]
 IDS = [type(rule).__name__ for rule in RULES]
 
@@ -32,7 +32,7 @@ def honest(number: int = 10) -> list[Upload]:
     return [Upload(k, {"w": 1 + 0.07 * torch.randn(30), "n": tensor(k)}) for k in range(number)]
 
 
-def with_liars(uploads: list[Upload], number: int, lie: float) -> list[Upload]:
+def with_byzantine(uploads: list[Upload], number: int, lie: float) -> list[Upload]:
     lies = [Upload(k, {"w": torch.full((30,), lie), "n": tensor(0)}) for k in range(number)]
     return [*lies, *uploads[number:]]
 
@@ -61,28 +61,28 @@ def test_the_order_in_which_uploads_come_makes_no_difference_to_a_bit(rule):
 
 @pytest.mark.parametrize("lie", [-100.0, 1e30])
 @pytest.mark.parametrize("rule", ROBUST, ids=[type(rule).__name__ for rule in ROBUST])
-def test_three_liars_of_ten_do_not_move_a_robust_rule_beyond_the_honest_ones(rule, lie):
-    agreed = rule(with_liars(honest(), 3, lie), CURRENT)["w"]
+def test_three_byzantine_clients_of_ten_do_not_move_a_robust_rule_beyond_the_honest_ones(rule, lie):
+    agreed = rule(with_byzantine(honest(), 3, lie), CURRENT)["w"]
     assert (agreed - 1).norm() < 1  # the honest ones are at about 0.4
 
 
 @pytest.mark.parametrize("lie", [-100.0, 1e30])
-def test_one_liar_of_ten_moves_the_mean_as_far_as_it_likes(lie):
-    agreed = weighted_mean(with_liars(honest(), 1, lie))["w"]
+def test_one_byzantine_client_of_ten_moves_the_mean_as_far_as_it_likes(lie):
+    agreed = weighted_mean(with_byzantine(honest(), 1, lie))["w"]
     assert (agreed - 1).norm() > 0.1 * abs(lie)
 
 
 @pytest.mark.parametrize("rule", [Median(), GeometricMedian(), MultiKrum(3)], ids=lambda rule: type(rule).__name__)
-def test_six_liars_of_ten_move_any_rule(rule):
-    assert (rule(with_liars(honest(), 6, -100.0), CURRENT)["w"] - 1).norm() > 10
+def test_six_byzantine_clients_of_ten_move_any_rule(rule):
+    assert (rule(with_byzantine(honest(), 6, -100.0), CURRENT)["w"] - 1).norm() > 10
 
 
 @pytest.mark.parametrize("threshold", [0.5, None])
-def test_a_clipped_liar_moves_the_mean_by_its_share_of_the_threshold(threshold):
+def test_a_clipped_byzantine_client_moves_the_mean_by_its_share_of_the_threshold(threshold):
     uploads = honest()
     c = threshold or sorted(float(upload.state["w"].double().norm()) for upload in uploads)[5]
     without = NormClipping(threshold)(uploads[1:], CURRENT)["w"] * 9 / 10
-    moved = NormClipping(threshold)(with_liars(uploads, 1, 1e30), CURRENT)["w"]
+    moved = NormClipping(threshold)(with_byzantine(uploads, 1, 1e30), CURRENT)["w"]
     assert (moved - without).norm() < 1.1 * c / 10
 
 
@@ -168,7 +168,7 @@ def test_a_rule_refuses_a_round_that_is_too_small_for_it(rule, needed):
 
 
 @pytest.mark.parametrize(
-    ("make", "told"),
+    ("make", "message"),
     [
         (lambda: Krum(0), r"`trainer.aggregator.num_bad` must be at least 1, got 0"),
         (lambda: MultiKrum(1, num_kept=0), r"`trainer.aggregator.num_kept` must be at least 1"),
@@ -179,8 +179,8 @@ def test_a_rule_refuses_a_round_that_is_too_small_for_it(rule, needed):
         (lambda: GeometricMedian(smoothing=0.0), r"`trainer.aggregator.smoothing` .* above 0"),
     ],
 )
-def test_what_cannot_be_a_rule_is_refused(make, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_a_rule_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
         make()
 
 

@@ -243,12 +243,12 @@ def values(**options) -> FederatedData:
 
 
 def test_a_partition_by_class_refuses_data_without_classes_by_name():
-    told = (
+    message = (
         r"`data.partition`: Dirichlet deals samples out by their classes, but their targets are float32 \[N\]; take IID"
     )
     for partition in (Dirichlet(1.0), OverTime(2, Dirichlet(1.0))):
         name = type(partition).__name__
-        with pytest.raises(ValueError, match=told.replace("Dirichlet", name)):
+        with pytest.raises(ValueError, match=message.replace("Dirichlet", name)):
             values(partition=partition).setup()
     for partition in (IID(), Quantity(1.0), FeatureSkew([0])):
         assert ready(values(partition=partition)).splits.num_classes == 0
@@ -275,7 +275,7 @@ def test_a_partition_of_ones_own_is_taken_with_validation_from_anywhere():
         (lambda n: [np.array([-1])] * 3, "got -1 to -1 for client 0"),
     ],
 )
-def test_what_a_partition_of_ones_own_may_not_give_is_told_in_one_line(dealt, message):
+def test_what_a_partition_of_ones_own_may_not_give_is_refused_in_one_line(dealt, message):
     class Odd(Partition):
         def assign(self, labels, num_clients, num_classes, seed):
             return dealt(len(labels))

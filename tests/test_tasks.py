@@ -140,9 +140,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("told", "made"), REFUSED.items())
-def test_what_does_not_fit_is_refused(told, made):
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("message", "made"), REFUSED.items())
+def test_what_does_not_fit_is_refused(message, made):
+    with pytest.raises(ValueError, match=message):
         made()
 
 

@@ -128,7 +128,7 @@ def linear() -> nn.Module:
 
 
 class Diary:
-    """What a method notes for a test: written beside it, since attributes of the method end with a visit."""
+    """What a method notes for a test: written beside it, since attributes of the method end with local training."""
 
     def __init__(self, begin=list) -> None:
         self.begin = begin
@@ -142,9 +142,9 @@ class Diary:
 
 
 class Spy(FedAvg):
-    """Notes what happens in visits."""
+    """Notes what happens in local training."""
 
-    visits = Diary()
+    trained = Diary()
     steps = Diary(dict)
     batch_sizes = Diary(dict)
     rates = Diary(dict)
@@ -153,7 +153,7 @@ class Spy(FedAvg):
         super().__init__(network, optimizer, **options)
 
     def on_client_start(self, client):
-        self.visits.append((client.round, client.id))
+        self.trained.append((client.round, client.id))
 
     def training_step(self, batch, batch_idx):
         key = (self.client.round, self.client.id)
@@ -182,12 +182,12 @@ def events(folder, what: str) -> list[dict]:
         return [event for event in map(json.loads, file) if event["event"] == what]
 
 
-def full_after(room, monkeypatch):
+def full_after(size, monkeypatch):
     """A disk on which no checkpoint of more bytes can be written."""
 
     class Full(io.FileIO):
         def write(self, data):
-            if self.tell() + len(data) > room:
+            if self.tell() + len(data) > size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(data)
 

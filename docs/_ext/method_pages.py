@@ -48,14 +48,14 @@ def overview(found: list[Method], measured: dict[str, str]) -> str:
     lines = [
         "# Methods",
         "",
-        "One file each, after its paper, with the law that it keeps bit for bit. `fedlit methods` prints the same.",
+        "One file for each paper, with the invariant that it keeps bit for bit. `fedlit methods` prints the same.",
         "",
         "| method | when to use it |",
         "|---|---|",
     ]
     for method in found:
-        told = f" *Measured:* {measured[method.__name__]}" if method.__name__ in measured else ""
-        lines.append(f"| [{method.__name__}]({method.__name__}.md) | {card(method).use}{told} |")
+        result = f" *Measured:* {measured[method.__name__]}" if method.__name__ in measured else ""
+        lines.append(f"| [{method.__name__}]({method.__name__}.md) | {card(method).use}{result} |")
     lines += ["", "```{toctree}", ":hidden:", "", *(method.__name__ for method in found), "```", ""]
     return "\n".join(lines)
 
@@ -92,7 +92,7 @@ def facts(card: Card) -> str:
         "Travels": card.travels,
         "Stays with the client": card.stays,
         "Stages": ", ".join(card.stages),
-        "Law": card.law,
+        "Invariant": card.invariant,
         "Tasks": ", ".join(card.tasks) or "any",
     }
     return "\n".join(["| | |", "|---|---|", *(f"| **{name}** | {text} |" for name, text in rows.items())])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 
-class Room(NamedTuple):
+class Page(NamedTuple):
     """A page: what stands in some modules, and where a recipe has it."""
 
     title: str
@@ -22,22 +22,22 @@ class Room(NamedTuple):
     prefix: str = ""
 
 
-ROOMS = {
-    "federation": Room("Federation", ("fedlit.federation",), "trainer", ("Federation",), "--trainer."),
-    "data": Room("Data", ("fedlit.data",), "data", ("FederatedData", "JointData", "Saved"), "--data."),
-    "partitions": Room("Partitions", ("fedlit.partition",), "data.partition"),
-    "augmentation": Room("Augmentation", ("fedlit.augment",), "data.augmentation"),
-    "stages": Room(
+PAGES = {
+    "federation": Page("Federation", ("fedlit.federation",), "trainer", ("Federation",), "--trainer."),
+    "data": Page("Data", ("fedlit.data",), "data", ("FederatedData", "JointData", "Saved"), "--data."),
+    "partitions": Page("Partitions", ("fedlit.partition",), "data.partition"),
+    "augmentation": Page("Augmentation", ("fedlit.augment",), "data.augmentation"),
+    "stages": Page(
         "Stages of a method", ("fedlit.methods",), "configure_stages", ("Stage", "EarlyStopping", "Ramp", "Card")
     ),
-    "tasks": Room("Tasks", ("fedlit.tasks",), "model.task"),
-    "networks": Room("Networks", ("fedlit.networks", "fedlit.heads"), "model.network"),
-    "losses": Room("Losses", ("fedlit.losses",), "training_step"),
-    "aggregators": Room("Aggregators", ("fedlit.aggregation",), "trainer.aggregator"),
-    "encoders": Room("Encoders", ("fedlit.encoders",), "trainer.upload_encoder"),
-    "server_optimizers": Room("Optimisers of the server", ("fedlit.server_optimizers",), "trainer.server_optimizer"),
-    "privacy": Room("Privacy", ("fedlit.privacy",), "trainer.privacy", ("ClientLevelDP",)),
-    "callbacks": Room(
+    "tasks": Page("Tasks", ("fedlit.tasks",), "model.task"),
+    "networks": Page("Networks", ("fedlit.networks", "fedlit.heads"), "model.network"),
+    "losses": Page("Losses", ("fedlit.losses",), "training_step"),
+    "aggregators": Page("Aggregators", ("fedlit.aggregation",), "trainer.aggregator"),
+    "encoders": Page("Encoders", ("fedlit.encoders",), "trainer.upload_encoder"),
+    "server_optimizers": Page("Optimisers of the server", ("fedlit.server_optimizers",), "trainer.server_optimizer"),
+    "privacy": Page("Privacy", ("fedlit.privacy",), "trainer.privacy", ("ClientLevelDP",)),
+    "callbacks": Page(
         "Callbacks", ("fedlit.callbacks",), "trainer.callbacks", ("FederationCallback", "StopAt", "Patience")
     ),
 }
@@ -54,20 +54,20 @@ def setup(app: "Sphinx") -> dict[str, bool]:
 
 
 def write_reference_pages(app: "Sphinx") -> None:
-    for name, room in ROOMS.items():
-        write(f"reference/{name}.md", page(room))
-    entries = "".join(f"{name}\n" for name in ROOMS)
+    for name, page in PAGES.items():
+        write(f"reference/{name}.md", text_of(page))
+    entries = "".join(f"{name}\n" for name in PAGES)
     write("reference/index.md", f"{INTRODUCTION}\n```{{toctree}}\n:maxdepth: 1\n\n{entries}```\n")
 
 
-def page(room: Room) -> str:
-    parts = [f"# {room.title}", f"In a recipe or a method: `{room.option}`."]
-    things = [thing for module in room.modules for thing in public(import_module(module), room.names)]
-    if len(things) > 1 and not room.names:
-        parts.append(as_markdown(inspect.getdoc(import_module(room.modules[0])) or ""))
+def text_of(page: Page) -> str:
+    parts = [f"# {page.title}", f"In a recipe or a method: `{page.option}`."]
+    things = [thing for module in page.modules for thing in public(import_module(module), page.names)]
+    if len(things) > 1 and not page.names:
+        parts.append(as_markdown(inspect.getdoc(import_module(page.modules[0])) or ""))
     for thing in things:
-        parts += [f"## {thing.__name__}", f"`{path(thing, room)}`", description(thing)]
-        given = options(thing, room.prefix)
+        parts += [f"## {thing.__name__}", f"`{path(thing, page)}`", description(thing)]
+        given = options(thing, page.prefix)
         if given:
             parts.append(given)
         parts.append(example(thing))
@@ -86,9 +86,9 @@ def public(module: Any, names: tuple[str, ...]) -> list[Callable[..., Any]]:
     return [thing for thing in kinds if not (inspect.isclass(thing) and issubclass(thing, Exception))]
 
 
-def path(thing: Callable[..., Any], room: Room) -> str:
+def path(thing: Callable[..., Any], page: Page) -> str:
     """What `class_path` says: the shortest that leads to it."""
-    for module in room.modules:
+    for module in page.modules:
         if getattr(import_module(module), thing.__name__, None) is thing:
             return f"{module}.{thing.__name__}"
     return f"{thing.__module__}.{thing.__name__}"

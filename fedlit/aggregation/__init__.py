@@ -1,4 +1,4 @@
-"""From uploads to what all agree on: the weighted mean, and rules that bear clients who lie (`trainer.aggregator`)."""
+"""From uploads to the next global state: the weighted mean, and Byzantine-robust rules (`trainer.aggregator`)."""
 
 from fedlit.aggregation.classwise import check_class_counts, class_totals
 from fedlit.aggregation.rules import (

@@ -53,5 +53,5 @@ def check_class_counts(counts: Tensor, most: int) -> None:
     """
     exact = counts.double()  # a sum of integers might come round to a small one
     if bool((exact < 0).any()) or float(exact.sum()) > most:
-        told = f"at least 0 each and at most {most} together"
-        raise ValueError(f"counts of classes must be {told}, got {counts.tolist()}.")
+        allowed = f"at least 0 each and at most {most} together"
+        raise ValueError(f"counts of classes must be {allowed}, got {counts.tolist()}.")

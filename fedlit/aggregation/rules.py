@@ -1,10 +1,11 @@
-"""Rules from uploads to what all agree on, as `trainer.aggregator`: the mean, and those that bear clients who lie.
+"""Rules for `trainer.aggregator`, from uploads to the next global state: the mean, and Byzantine-robust ones.
 
 A rule is a callable of the uploads and of what the server holds. All but the mean hold every upload of a round at once,
 in client order whatever order they come in, and compute in float64: the same bits on one process or on many.
-Laws: uploads that are all equal come back; so many liars as a rule allows cannot move it beyond the honest ones.
+Invariants: uploads that are all equal come back; as many Byzantine clients as a rule tolerates cannot move it beyond
+the honest ones.
 
-A federation leaves out uploads with values that are not finite before any rule. A rule that is called by itself bears
+A federation leaves out uploads with values that are not finite before any rule. A rule that is called by itself takes
 them, too, but for the mean: NaN counts as the largest value (median, trimmed mean) or as infinitely far (Krum), and
 norm clipping and the geometric median leave such an upload out.
 """
@@ -32,17 +33,17 @@ class Aggregator(ABC):
     """Base of fedlit's rules; a function of uploads and of what the server holds will do as well."""
 
     fewest: int = 1
-    """Uploads without which the rule could not keep its word; a round that cannot have them is refused."""
+    """Fewest uploads with which the rule is robust; a round that cannot have them is refused."""
 
     @abstractmethod
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        """What all agree on: every name of the uploads, and no other."""
+        """The next state: every name of the uploads, and no other."""
 
 
 class Mean(Aggregator):
     r"""The mean of the uploads by their weights, the default: `fedlit.aggregation.weighted_mean`.
 
-    It takes uploads one by one and keeps none. One liar moves it as far as it likes.
+    It takes uploads one by one and keeps none. One Byzantine client moves it as far as it likes.
     """
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
@@ -50,7 +51,7 @@ class Mean(Aggregator):
 
 
 class Median(Aggregator):
-    """The coordinate-wise median, whatever the weights: less than half of the clients may lie.
+    """The coordinate-wise median, whatever the weights: less than half of the clients may be Byzantine.
 
     Yin et al., 2018. https://arxiv.org/abs/1803.01498
     """
@@ -65,8 +66,8 @@ class TrimmedMean(Aggregator):
     Yin et al., 2018. https://arxiv.org/abs/1803.01498
 
     Args:
-        trim: Fraction of the uploads cut off at each end, in [0, 0.5), rounded down: so many clients may lie. 0 is the
-            uniform mean.
+        trim: Fraction of the uploads cut off at each end, in [0, 0.5), rounded down: so many clients may be
+            Byzantine. 0 is the uniform mean.
     """
 
     def __init__(self, trim: float = 0.2) -> None:
@@ -89,7 +90,7 @@ class Krum(Aggregator):
     over the :math:`n - f - 2` nearest uploads :math:`j` of :math:`k`; among equals, the client of the lowest id.
 
     Args:
-        num_bad: ``f``, clients of a round that may lie; it takes ``2 f + 3`` uploads to bear them.
+        num_bad: ``f``, Byzantine clients in a round; it takes ``2 f + 3`` uploads to tolerate them.
 
     Example:
         >>> sent = [Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 2.5, 4.0, 900.0])]
@@ -114,7 +115,7 @@ class MultiKrum(Aggregator):
     Blanchard et al., 2017, section 4 of https://arxiv.org/abs/1703.02757
 
     Args:
-        num_bad: ``f``, clients of a round that may lie; it takes ``2 f + 3`` uploads to bear them.
+        num_bad: ``f``, Byzantine clients in a round; it takes ``2 f + 3`` uploads to tolerate them.
         num_kept: How many are averaged; 1 is Krum. By default all but `num_bad`.
     """
 
@@ -140,8 +141,9 @@ class NormClipping(Aggregator):
 
     .. math:: w' = w + \sum_k \frac{a_k}{\sum_j a_j} \min\left(1, \frac{c}{\|w_k - w\|}\right) (w_k - w)
 
-    with :math:`w` what the server holds. The norm is over all floating values that are shared. A liar still moves the
-    mean, but by no more than its share of the weights times :math:`c`. Uploads that are not finite are left out.
+    with :math:`w` what the server holds. The norm is over all floating values that are shared. A Byzantine
+    client still moves the mean, but by no more than its share of the weights times :math:`c`. Uploads that are not
+    finite are left out.
 
     Args:
         threshold: ``c``; by default the round's median norm, which less than half of the clients cannot move beyond
@@ -174,7 +176,8 @@ class GeometricMedian(Aggregator):
     .. math:: w' = \arg\min_v \sum_k a_k \| w_k - v \|, \qquad
         v \leftarrow \frac{\sum_k \beta_k w_k}{\sum_k \beta_k}, \quad \beta_k = \frac{a_k}{\max(\nu, \| w_k - v \|)}
 
-    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may lie. Uploads that are
+    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may be
+    Byzantine. Uploads that are
     not finite are left out.
 
     Args:
@@ -206,7 +209,7 @@ class GeometricMedian(Aggregator):
 
 
 def median(uploads: Iterable[Upload]) -> State:
-    """The coordinate-wise median, whatever the weights: less than half of the clients may lie.
+    """The coordinate-wise median, whatever the weights: less than half of the clients may be Byzantine.
 
     Example:
         >>> median([Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])])["w"]

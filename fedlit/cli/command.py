@@ -26,7 +26,7 @@ TOOLS = {  # each is `main` of the module of that name (with `_` for `-`) beside
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
     "export": "Write a network of a checkpoint as a file, and check that it gives the same outputs.",
     "export-flower": "Write a recipe as a Flower app, for clients on hosts of their own.",
-    "methods": "List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law.",
+    "methods": "List the methods, or describe one: paper, what travels, what stays, stages, recipe, invariant.",
     "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
     "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",

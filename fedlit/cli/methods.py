@@ -20,7 +20,7 @@ examples:
   fedlit methods my_methods          those of a module of yours that declare a `card`
   fedlit methods my_methods.OwnBias  one of yours
 """
-HEADER = ["method", "paper", "travels", "stays", "stages", "recipe", "law"]
+HEADER = ["method", "paper", "travels", "stays", "stages", "recipe", "invariant"]
 Method = type[FederatedModule]
 
 
@@ -34,7 +34,7 @@ class Option:
 
 
 def main(args: list[str]) -> None:
-    """List the methods, or tell of one: paper, what travels, what stays, stages, recipe, law."""
+    """List the methods, or describe one: paper, what travels, what stays, stages, recipe, invariant."""
     parser = OneLineParser("fedlit methods", str(main.__doc__), epilog=EXAMPLES)
     parser.add_argument("name", nargs="?", metavar="NAME", help="A method, or a module of yours.")
     name = parser.parse_args(args).name
@@ -96,7 +96,7 @@ def table(found: list[Method]) -> str:
         recipe = card.recipes[0] if card.recipes else ""
         stages = ", ".join(card.stages)
         paper = card.paper or "(baseline)"
-        rows.append([method.__name__, paper, card.travels, card.stays, stages, recipe, card.law])
+        rows.append([method.__name__, paper, card.travels, card.stays, stages, recipe, card.invariant])
     return wrapped(rows)
 
 
@@ -128,7 +128,7 @@ def _card_lines(card: Card) -> str:
         "stays": card.stays,
         "stages": ", ".join(card.stages),
         "recipes": ", ".join(card.recipes) or "none",
-        "law": card.law,
+        "invariant": card.invariant,
         "tasks": ", ".join(card.tasks) or "any",
     }
     if card.use:

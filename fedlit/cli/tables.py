@@ -12,8 +12,8 @@ def wrapped(rows: list[list[str]], width: int | None = None) -> str:
     """Rows of cells, the first being the header, in at most `width` columns where the longest words allow it.
 
     Example:
-        >>> print(wrapped([["law", "of"], ["mu = 0 is FedAvg", "FedProx"]], width=16))
-        law      of
+        >>> print(wrapped([["where", "what"], ["mu = 0 is FedAvg", "FedProx"]], width=16))
+        where    what
         -------  -------
         mu = 0   FedProx
         is

@@ -98,9 +98,9 @@ def serve(config: Path, grid: Grid, run_config: Mapping[str, Any]) -> Experiment
     reply_timeout = float(run_config.get("reply-timeout", REPLY_TIMEOUT))
     join_timeout = float(run_config.get("join-timeout", JOIN_TIMEOUT))
     post = GridPost(grid, one.data.num_clients, reply_timeout, join_timeout)
-    told = post.wait_for_all()
-    one.federation.hosts = RemoteHosts(post, told)
-    one.federation.fit(one.model, data_of_server(one, told), ckpt_path="auto")
+    joined = post.wait_for_all()
+    one.federation.hosts = RemoteHosts(post, joined)
+    one.federation.fit(one.model, data_of_server(one, joined), ckpt_path="auto")
     return one
 
 
@@ -110,18 +110,18 @@ def check_uploads(federation: Federation) -> None:
         raise ValueError("`trainer.upload_encoder` is for simulations: hosts send their uploads as they are.")
 
 
-def data_of_server(one: Experiment, told: Mapping[int, Mapping[str, Any]]) -> FederatedData:
+def data_of_server(one: Experiment, joined: Mapping[int, Mapping[str, Any]]) -> FederatedData:
     """The recipe's data where clients are trials of its partition; blanks, and numbers, where they have their own."""
-    owners = [k for k in told if told[k]["owns_data"]]
+    owners = [k for k in joined if joined[k]["owns_data"]]
     if not owners:
         return one.data
-    if len(owners) < len(told):
-        others = sorted(set(told) - set(owners))
+    if len(owners) < len(joined):
+        others = sorted(set(joined) - set(owners))
         raise ValueError(
             f"Clients {owners} have data of their own (`data.dataset` of a node), clients {others} have not."
         )
     check_elsewhere(one.model)
-    return server_data(told)
+    return server_data(joined)
 
 
 def check_elsewhere(model: FederatedModule) -> None:

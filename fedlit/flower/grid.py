@@ -1,7 +1,7 @@
 """Letters by Flower's Grid: every client is a SuperNode, every letter a message, every answer its reply.
 
-A host that is gone may come back: what it has not answered it is asked again, which is safe, since a visit that was
-made is answered from its file. Who has not answered in time is left out of the round.
+A host that is gone may come back: what it has not answered it is asked again, which is safe: a round that
+it has trained is answered from its file. Who has not answered in time is left out of the round.
 """
 
 import time
@@ -16,7 +16,7 @@ import fedlit
 from fedlit.flower import wire
 from fedlit.records.round_record import Failure
 
-KINDS = {"join": "query", "visit": "train", "look": "evaluate"}  # what Flower calls them
+KINDS = {"join": "query", "train": "train", "evaluate": "evaluate"}  # what Flower calls them
 GONE = (  # codes of what may be otherwise when it is asked again
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
@@ -53,12 +53,12 @@ class GridPost:
         self.num_clients = num_clients
         self.reply_timeout = reply_timeout
         self.join_timeout = join_timeout
-        self.joined: dict[int, dict[str, Any]] = {}  # by client: what it told of itself
+        self.joined: dict[int, dict[str, Any]] = {}  # by client: what it said of itself
         self._nodes: dict[int, int] = {}  # by client: its node
         self._refusals: dict[int, str] = {}  # by node: why it is no client of ours
 
     def wait_for_all(self) -> dict[int, dict[str, Any]]:
-        """Let every client join; what each tells of itself."""
+        """Let every client join; what each says of itself."""
         deadline = time.monotonic() + self.join_timeout
         while len(self._nodes) < self.num_clients:
             self._meet_new_nodes(deadline)
@@ -70,9 +70,9 @@ class GridPost:
 
     def _missed(self) -> str:
         missing = [k for k in range(self.num_clients) if k not in self._nodes]
-        told = f"Clients {missing} have not joined within {self.join_timeout:g} s"
+        problem = f"Clients {missing} have not joined within {self.join_timeout:g} s"
         refusals = sorted(set(self._refusals.values()))
-        return f"{told}{'; a node was refused: ' if refusals else ''}{'; '.join(refusals)}."
+        return f"{problem}{'; a node was refused: ' if refusals else ''}{'; '.join(refusals)}."
 
     def _meet_new_nodes(self, deadline: float) -> None:
         """Ask nodes that nobody knows who they are."""
@@ -89,14 +89,14 @@ class GridPost:
 
     def _welcome(self, node: int, reply: bytes) -> None:
         try:
-            told = wire.unpack(reply, most=2**24)
-            if told.get("failed"):
-                raise ValueError(str(told["reason"]))
-            if told["fedlit"] != fedlit.__version__:
-                raise ValueError(f"it has fedlit {told['fedlit']}, the server {fedlit.__version__}")
-            client = int(told["client"])
-            if told["num_clients"] != self.num_clients or not 0 <= client < self.num_clients:
-                raise ValueError(f"it is client {client} of {told['num_clients']}, of {self.num_clients} here")
+            joined = wire.unpack(reply, most=2**24)
+            if joined.get("failed"):
+                raise ValueError(str(joined["reason"]))
+            if joined["fedlit"] != fedlit.__version__:
+                raise ValueError(f"it has fedlit {joined['fedlit']}, the server {fedlit.__version__}")
+            client = int(joined["client"])
+            if joined["num_clients"] != self.num_clients or not 0 <= client < self.num_clients:
+                raise ValueError(f"it is client {client} of {joined['num_clients']}, of {self.num_clients} here")
         except Exception as error:  # it may hold anything
             self._refusals[node] = f"{type(error).__name__}: {error}".splitlines()[0]
             return
@@ -105,7 +105,7 @@ class GridPost:
             self._refusals[node] = f"two nodes say that they are client {client}"
             return
         self._nodes[client] = node
-        self.joined[client] = told
+        self.joined[client] = joined
 
     def ask(self, what: str, letters: Mapping[int, wire.Letter]) -> Iterator[tuple[int, bytes | Failure]]:
         """The answer of each client, or why there is none, as they come; a host that has come back is asked again."""

@@ -63,7 +63,7 @@ class Host:
 
     def answer(self, what: str, letter: wire.Letter) -> bytes:
         """What this client says to a letter; whatever goes wrong is an answer, too."""
-        answers = {"join": self._join, "visit": self._visit, "look": self._look}
+        answers = {"join": self._join, "train": self._train, "evaluate": self._evaluate}
         try:
             device = self.state.fabric.device
             common = wire.unpack(letter.common, device)
@@ -72,7 +72,7 @@ class Host:
                 raise ValueError(f"the server speaks protocol {asked['protocol']}, this host {wire.PROTOCOL}.")
             return wire.pack(answers[what](common, asked, letter.digest))
         except Exception as error:
-            return wire.pack(_told(failed(error)))
+            return wire.pack(_failure(failed(error)))
 
     def _join(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
         """Who this is, and what the server must know to plan its rounds: numbers of samples, and of what kind."""
@@ -93,7 +93,7 @@ class Host:
             "preprocessing": kept_preprocessing(data),
         }
 
-    def _visit(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
+    def _train(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
         number = asked["round"]
         files = self._files(asked)
         before = self._before(files, asked["base"])
@@ -101,11 +101,11 @@ class Host:
         if done is not None and done["digest"] == digest:
             return done["answer"]
         self._load(common, asked, before)
-        visited = self._round(asked).train_alone(self.client)
-        answer = self._answer(visited)
-        if not isinstance(visited.outcome, Failure) and visited.problem is None:
-            memory = vars(visited.outcome.memory)
-            given = self._given(visited, number, before)
+        result = self._round(asked).train_alone(self.client)
+        answer = self._answer(result)
+        if not isinstance(result.outcome, Failure) and result.problem is None:
+            memory = vars(result.outcome.memory)
+            given = self._given(result, number, before)
             files.write(number, wire.compact({"digest": digest, "memory": memory, "answer": answer, **given}))
         return answer
 
@@ -115,35 +115,35 @@ class Host:
         silent = Progress(len(self.schedule), enabled=False)
         return ClientRound(self.state, number, self.schedule.stage(number), plans, asked["score"], silent)
 
-    def _answer(self, visited: ClientResult) -> dict[str, Any]:
+    def _answer(self, result: ClientResult) -> dict[str, Any]:
         """What leaves this host."""
-        for problem in (visited.outcome, visited.problem):
+        for problem in (result.outcome, result.problem):
             if isinstance(problem, Failure):
-                return _told(problem)
-        packed = pack(visited)
+                return _failure(problem)
+        packed = pack(result)
         memory = packed.pop("memory")
         return {**packed, "names": list(memory["state"])}
 
-    def _given(self, visited: ClientResult, number: int, before: dict[str, Any]) -> dict[str, Any]:
+    def _given(self, result: ClientResult, number: int, before: dict[str, Any]) -> dict[str, Any]:
         """What the client goes on with although it has given it to the server; its own copy is here."""
         stage = self.schedule.stage(number)
         collected = before.get("collected", {})
         uploaded = before.get("uploaded", {})
-        upload = None if isinstance(visited.outcome, Failure) else visited.outcome.upload
+        upload = None if isinstance(result.outcome, Failure) else result.outcome.upload
         if upload is not None and stage.upload == "collect":
             collected = upload.state
         if upload is not None and stage.keep_uploads and self.state.has_custom_download:
             uploaded = upload.state
         return {"collected": collected, "uploaded": uploaded}
 
-    def _look(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
+    def _evaluate(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
         number = asked["round"]
         self._load(common, asked, self._before(self._files(asked), asked["base"]))
         scorer = Scorer(self.state, self.schedule.stage(number))
         found = []
         for what in asked["jobs"]:
             one = scorer.run(EvaluationJob(what, [self.client]), number)
-            one.failed = {k: {**told, "details": ""} for k, told in one.failed.items()}
+            one.failed = {k: {**failure, "details": ""} for k, failure in one.failed.items()}
             found.append(vars(one))
         return {"failed": False, "found": found}
 
@@ -152,7 +152,7 @@ class Host:
         return OwnFiles(self.folder, asked["experiment"], self.client, keep)
 
     def _before(self, files: OwnFiles, base: int) -> dict[str, Any]:
-        """What the client has kept of its last visit that counts."""
+        """What the client has kept of its last round that counts."""
         if not base:
             return {}
         before = files.read(base)
@@ -188,8 +188,8 @@ def digest_of(state: FederationState) -> str:
     return digest.hexdigest()
 
 
-def _told(problem: Failure) -> dict[str, Any]:
-    """Why there is nothing, in a line; where it happened is told on this host alone."""
+def _failure(problem: Failure) -> dict[str, Any]:
+    """Why there is no result, in a line; the traceback stays on this host."""
     if problem.details:
         sys.stderr.write(f"{problem.details}\n")
     return {"failed": True, "reason": problem.reason, "is_usage": problem.is_usage}

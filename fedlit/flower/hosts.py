@@ -35,11 +35,11 @@ class RemoteHosts:
 
     Args:
         post: By which they are reached.
-        joined: What each has told of itself when it joined.
+        joined: What each said of itself when it joined.
 
     Attributes:
         experiment: What clients keep their files under; a run that is resumed goes on with its own.
-        rounds: Of each client's last visit that counts.
+        rounds: Each client's last round that counts.
     """
 
     def __init__(self, post: Post, joined: Mapping[int, Mapping[str, Any]]) -> None:
@@ -49,7 +49,7 @@ class RemoteHosts:
         self.rounds: dict[int, int] = {}
         self.names: Names = {}
         self._digest: str | None = None
-        self._told: Names = {}  # of the round that is under way
+        self._answered: Names = {}  # in the round that is under way
 
     def kept(self) -> dict[str, Any]:
         names = {k: list(names) for k, names in self.names.items()}
@@ -62,13 +62,13 @@ class RemoteHosts:
         return self.names
 
     def adopt(self, round: int, clients: Sequence[int]) -> Names:
-        found = {k: self._told[k] for k in clients}
+        found = {k: self._answered[k] for k in clients}
         self.rounds |= dict.fromkeys(clients, round)
         self.names |= found
         return found
 
     def train(self, round: ClientRound) -> Iterator[tuple[int, ClientResult, Download | None]]:
-        """Let all train at once; what comes early waits for its turn."""
+        """Let all train at once; results are yielded in client order."""
         state = round.state
         stage = round.stage
         is_apart = state.has_custom_download and is_sent(state, stage)
@@ -78,11 +78,11 @@ class RemoteHosts:
         for k in round.clients:
             asked = self._asked(state, k, round.number, sent.get(k))
             letters[k] = wire.Letter(common, wire.pack({**asked, "score": round.runner.is_scored}))
-        for k, data in self._answers("visit", letters):
-            visited = self._visited(state, stage, k, data)
+        for k, data in self._answers("train", letters):
+            result = self._result(state, stage, k, data)
             if k in sent:
-                visited = visited._replace(sent=num_bytes({**sent[k].state, **sent[k].received}))
-            yield k, visited, sent.get(k)
+                result = result._replace(sent=num_bytes({**sent[k].state, **sent[k].received}))
+            yield k, result, sent.get(k)
 
     def found(self, scorer: Scorer, round: int, asked: Sequence[tuple[str, int]]) -> list[EvaluationResult]:
         """Let all evaluate at once, each with one letter for all that is asked of it."""
@@ -96,7 +96,7 @@ class RemoteHosts:
             sent = state.sent_to(k, round) if state.has_custom_download else None
             one = {**self._asked(state, k, round, sent), "jobs": jobs[k]}
             letters[k] = wire.Letter(common, wire.pack(one))
-        answers = {k: _found(k, jobs[k], data) for k, data in self._answers("look", letters)}
+        answers = {k: _found(k, jobs[k], data) for k, data in self._answers("evaluate", letters)}
         return [answers[k][what] for what, k in asked]
 
     def _asked(self, state: FederationState, k: int, round: int, sent: Download | None) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class RemoteHosts:
         for k in waiting:
             yield k, early.get(k, Failure("no answer came."))
 
-    def _visited(self, state: FederationState, stage: Stage, k: int, data: bytes | Failure) -> ClientResult:
+    def _result(self, state: FederationState, stage: Stage, k: int, data: bytes | Failure) -> ClientResult:
         """What an answer says, or what is wrong with it."""
         if isinstance(data, Failure):
             return ClientResult(data, {})
@@ -142,9 +142,9 @@ class RemoteHosts:
             if answer["failed"]:
                 return ClientResult(reported(answer), {})
             names = tuple(map(str, answer.pop("names")))
-            visited = received({**answer, "memory": {}}, stage, k)
-            self._told[k] = names
-            return visited
+            result = received({**answer, "memory": {}}, stage, k)
+            self._answered[k] = names
+            return result
         except Exception as error:  # it may hold anything
             return ClientResult(unusable(error), {})
 
@@ -165,7 +165,7 @@ def evaluated(scorer: Scorer) -> State:
 
 
 def _found(k: int, jobs: list[str], data: bytes | Failure) -> dict[str, EvaluationResult]:
-    """What a client's evaluations found, by what was looked at; its answer tells of itself alone."""
+    """A client's evaluation results, by job; its answer may report on itself alone."""
     try:
         if isinstance(data, Failure):
             problem = data

@@ -1,8 +1,8 @@
-"""What stays with a client, in files of its own host: one for every visit, written whole or not at all.
+"""What stays with a client, in files of its own host: one for every round, written whole or not at all.
 
-    FOLDER/EXPERIMENT/client_3/visit_00007.pt
+    FOLDER/EXPERIMENT/client_3/round_00007.pt
 
-holds what the client keeps after its visit in round 7, what it answered, and the digest of what it was asked. So a
+holds what the client keeps after round 7, what it answered, and the digest of what it was asked. So a
 round that is asked for again is answered from the file, and a server that goes back finds what it goes back to.
 """
 
@@ -18,13 +18,13 @@ EXPERIMENT = re.compile(r"[0-9a-f]{32}")
 
 
 class OwnFiles:
-    """The visits of one client in one experiment.
+    """The rounds of one client in one experiment.
 
     Args:
         folder: Of all that fedlit keeps on this host.
         experiment: As the server names it.
         client: Its number.
-        keep: Visits that are kept; the server may go back so far.
+        keep: Rounds that are kept; the server may go back so far.
     """
 
     def __init__(self, folder: Path, experiment: str, client: int, keep: int) -> None:
@@ -34,22 +34,22 @@ class OwnFiles:
         self.keep = keep
 
     def write(self, round: int, content: dict[str, Any]) -> None:
-        """Keep a visit; those that nobody goes back to any more are removed."""
+        """Keep a round; those that nobody goes back to any more are removed."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         save(content, self._path(round))
         for old in self.rounds()[: -self.keep]:
             self._path(old).unlink(missing_ok=True)
 
     def read(self, round: int) -> dict[str, Any] | None:
-        """A visit; None if it is not there or not whole."""
+        """A round; None if it is not there or not whole."""
         path = self._path(round)
         if not path.is_file() or damage(path) is not None:
             return None
         return torch.load(path, weights_only=True, map_location="cpu")
 
     def rounds(self) -> list[int]:
-        """Of which there are visits."""
-        return sorted(int(path.stem.removeprefix("visit_")) for path in self.folder.glob("visit_*.pt"))
+        """Those that are kept."""
+        return sorted(int(path.stem.removeprefix("round_")) for path in self.folder.glob("round_*.pt"))
 
     def _path(self, round: int) -> Path:
-        return self.folder / f"visit_{round:05}.pt"
+        return self.folder / f"round_{round:05}.pt"

@@ -29,7 +29,7 @@ def experiment(config: Path, options: list[str]) -> Experiment:
     try:
         sys.argv[1:] = with_recipes_found(["fit", "--config", str(config), *options])
         cli = FederatedCLI()
-    except SystemExit as error:  # what was wrong is told above
+    except SystemExit as error:  # what was wrong is printed above
         raise ValueError(f"{config.name} cannot be used with {shlex.join(options)}: see the log above.") from error
     finally:
         sys.argv[1:] = before

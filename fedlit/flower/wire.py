@@ -10,7 +10,7 @@ from torch import Tensor
 from fedlit.engine.child_process import unpack_plain
 
 unpack = unpack_plain
-PROTOCOL = 1  # of what messages mean; hosts that differ refuse each other
+PROTOCOL = 2  # of what messages mean; hosts that differ refuse each other
 
 
 class Letter(NamedTuple):

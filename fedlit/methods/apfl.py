@@ -5,14 +5,14 @@ A client mixes the shared network w with a network v_i of its own and predicts w
     vbar_i  = alpha_i v_i + (1 - alpha_i) w_i
     w_i     <- w_i - lr * grad f_i(w_i)
     v_i     <- v_i - lr * grad_v f_i(vbar_i)
-    alpha_i <- clip(alpha_i - lr * <v_i - w_i, grad f_i(vbar_i)>, 0, 1),    in the first step of a visit
+    alpha_i <- clip(alpha_i - lr * <v_i - w_i, grad f_i(vbar_i)>, 0, 1),    in the first step of a round
 
 As in the paper, weights are mixed, all three steps start from the values before them, and clients
 count alike. The authors' code mixes outputs, steps w_i first, and adds 0.02 alpha_i to the gradient
 of alpha_i. All v_i start where w does; statistics of BatchNorm in the mixture are v_i's. What
-alpha_i has come to at the end of a visit is recorded as `alpha`.
+alpha_i has come to at the end of local training is recorded as `alpha`.
 
-Laws: alpha held at 0, the mixture is w; held at 1, it is v_i, trained alone; w is FedAvg's whatever alpha.
+Invariants: alpha held at 0, the mixture is w; held at 1, it is v_i, trained alone; w is FedAvg's whatever alpha.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ class APFL(FederatedModule):
 
     Args:
         network: Builds both networks.
-        optimizer: Builds the optimiser of a visit from the parameters of both.
+        optimizer: Builds a client's optimiser from the parameters of both.
         alpha: Weight in [0, 1] of the personal network that clients start with; 0 is the shared one.
         alpha_lr: Learning rate of alpha; 0 holds it, none is the optimiser's (the paper).
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
@@ -56,7 +56,7 @@ class APFL(FederatedModule):
         recipes=("apfl_fashion.yaml", "apfl_cifar10.yaml"),
         use="Clients differ in how much they are like the others: each finds its share of the global model by "
         "itself. A step costs two or three of FedAvg's.",
-        law="alpha held at 0: the mixture is the global model, FedAvg's with uniform weights; at 1: a network "
+        invariant="alpha held at 0: the mixture is the global model, FedAvg's with uniform weights; at 1: a network "
         "trained alone",
     )
 

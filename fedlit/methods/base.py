@@ -49,7 +49,7 @@ class FederatedModule(LightningModule):
     """Base of every method: override what your method does differently.
 
     Args:
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
         task: What outputs are for; classification by default.
@@ -70,7 +70,7 @@ class FederatedModule(LightningModule):
     upload_only: tuple[str, ...] = ()
     """Name prefixes of what clients send and the server does not hold, such as a buffer that `on_client_end` fills.
 
-    A visit begins with its initial value; in `aggregate` it stands in the uploads, beside what is shared.
+    Local training begins with its initial value; in `aggregate` it stands in the uploads, beside what is shared.
     """
 
     collected: tuple[str, ...] = ()
@@ -112,7 +112,7 @@ class FederatedModule(LightningModule):
         self.client_optimizers = client_optimizers
         self.client: Client | None = None
         self.stage: Stage | None = None
-        self.received: State = {}  # in a visit: what `download` gave beside entries of the state
+        self.received: State = {}  # in local training: what `download` gave beside entries of the state
         self._log_sink: Callable[..., None] | None = None
         self._rule: Rule = Mean()
 
@@ -140,7 +140,7 @@ class FederatedModule(LightningModule):
         return None
 
     def configure_client(self, client: Client) -> None:
-        """Build this client's own submodules; runs under the client's own seed at the start of every visit."""
+        """Build this client's own submodules; runs under the client's own seed before local training."""
 
     def architecture(self, client: Client) -> Hashable | None:
         """What `configure_client` builds: equal for clients whose submodules differ in the values of their state alone.
@@ -172,26 +172,26 @@ class FederatedModule(LightningModule):
         return 1.0
 
     def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
-        """Refuse what no client can have brought, such as a count below 0: who raises here is left out of the round.
+        """Refuse what no client can have sent, such as a count below 0; the client is left out of the round.
 
-        Names, shapes, dtypes, values that are not finite and the weight are looked at for every method.
+        Names, shapes, dtypes, finiteness and the weight are checked for every method.
 
         Args:
-            client: Who brings it.
-            upload: What goes up.
-            most_steps: Batches that a visit can have.
+            client: Who sends it.
+            upload: What it sends.
+            most_steps: Batches that local training can have.
         """
 
     def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
         """What the server sends this client, in place of what is shared; it runs on the server, with its state.
 
-        Entries of the method's state are loaded; what has other names is in `self.received` during the visit. A client
-        uploads what it holds of the shared state: what it was sent, or has uploaded before where that is kept. Who has
-        uploaded nothing yet must be sent what it begins with. Entries may be of other shapes than the server's where
+        Entries of the method's state are loaded; others are in `self.received` during local training. A client uploads
+        what it holds of the shared state: what it was sent, or has uploaded before where that is kept. Who has uploaded
+        nothing yet must be sent what it begins with. Entries may be of other shapes than the server's where
         `configure_client` builds such; then `aggregate` is the method's own.
 
         Args:
-            client: Who is visited next, or evaluated.
+            client: Who trains next, or is evaluated.
             current: What everybody would be sent.
             uploads: The last upload of every client, where the stage says `keep_uploads`; of who has one.
         """
@@ -237,7 +237,7 @@ class FederatedModule(LightningModule):
         return task_of(self).metrics()
 
     def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter] | Iterable[dict[str, Any]]:
-        """What the optimiser of a visit trains; in groups, if you like, each clipped by itself."""
+        """What a client's optimiser trains; in groups, if you like, each clipped by itself."""
         return (p for p in self.parameters() if p.requires_grad)
 
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
@@ -261,7 +261,7 @@ class FederatedModule(LightningModule):
         return {}
 
     def on_fit_start(self) -> None:
-        """Under a plain Trainer, training is one long visit; a visit itself has begun already."""
+        """Under a plain Trainer, all of training is one local training; in a federation it has begun already."""
         if self._log_sink is None:
             self.num_clients = 1
             self.on_client_start(self.client)
@@ -307,7 +307,7 @@ class FederatedModule(LightningModule):
             vars(self)[name] = value  # else the class's own of this name would hide a `self.loss = nn.MSELoss()`
 
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """As in Lightning; in a federation, the mean over a visit (or `reduce_fx`) is recorded for the client.
+        """As in Lightning; in a federation, the mean over local training (or `reduce_fx`) is recorded for the client.
 
         Also in `aggregate` and `probe`; elsewhere nobody would record it, and it is refused.
         """
@@ -322,7 +322,7 @@ class FederatedModule(LightningModule):
 
 
 def loss_of(method: FederatedModule) -> Callable[[Any, Any], Tensor]:
-    """A method's `loss`; a number that it keeps under the name is its own affair."""
+    """A method's `loss`; an attribute of this name that is not callable is ignored."""
     found = method.loss
     if callable(found):
         return found
@@ -330,7 +330,7 @@ def loss_of(method: FederatedModule) -> Callable[[Any, Any], Tensor]:
 
 
 def task_of(method: FederatedModule) -> Task:
-    """A method's `task`; whatever else it keeps under the name is its own affair, and it classifies."""
+    """A method's `task`; an attribute of this name that is no `Task` is ignored."""
     found = method.task
     if isinstance(found, Task):
         return found
@@ -338,5 +338,5 @@ def task_of(method: FederatedModule) -> Task:
 
 
 def metrics_of(method: FederatedModule) -> dict[str, Metric]:
-    """What a method's class says in `metrics`; metrics that it keeps under the name are its own affair."""
+    """What the class returns from `metrics`; an attribute of this name is ignored."""
     return type(method).metrics(method)

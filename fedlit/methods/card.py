@@ -8,7 +8,7 @@ class Card:
     """A method in a line each, declared by its class as `card`.
 
     Attributes:
-        law: The extreme at which it becomes a simpler method.
+        invariant: The special case in which it is a simpler method.
         travels: What crosses a client's border.
         stays: What a client keeps for itself.
         paper: Authors and year; none is a baseline.
@@ -16,10 +16,10 @@ class Card:
         stages: Names of its programme, in order.
         recipes: That come with fedlit.
         tasks: Names of the tasks that it is for, as fedlit.tasks has them; any by default.
-        use: When one would take it, and what it costs, as far as that follows from what it does.
+        use: When to use it, and what it costs.
     """
 
-    law: str
+    invariant: str
     travels: str
     stays: str = "nothing"
     paper: str | None = None

@@ -7,7 +7,7 @@ w_t that it received:
 
 Both see the same batches for as many epochs, as in the authors' code; all v_k start where w does.
 
-Laws: lam = 0, v_k is trained alone; w is FedAvg's whatever lam.
+Invariants: lam = 0, v_k is trained alone; w is FedAvg's whatever lam.
 """
 
 import copy
@@ -37,7 +37,7 @@ class Ditto(FederatedModule):
 
     Args:
         network: Builds both networks.
-        optimizer: Builds the optimiser of a visit from the parameters of both.
+        optimizer: Builds a client's optimiser from the parameters of both.
         lam: Strength of the pull towards the network that a client received; 0 trains the personal
             one alone. The authors: 0.1 to 2.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
@@ -53,8 +53,8 @@ class Ditto(FederatedModule):
         stays="a personal network",
         recipes=("ditto_fashion.yaml", "ditto_cifar10.yaml"),
         use="Clients want a model of their own and a global one that is exactly FedAvg's; lam says how near. "
-        "A visit trains both, which costs the time of two.",
-        law="the global model is FedAvg's; lam = 0: the personal one is trained alone",
+        "Local training trains both, which costs the time of two.",
+        invariant="the global model is FedAvg's; lam = 0: the personal one is trained alone",
     )
 
     shared = ("network.",)

@@ -1,6 +1,6 @@
 """Adaptive distillation for decentralised learning (DLAD). Ma et al., 2020. https://arxiv.org/abs/2008.07948
 
-One shot. Client i trains a classifier M_i on its samples, then a binary C_i that tells them from
+One shot. Client i trains a classifier M_i on its samples, then a binary C_i that separates them from
 the public pool, and uploads both, once. The server trains the global model M on the pool alone,
 without its labels:
 
@@ -9,7 +9,7 @@ without its labels:
 `average` takes w_i = 1/N; `labeled`, an upper bound, the C_i of an optimal classifier that knows a
 sample's label.
 
-Laws: equal C_i are the mean of all teachers; `labeled` with IID clients is `average`; every client
+Invariants: equal C_i are the mean of all teachers; `labeled` with IID clients is `average`; every client
 uploads just once.
 """
 
@@ -124,7 +124,7 @@ class DLAD(FederatedModule):
         stages=("classify", "density", "distil"),
         recipes=("dlad_fashion.yaml", "dlad_cifar10.yaml"),
         use="Clients can be asked just once, and public samples without labels resemble theirs; networks may differ.",
-        law="equal confidences are the mean of all teachers; every client uploads once",
+        invariant="equal confidences are the mean of all teachers; every client uploads once",
         tasks=("classification",),
     )
 

@@ -33,16 +33,16 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
         )
     try:
         built = network()
-    except (TypeError, RuntimeError, LookupError, AttributeError, AssertionError) as error:  # a ValueError tells itself
-        told = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ValueError(f"`{option}` cannot be built: {told}") from error
+    except (TypeError, RuntimeError, LookupError, AttributeError, AssertionError) as error:  # no ValueError
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(f"`{option}` cannot be built: {problem}") from error
     if not isinstance(built, nn.Module):
         raise TypeError(f"`{option}` must build a network, got a {type(built).__name__}.")
     return built
 
 
 def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
-    """Refuse an optimiser that is built already: every visit has its own."""
+    """Refuse an optimiser that is built already: every client has its own."""
     check_builder("model.optimizer", optimizer)
     per_client = client_optimizers or []
     if not isinstance(per_client, list | dict):
@@ -71,7 +71,7 @@ def check_sgd(
         optimizer: For all.
         client_optimizers: For some.
         may_have: What the steps may have beside a rate, such as momentum.
-        why: Told with a refusal.
+        why: Ends the error message.
     """
     chosen = {"model.optimizer": optimizer}
     some = client_optimizers or {}
@@ -80,7 +80,7 @@ def check_sgd(
     for option, factory in chosen.items():
         try:
             built = factory([nn.Parameter(torch.zeros(1))])
-        except Exception:  # it is told later what is wrong with it
+        except Exception:  # what is wrong with it is said later
             continue
         odd = [type(built).__name__] if type(built) is not SGD else _beside_a_rate(built, may_have)
         if odd:

@@ -10,7 +10,7 @@ vector:
 What comes down is the sum over all clients of the last round and their number; a client that was among them takes its
 own part out again, and so has the mean of the others.
 
-Laws: gamma = 0 is local training; of two clients, each learns from the other alone.
+Invariants: gamma = 0 is local training; of two clients, each learns from the other alone.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -48,7 +48,7 @@ class FD(FederatedModule):
         recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
         use="Clients have networks of their own and next to nothing to send: a vector for each label. It "
         "teaches about labels that several hold; there is no global model.",
-        law="gamma = 0 is local training",
+        invariant="gamma = 0 is local training",
         tasks=("classification",),
     )
 

@@ -6,7 +6,7 @@ A client trains a copy of the global model on its own data; the server averages 
 
 FedAvgM, FedAdam and FedYogi are FedAvg with a `trainer.server_optimizer`.
 
-Laws: one client that holds all data is a plain training loop; with clients of equal size both
+Invariants: one client that holds all data is a plain training loop; with clients of equal size both
 weightings agree.
 """
 
@@ -23,7 +23,7 @@ class FedAvg(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
             mapping from client id.
@@ -50,7 +50,7 @@ class FedAvg(FederatedModule):
         ),
         use="The first to try, and what any other has to beat: one model for all, and clients that can all "
         "train the same network.",
-        law="one client with all data is a plain loop",
+        invariant="one client with all data is a plain loop",
     )
 
     def __init__(

@@ -7,7 +7,7 @@ As FedAvg, but BatchNorm layers stay with their client, weights and statistics a
 The authors' code weighs all clients alike and knows such layers by `bn` in their names; here they are
 known by their kind. `trainer.batch_norm: local` does the same for any method.
 
-Laws: a network without BatchNorm is FedAvg's; FedAvg under `trainer.batch_norm: local` is this.
+Invariants: a network without BatchNorm is FedAvg's; FedAvg under `trainer.batch_norm: local` is this.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -24,7 +24,7 @@ class FedBN(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
             authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
@@ -40,7 +40,7 @@ class FedBN(FederatedModule):
         recipes=("fedbn_fashion.yaml", "fedbn_cifar10.yaml"),
         use="Clients see the same classes in different light (scanners, cameras, styles) and the network has "
         "BatchNorm; without such layers it is FedAvg.",
-        law="no BatchNorm in the network: FedAvg",
+        invariant="no BatchNorm in the network: FedAvg",
     )
 
     def __init__(

@@ -9,7 +9,7 @@ by Adam, new in every round, at a rate that falls to 0 along a cosine. Clients o
 their own, taught by all. With `patience` the best state is kept, by the accuracy on the clients' validation samples;
 the paper's server has samples of its own for that.
 
-Law: 0 epochs of distillation are FedAvg, within each architecture.
+Invariant: 0 epochs of distillation are FedAvg, within each architecture.
 """
 
 import copy
@@ -41,7 +41,7 @@ class FedDF(FederatedModule):
 
     Args:
         network: Builds the network; the global model is of its architecture.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         distil_epochs: Passes over the public pool in every round, at most; 0 is FedAvg.
         patience: Stop after so many epochs without a better accuracy on the clients' validation samples, and keep the
             best state; None takes all epochs.
@@ -61,7 +61,7 @@ class FedDF(FederatedModule):
         recipes=("feddf_fashion.yaml", "feddf_cifar10.yaml"),
         use="The server has public samples without labels, or clients have several architectures and one "
         "global model of each is wanted. The server must be able to train.",
-        law="0 epochs of distillation are FedAvg",
+        invariant="0 epochs of distillation are FedAvg",
         tasks=("classification",),
     )
 

@@ -9,8 +9,8 @@ h_i, the server h, all zero at first:
 N clients may take part, those in S do; local epochs stand for the argmin, every client counts the same, buffers are the
 mean. We follow the paper; the authors' code divides alpha by a client's share of the samples, and clips gradients.
 
-Laws: h is the mean of all N h_i after every round, whoever took part (rounding); in the first round the uploads are
-FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
+Invariants: h is the mean of all N h_i after every round, whoever took part (rounding); in the first round the uploads
+are FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ class FedDyn(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         alpha: Strength of the pull and of its memory; the paper has 0.01 to 0.1.
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
         task: What outputs are for, of fedlit.tasks; classification by default.
@@ -50,7 +50,7 @@ class FedDyn(FederatedModule):
         recipes=("feddyn_fashion.yaml", "feddyn_cifar10.yaml"),
         use="One model for all, where clients' optima disagree and they take part often. alpha must be tuned; "
         "a client keeps as much as the model holds.",
-        law="h is the mean of all h_i; the first uploads are FedProx's with mu = alpha",
+        invariant="h is the mean of all h_i; the first uploads are FedProx's with mu = alpha",
     )
 
     shared = ("network.",)

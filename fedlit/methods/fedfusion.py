@@ -8,9 +8,9 @@ received:
     conv:           F = W * (E_g || E_l) + b,          a 1x1 convolution from 2c to c channels
 
 It trains and sends E_l, F and C. The server averages them and smooths lam: lam <- ema * lam + (1 -
-ema) * mean_k lam_k. What a client's lam has come to at the end of a visit is recorded as `lam`.
+ema) * mean_k lam_k. What a client's lam has come to after local training is recorded as `lam`.
 
-Laws: lam held at 0 is FedAvg, and so is `single` or `multi` fused with itself; while E_l = E_g the
+Invariants: lam held at 0 is FedAvg, and so is `single` or `multi` fused with itself; while E_l = E_g the
 gradient of lam is 0; E_g is in no upload.
 """
 
@@ -67,10 +67,10 @@ class Fusion(nn.Module):
             size = self.conv.weight.abs()
             frozen, _ = size.chunk(2, dim=1)
             return {"frozen_share": float(frozen.sum() / size.sum())}
-        told = {"lam": float(self.lam.mean())}
+        found = {"lam": float(self.lam.mean())}
         if self.lam.numel() > 1:
-            told["lam_sd"] = float(self.lam.std(correction=0))
-        return told
+            found["lam_sd"] = float(self.lam.std(correction=0))
+        return found
 
 
 class FusedNetwork(nn.Module):
@@ -101,17 +101,17 @@ class FusedNetwork(nn.Module):
 
 
 class FedFusion(FederatedModule):
-    """One network for all, whose clients also see through the eyes of the global model they received.
+    """One network for all; a client also uses the features of the global model that it received.
 
     Args:
         network: Builds a network with an `extractor` of feature maps and a `head`.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         operator: `conv`, `multi` (a weight per channel) or `single` (one weight).
         ema: How much of the old lam the server keeps, in [0, 1).
         eval_reference: Evaluate with the `previous` round's extractor (the authors), or with
             it`self`: no effect then.
-        record: Compute frozen features once a visit where inputs are the same in every epoch; the
-            same weights.
+        record: Compute frozen features once a round where inputs are the same in every epoch; the
+            weights are the same.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
             authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
@@ -130,7 +130,7 @@ class FedFusion(FederatedModule):
         recipes=("fedfusion_fashion.yaml", "fedfusion_cifar10.yaml"),
         use="One model for all with features of the global network beside a client's own, for networks that "
         "have an extractor. It is twice the work to use, too.",
-        law="lam held at 0 is FedAvg",
+        invariant="lam held at 0 is FedAvg",
     )
 
     network: FusedNetwork

@@ -10,7 +10,7 @@ D_0, then its own samples. In round j, of a subset d_j of D_0 that is drawn anew
 Scores are logits, and the distance is their mean absolute difference: the paper says "class scores" and "approach",
 its authors' code has these. In the first round there is nothing to digest yet.
 
-Laws: with one client the consensus is its own scores; without digestion a client is alone.
+Invariants: with one client the consensus is its own scores; without digestion a client is alone.
 """
 
 from collections.abc import Hashable, Iterator
@@ -37,7 +37,7 @@ class FedMD(FederatedModule):
 
     Args:
         network: Builds the network of a client; every client draws its own initial weights.
-        optimizer: Builds the optimiser of a visit, and of a digestion, from the parameters.
+        optimizer: Builds the optimiser of local training, and of digestion, from the parameters.
         subset: Public samples in a round, at most.
         digest_epochs: Passes over them in a round; 0 leaves every client alone.
         public_epochs: Passes over the public pool and its labels before the first round, at most.
@@ -57,7 +57,7 @@ class FedMD(FederatedModule):
         recipes=("fedmd_fashion.yaml", "fedmd_cifar10.yaml"),
         use="Clients have networks of their own and a labelled public set is there for all: scores of its "
         "samples travel, never weights. There is no global model.",
-        law="with one client the consensus is its own scores",
+        invariant="with one client the consensus is its own scores",
         tasks=("classification",),
     )
 

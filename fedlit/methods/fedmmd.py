@@ -8,7 +8,7 @@ pays for what G and L say differently of the same images:
 MMD^2 is the biased estimate with the authors' 19 fixed kernel widths, on logits; see
 fedlit.losses.mmd. Only L is sent.
 
-Law: lam = 0 is FedAvg. At the start of a round L = G: no distance, no gradient of it.
+Invariant: lam = 0 is FedAvg. At the start of a round L = G: no distance, no gradient of it.
 """
 
 import copy
@@ -39,15 +39,15 @@ class FedMMD(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         lam: Strength of the distance; 0 is FedAvg. The paper: 0.1; for l2 on MNIST 0.001.
         distance: `mmd`, or `l2`, the baseline: half the sum of squares over batch and classes.
         kernel: Widths of the mmd: the authors' 19 `fixed` ones, or five that are `adaptive` to the
             batch.
         compare: Take the distance on the `logits` (the authors), or on the `features` before the
             head.
-        record: Compute the global stream once a visit where its inputs are the same in every epoch;
-            the same weights.
+        record: Compute the global stream once a round where its inputs are the same in every epoch;
+            the weights are the same.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
             authors' code).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
@@ -62,7 +62,7 @@ class FedMMD(FederatedModule):
         recipes=("fedmmd_fashion.yaml", "fedmmd_cifar10.yaml"),
         use="One model for all, held near in what it says rather than in its weights. Every batch also passes "
         "the frozen global network; compare it with FedProx.",
-        law="lam = 0 is FedAvg with uniform weights",
+        invariant="lam = 0 is FedAvg with uniform weights",
     )
 
     wants_index = True

@@ -9,9 +9,9 @@ the norm of what its steps add up to, and then goes as far as the clients did on
     |a_i| = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)     with momentum rho
     |a_i| = (1 - (1 - lr mu)^tau) / (lr mu)                       with a proximal term mu/2 ||y - x||^2
 
-Buffers are the plain mean. Momentum begins anew in every visit (`trainer.optimizer_state: keep` would break the norm).
+Buffers are the plain mean. Momentum begins anew in every round (`trainer.optimizer_state: keep` would break the norm).
 
-Laws: equal norms are FedAvg (rounding), also with momentum; mu alone with equal norms is FedProx.
+Invariants: equal norms are FedAvg (rounding), also with momentum; mu alone with equal norms is FedProx.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ class FedNova(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit: torch.optim.SGD, with momentum or without.
+        optimizer: Builds a client's optimiser: torch.optim.SGD, with momentum or without.
         mu: Strength of the pull towards the global model, as in FedProx; 0 is none.
         weighting: A client counts by its `examples` (the paper), or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
@@ -54,9 +54,9 @@ class FedNova(FederatedModule):
         link="https://arxiv.org/abs/2007.07481",
         travels="the network; the norm of a client's steps up",
         recipes=("fednova_fashion.yaml", "fednova_cifar10.yaml"),
-        use="Clients take different numbers of steps in a visit, as with unequal numbers of samples; where "
+        use="Clients take different numbers of steps in a round, as with unequal numbers of samples; where "
         "they take the same, it is FedAvg.",
-        law="equal numbers of steps are FedAvg",
+        invariant="equal numbers of steps are FedAvg",
     )
 
     shared = ("network.",)
@@ -106,8 +106,8 @@ class FedNova(FederatedModule):
         most = most_steps / (1 - settings["momentum"])
         norm = float(upload["norm"])
         if norm and not LEAST_NORM <= norm <= most:
-            told = f"of at most {most_steps} steps must be 0 or lie between {LEAST_NORM} and {most:g}"
-            raise ValueError(f"the norm {told}, got {norm:g}.")
+            allowed = f"of at most {most_steps} steps must be 0 or lie between {LEAST_NORM} and {most:g}"
+            raise ValueError(f"the norm {allowed}, got {norm:g}.")
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         moving = numbers(self)

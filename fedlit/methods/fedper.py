@@ -1,6 +1,6 @@
 """FedPer: federated learning with personalisation layers. Arivazhagan et al., 2019. https://arxiv.org/abs/1912.00818
 
-A client's network is a body W_B that all share and a head W_P of its own. A visit trains both
+A client's network is a body W_B that all share and a head W_P of its own. Both train
 together; the server averages the bodies:
 
     W_B <- sum_k a_k W_B,k,    a_k = n_k / n
@@ -8,7 +8,7 @@ together; the server averages the bodies:
 The head is the last linear layers; the paper's residual networks also keep their last blocks. There
 is no code of the authors'. The paper draws every client's head at random; here all start from one.
 
-Law: a head of 0 layers is FedAvg.
+Invariant: a head of 0 layers is FedAvg.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -25,7 +25,7 @@ class FedPer(FederatedModule):
 
     Args:
         network: Builds the network, whose last linear layers are the head.
-        optimizer: Builds the optimiser of a visit from the parameters of both.
+        optimizer: Builds a client's optimiser from the parameters of both.
         head_layers: Linear layers that stay with the client, the last of the network; 0 is FedAvg.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
@@ -41,7 +41,7 @@ class FedPer(FederatedModule):
         recipes=("fedper_fashion.yaml", "fedper_cifar10.yaml"),
         use="Clients agree on features but not on labels: each keeps its head, at no cost beyond FedAvg. "
         "There is no global model for somebody new.",
-        law="a head of 0 layers is FedAvg",
+        invariant="a head of 0 layers is FedAvg",
     )
 
     def __init__(

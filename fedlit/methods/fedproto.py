@@ -14,7 +14,7 @@ sum`, is CE + lam * sum_j ||C_i^j - Cbar^j||^2 over the classes of a batch, with
 paper's, but for the 1 / |N_j| of its equation 6, which would shrink prototypes; the code has `weighting: uniform`, and
 C_i^j of the features that training saw.
 
-Laws: lam = 0 is local training; a class that nobody holds has no prototype, and no term.
+Invariants: lam = 0 is local training; a class that nobody holds has no prototype, and no term.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
@@ -59,7 +59,7 @@ class FedProto(FederatedModule):
         recipes=("fedproto_fashion.yaml", "fedproto_cifar10.yaml"),
         use="Clients have networks of their own and little to send: class means of features in place of "
         "weights. Clients must share classes; there is no global model.",
-        law="lam = 0 is local training",
+        invariant="lam = 0 is local training",
         tasks=("classification",),
     )
 
@@ -107,8 +107,10 @@ class FedProto(FederatedModule):
         _, last = last_linear(self.network)
         wanted = self.prototypes.shape[1]
         if last.in_features != wanted:
-            told = f"the last linear layer of client {client.id} must take {wanted} features, got {last.in_features}."
-            raise ValueError(f"`model.client_networks`: {told}")
+            raise ValueError(
+                f"`model.client_networks`: the last linear layer of client {client.id} must take {wanted} features, "
+                f"got {last.in_features}."
+            )
 
     def features(self, x: Tensor) -> Tensor:
         return with_features(self.network, x)[0]

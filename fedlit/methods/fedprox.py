@@ -4,7 +4,7 @@ As FedAvg, but a client is held near the global model w_t that its round began w
 
     L = CE(p, y) + mu/2 * sum ||w - w_t||^2        over the trained parameters
 
-Law: mu = 0 is FedAvg.
+Invariant: mu = 0 is FedAvg.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -26,7 +26,7 @@ class FedProx(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         mu: Strength of the pull towards the global model; 0 is FedAvg.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
@@ -39,9 +39,9 @@ class FedProx(FederatedModule):
         link="https://arxiv.org/abs/1812.06127",
         travels="the network",
         recipes=("fedprox_fashion.yaml", "fedprox_cifar10.yaml"),
-        use="One model for all, where long visits on data that differ pull clients apart; mu must be tuned, "
+        use="One model for all, where long local training on data that differ pulls clients apart; mu must be tuned, "
         "and a large one slows everybody down.",
-        law="mu = 0 is FedAvg",
+        invariant="mu = 0 is FedAvg",
     )
 
     def __init__(

@@ -1,7 +1,7 @@
 """FedRep: exploiting shared representations. Collins et al., 2021. https://arxiv.org/abs/2102.07078
 
 A client's network is a representation phi, the body, that all share, and a head h_i of its own. In
-a visit the client first fits its head to the body that it received, then the body to that head:
+local training it first fits its head to the body that it received, then the body to that head:
 
     h_i   <- h_i   - lr * grad_h   f_i(h_i, phi)      for tau_h epochs, phi frozen
     phi_i <- phi_i - lr * grad_phi f_i(h_i, phi_i)    for tau_b epochs, h_i frozen
@@ -11,7 +11,7 @@ The paper's algorithm counts steps, its experiments epochs, as here. Its mean is
 authors' code weighs by examples. As in that code what is frozen is weights: statistics of BatchNorm
 follow the samples in both phases.
 
-Laws: tau_b = 0, the body never moves; what is frozen has no gradient.
+Invariants: tau_b = 0, the body never moves; what is frozen has no gradient.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -32,8 +32,8 @@ class FedRep(FederatedModule):
 
     Args:
         network: Builds the network, whose last linear layers are the head.
-        optimizer: Builds the optimiser of a visit from the parameters of both.
-        head_epochs: tau_h, epochs of a visit that train the head, in place of `trainer.local_epochs`.
+        optimizer: Builds a client's optimiser from the parameters of both.
+        head_epochs: tau_h, epochs of a round that train the head, in place of `trainer.local_epochs`.
         body_epochs: tau_b, epochs after them that train the body; with 0 it never moves.
         head_layers: Linear layers that stay with the client, the last of the network.
         weighting: A client counts by its `examples` (the authors' code), or all count the same
@@ -51,7 +51,7 @@ class FedRep(FederatedModule):
         recipes=("fedrep_fashion.yaml", "fedrep_cifar10.yaml"),
         use="As FedPer, where a head should fit the body before the body moves: heads train for epochs of "
         "their own, on few samples perhaps too many.",
-        law="body_epochs = 0: the body never moves",
+        invariant="body_epochs = 0: the body never moves",
     )
 
     def __init__(

@@ -1,6 +1,6 @@
 """Fine-tuned FedAvg: federate as FedAvg, then every client trains its copy of the global model on all of its own data.
 
-Laws: with no epochs of fine-tuning every personal model is the global one; the global model is
+Invariants: with no epochs of fine-tuning every personal model is the global one; the global model is
 FedAvg's.
 """
 
@@ -19,14 +19,13 @@ from fedlit.tasks import Task
 
 
 class FineTuned(FederatedModule):
-    """FedAvg, then one last visit in which the client keeps what it learns.
+    """FedAvg, then fine-tuning on each client, which keeps the result.
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters.
-        finetune_epochs: Epochs of the last visit, at most; 0 leaves every client with the global
-            model.
-        stop_on: Stop the last visit early on the client's own validation samples, by `loss` or a
+        optimizer: Builds a client's optimiser from the parameters.
+        finetune_epochs: Epochs of fine-tuning, at most; 0 leaves every client with the global model.
+        stop_on: Stop fine-tuning early on the client's own validation samples, by `loss` or a
             metric of the task, such as `acc`, and keep the best state.
         weighting: A client counts by its `examples`, or all count the same (`uniform`).
         client_optimizers: Another optimiser for some clients: a list with one for each, or a
@@ -41,8 +40,8 @@ class FineTuned(FederatedModule):
         stages=("federate", "finetune"),
         recipes=("finetuned_fashion.yaml", "finetuned_cifar10.yaml"),
         use="The first to try where clients want models of their own, and the control of every method that is "
-        "more than FedAvg and a few epochs at home.",
-        law="the global model is FedAvg's; 0 epochs leave it to every client",
+        "more than FedAvg and a few epochs on the client.",
+        invariant="the global model is FedAvg's; 0 epochs leave it to every client",
     )
 
     def __init__(

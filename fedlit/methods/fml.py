@@ -11,8 +11,8 @@ fork, the personal one's goes on. With `share: extractor` only the meme's trunk 
 (the paper's adaptor) stays with its client. With `personal_from: server` a personal network starts
 from the model that its client receives first, a newcomer's too.
 
-Laws: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal
-network as if alone; with both, and a start from the server, a first visit ends with two equal networks.
+Invariants: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal
+network as if alone; with both, and a start from the server, the first local training ends with two equal networks.
 """
 
 from collections.abc import Hashable, Iterable
@@ -55,7 +55,7 @@ class FML(FederatedModule):
             default as `network`.
         meme: Builds the network that travels; the same architecture everywhere. By default as
             `network`.
-        optimizer: Builds the optimiser of a visit from the parameters of both.
+        optimizer: Builds a client's optimiser from the parameters of both.
         alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as
             if alone.
         beta: Weight in [0, 1] of the labels in the meme's loss; 1 trains the meme as FedAvg.
@@ -91,9 +91,9 @@ class FML(FederatedModule):
             "fml_newcomer_fashion.yaml",
         ),
         use="Clients want a network of their own, perhaps of another architecture, and a global one beside "
-        "it. A visit trains both, which costs the time of two.",
-        law="beta = 1: the global model is FedAvg's with uniform weights, from the same start; alpha = 1: the personal "
-        "one is trained alone",
+        "it. Local training trains both, which costs the time of two.",
+        invariant="beta = 1: the global model is FedAvg's with uniform weights, from the same start; alpha = 1: the "
+        "personal one is trained alone",
         tasks=("classification",),
     )
 
@@ -240,10 +240,10 @@ def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall
     in_range = 0 <= start <= 1 and 0 <= until <= 1
     turns_back = until > start if way == "fall" else until < start
     if not in_range or turns_back:
-        told = f"`model.{name}` must lie in [0, 1]"
+        allowed = f"`model.{name}` must lie in [0, 1]"
         if ramp is not None:
-            told += f" and by `model.{name}_ramp` may only {way}"
-        raise ValueError(f"{told}, got {start} until {until}.")
+            allowed += f" and by `model.{name}_ramp` may only {way}"
+        raise ValueError(f"{allowed}, got {start} until {until}.")
 
 
 def _check_alike(personal: nn.Module, meme: nn.Module, option: str) -> None:

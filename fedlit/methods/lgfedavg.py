@@ -5,11 +5,11 @@ g, which is the last linear layers:
 
     y = g(l_m(x));    theta_g <- sum_m a_m theta_g,m,    theta_l,m stays
 
-A visit trains both together. The authors' code starts from a network that FedAvg has trained (here
+Both train together. The authors' code starts from a network that FedAvg has trained (here
 that is a `network` that loads its weights), weighs all clients alike, and tests each client's best
 network so far with an average of the best heads; here it is the last one with the last mean.
 
-Law: a head of all layers (the extractor has none) is FedAvg.
+Invariant: a head of all layers (the extractor has none) is FedAvg.
 """
 
 from collections.abc import Hashable
@@ -41,7 +41,7 @@ class LGFedAvg(FederatedModule):
 
     Args:
         network: Builds the network, whose last linear layers are the head.
-        optimizer: Builds the optimiser of a visit from the parameters of both.
+        optimizer: Builds a client's optimiser from the parameters of both.
         head_layers: Linear layers that travel, the last of the network.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
             authors' code).
@@ -60,7 +60,7 @@ class LGFedAvg(FederatedModule):
         recipes=("lgfedavg_fashion.yaml", "lgfedavg_cifar10.yaml"),
         use="Clients' inputs or architectures differ and what follows from features is the same for all: only "
         "the head, which is small, travels.",
-        law="a head of all layers is FedAvg",
+        invariant="a head of all layers is FedAvg",
     )
 
     network: Headed
@@ -99,8 +99,8 @@ class LGFedAvg(FederatedModule):
             with isolated(0):
                 found = _shapes(self._build(factory, "model.client_networks").head)
             if found != wanted:
-                told = f"`model.client_networks` of client {k} must have a head as `model.network`, {wanted}"
-                raise ValueError(f"{told}, got {found}.")
+                needed = f"`model.client_networks` of client {k} must have a head as `model.network`, {wanted}"
+                raise ValueError(f"{needed}, got {found}.")
 
     def architecture(self, client: Client) -> Hashable:
         return architecture(client, (self.factory, self.client_networks))

@@ -1,6 +1,6 @@
 """Local-only training: the baseline without a federation. Every client trains its own network; nothing is sent.
 
-Law: a client's network ends as if it had been trained alone, for as many epochs, by a plain loop.
+Invariant: a client's network ends as if it had been trained alone, for as many epochs, by a plain loop.
 """
 
 from collections.abc import Hashable
@@ -42,7 +42,7 @@ class LocalOnly(FederatedModule):
         recipes=("local_fashion.yaml", "local_cifar10.yaml"),
         use="The control of every personal model: what clients reach without a federation. Whatever does no "
         "better is not worth its bytes.",
-        law="other clients make no difference",
+        invariant="other clients make no difference",
     )
 
     shared = ()

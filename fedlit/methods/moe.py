@@ -8,7 +8,7 @@ last a gate h that mixes it with the client's own copy of the global expert f_g,
 The authors mix log-probabilities, so that NLL(y) = h NLL(f_l) + (1 - h) NLL(f_g); see
 fedlit.losses.mixture. Only the FedAvg on shared samples talks to the server.
 
-Laws: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not
+Invariants: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not
 shared.
 """
 
@@ -65,7 +65,7 @@ class MixtureOfExperts(FederatedModule):
 
     Args:
         network: Builds the global expert.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         gate: Builds the gate, with one output; by default the global expert's network with a head of
             one.
         mix: What is mixed: `log_prob` (the authors' code), `prob`, or `logits`.
@@ -90,8 +90,8 @@ class MixtureOfExperts(FederatedModule):
         stages=("federate", "local", "longer", "finetune", "mixture"),
         recipes=("moe_fashion.yaml", "moe_cifar10.yaml"),
         use="Some samples or clients must not shape anything that is sent, and each client still wants the "
-        "best of both models. It trains for long at home, after the federation.",
-        law="a gate of 1 is the local expert, of 0 the global one; no upload depends on an opted-out sample",
+        "best of both models. Clients train for long by themselves, after the federation.",
+        invariant="a gate of 1 is the local expert, of 0 the global one; no upload depends on an opted-out sample",
         tasks=("classification",),
     )
 
@@ -134,16 +134,16 @@ class MixtureOfExperts(FederatedModule):
     def configure_stages(self) -> list[Stage]:
         stages = [
             Stage("federate", self.federated, reported_as="federated"),
-            self._at_home("local", self.local, reported_as="local"),
+            self._local_stage("local", self.local, reported_as="local"),
         ]
         if self.longer is not None:
-            stages.append(self._at_home("longer", self.longer, reported_as="longer", needs="local."))
+            stages.append(self._local_stage("longer", self.longer, reported_as="longer", needs="local."))
         if self.finetuned is not None:
-            stages.append(self._at_home("finetune", self.finetuned, reported_as="finetuned"))
-        stages.append(self._at_home("mixture", self.mixture, reported_as="personal", needs="local."))
+            stages.append(self._local_stage("finetune", self.finetuned, reported_as="finetuned"))
+        stages.append(self._local_stage("mixture", self.mixture, reported_as="personal", needs="local."))
         return stages
 
-    def _at_home(self, name: str, module: FederatedModule, reported_as: str, needs: str = "") -> Stage:
+    def _local_stage(self, name: str, module: FederatedModule, reported_as: str, needs: str = "") -> Stage:
         return Stage(
             name,
             module,

@@ -1,7 +1,7 @@
 """MOON: model-contrastive federated learning. Li et al., 2021. https://arxiv.org/abs/2103.16257
 
 As FedAvg, but features z of a client's network are drawn to z_glob, those of the network that it
-received, and away from z_prev, those of the network that it had at the end of its last visit:
+received, and away from z_prev, those of the network that it had after its last round:
 
     L = CE(p, y) + mu * -log( e^{s(z, z_glob)/T} / (e^{s(z, z_glob)/T} + e^{s(z, z_prev)/T}) ),    s the cosine
 
@@ -9,9 +9,9 @@ Features are what the last linear layer is given. Before it a projection head of
 into the network; the output layer takes projections in paper and authors' code alike. That code
 puts the head into the network of every method that it compares, so `mu: 0` is the FedAvg to compare
 with: the deeper network learns more slowly at first, whatever mu. Both other networks are frozen and
-in evaluation mode, as in that code. In a client's first visit z_prev = z_glob.
+in evaluation mode, as in that code. In a client's first round z_prev = z_glob.
 
-Laws: mu = 0 is FedAvg of the same network; in a first visit the term starts at log 2.
+Invariants: mu = 0 is FedAvg of the same network; in a client's first round the term starts at log 2.
 """
 
 import copy
@@ -39,7 +39,7 @@ class MOON(FederatedModule):
 
     Args:
         network: Builds the network, with a linear layer as its last.
-        optimizer: Builds the optimiser of a visit from the parameters.
+        optimizer: Builds a client's optimiser from the parameters.
         mu: Strength of the contrast; 0 is FedAvg. The authors: 1, 5 or 10.
         temperature: T of the contrast.
         projection: Width of the projection head that is put before the last layer; none leaves the
@@ -58,7 +58,7 @@ class MOON(FederatedModule):
         recipes=("moon_fashion.yaml", "moon_cifar10.yaml"),
         use="One model for all, images, and networks whose features mean something early. Every batch passes "
         "three networks.",
-        law="mu = 0 is FedAvg of the same network",
+        invariant="mu = 0 is FedAvg of the same network",
     )
 
     shared = ("network.",)

@@ -8,11 +8,11 @@ F(w) = f(w - alpha * grad f(w)) by batches D, D' and D'' of its own samples:
     w <- w - beta * (grad f(w'; D') - alpha * d)          without second derivatives (`hf`), with v = grad f(w'; D')
          d = (grad f(w + delta * v; D'') - grad f(w - delta * v; D'')) / (2 * delta)
 
-and the server takes the plain mean. In a visit of fewer batches D' and D'' are the last there is. `personal` is
+and the server takes the plain mean. With fewer batches D' and D'' are the last there is. `personal` is
 w - alpha * grad f(w) on all of the client's samples, as F is defined; `global` is w. beta is the rate of
 `model.optimizer`, of which plain SGD is the paper's.
 
-Laws: alpha = 0 is FedAvg on every second batch, and personal is global.
+Invariants: alpha = 0 is FedAvg on every second batch, and personal is global.
 """
 
 from typing import Any, Literal
@@ -40,7 +40,7 @@ class PerFedAvg(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit from the parameters; its learning rate is beta.
+        optimizer: Builds a client's optimiser from the parameters; its learning rate is beta.
         alpha: Rate of the step that makes the network a client's own; 0 is FedAvg on every second batch.
         variant: First order (`fo`), or `hf`, which takes the curvature from a difference of gradients.
         delta: Length of that difference, in `hf`.
@@ -57,7 +57,7 @@ class PerFedAvg(FederatedModule):
         recipes=("perfedavg_fashion.yaml", "perfedavg_cifar10.yaml"),
         use="Whoever joins should be one step away from a good model of its own. It needs two or three "
         "batches for each step, and alpha must suit the data.",
-        law="alpha = 0 is FedAvg with uniform weights on every second batch",
+        invariant="alpha = 0 is FedAvg with uniform weights on every second batch",
     )
 
     def __init__(

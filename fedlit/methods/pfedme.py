@@ -10,7 +10,7 @@ As in the authors' code theta_i starts from the w that a client receives and goe
 batch; that code also adds 0.001 theta_i to its gradient (here: the optimiser's `weight_decay`) and
 weighs by examples. As w is never run in training, its statistics of BatchNorm are theta_i's.
 
-Laws: lam = 0, w does not move; beta = 0, the server's w does not.
+Invariants: lam = 0, w does not move; beta = 0, the server's w does not.
 """
 
 import copy
@@ -59,7 +59,7 @@ class PFedMe(FederatedModule):
         recipes=("pfedme_fashion.yaml", "pfedme_cifar10.yaml"),
         use="Clients want a model of their own near a global one, and time is no matter: every batch is K "
         "steps. lam and two rates must be tuned together.",
-        law="lam = 0: the global model does not move",
+        invariant="lam = 0: the global model does not move",
     )
 
     shared = ("network.",)

@@ -10,8 +10,8 @@ its own c_i, all zero at first:
 
 N clients may take part, those in S do. Option I takes g_i(x) in evaluation mode. Weight decay is a part of g_i.
 
-Laws: c and c_i held at 0 are FedAvg with uniform weights; where all take part, c is the mean of all c_i after every
-round, and one client is a plain loop of SGD (both but for rounding).
+Invariants: c and c_i held at 0 are FedAvg with uniform weights; where all take part, c is the mean of all c_i after
+every round, and one client is a plain loop of SGD (both but for rounding).
 """
 
 from collections.abc import Iterable, Mapping
@@ -41,7 +41,7 @@ class SCAFFOLD(FederatedModule):
 
     Args:
         network: Builds the network.
-        optimizer: Builds the optimiser of a visit: torch.optim.SGD without momentum.
+        optimizer: Builds a client's optimiser: torch.optim.SGD without momentum.
         option: How c_i is renewed: `II` from the steps taken, `I` by one more pass over the samples.
         lr_g: How far the server goes towards the mean; 1 is there.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, the paper).
@@ -57,7 +57,7 @@ class SCAFFOLD(FederatedModule):
         recipes=("scaffold_fashion.yaml", "scaffold_cifar10.yaml"),
         use="One model for all, many local steps of plain SGD, clients that take part often. It sends twice "
         "what FedAvg does, and c_i grows stale with who is seldom drawn.",
-        law="c and c_i held at 0 are FedAvg with uniform weights; c is the mean of all c_i",
+        invariant="c and c_i held at 0 are FedAvg with uniform weights; c is the mean of all c_i",
     )
 
     shared = ("network.",)

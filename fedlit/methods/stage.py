@@ -1,4 +1,4 @@
-"""A part of a method's programme, such as federating, training at home, or distilling on the server."""
+"""A part of a method's programme, such as federating, training on the client alone, or distilling on the server."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stop a visit on the client's own validation samples, and keep the best state.
+    """Stop local training on the client's own validation samples, and keep the best state.
 
     Attributes:
         metric: What is watched: `loss`, or one of the method's `metrics`, such as `acc`, which knows whether to rise.
-        patience: Checks without improvement before a visit stops.
+        patience: Checks without improvement before training stops.
         check_every: Epochs between checks.
         first_check: The epoch after which the first check comes; 0 is before any training, so that the state which
             came may be the best.
@@ -52,16 +52,16 @@ class Stage:
         module: The child whose `training_step` runs; None is the method itself.
         side: Who trains: the `clients`, or the `server`, on the public pool.
         rounds: How many; None is `trainer.num_rounds`.
-        epochs: Local epochs of a visit; None is `trainer.local_epochs` or `trainer.local_steps`.
+        epochs: Local epochs in a round; None is `trainer.local_epochs` or `trainer.local_steps`.
         samples: Train on `opted_in` samples only, or on `all` of the client's; what is uploaded must not know the rest.
             `public` are those of the public pool alone.
         upload: `aggregate` the shared state; `collect` what the method names in `collected`, once, which the server
-            keeps as it came; or `none`: nothing leaves a client, and every client is visited.
+            keeps as it came; or `none`: nothing leaves a client, and every client trains.
         public: Use of the public pool: `no`; `inputs`, mixed into a client's batches with target -1 or as the server's
             only samples; `labels`, which only a server may see, for an upper bound, and clients where the method says
             that labels are public, too (`labelled_pool`).
         needs: Prefix of state that a client must have trained in an earlier stage; one that failed there sits this out.
-        early_stopping: When a visit stops before its last epoch; None is never.
+        early_stopping: When training stops before its last epoch; None is never.
         reported_as: What a client's model is called in the records; None: the stage trains nothing that classifies.
         reported_on_pooled: Evaluate the clients' models on the pooled test set, too.
         followed_by: What the server trains at the end of every round, with this round's uploads and from what was

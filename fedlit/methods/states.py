@@ -44,12 +44,12 @@ def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def record(network: Callable[[Any], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
-    """What a frozen network says of each sample of a visit, by position; None where that may differ in training.
+    """A frozen network's outputs for a client's training samples, by position; None where they may differ in training.
 
-    It does if inputs vary, or outputs in shape, or if a processor rounds a sample by its place in a batch.
+    They do if inputs vary, or outputs in shape, or if a processor rounds a sample by its place in a batch.
 
     Args:
-        network: Does not change during the visit.
+        network: Does not change in local training.
         client: Whose samples; None, under a plain Trainer, records nothing.
         like: A tensor of the dtype and on the device that inputs are to have.
     """
@@ -66,7 +66,7 @@ def record(network: Callable[[Any], Tensor], client: Client | None, like: Tensor
 
 
 def _says_the_same_anywhere(network: Callable[[Any], Tensor], said: Tensor, x: Any, like: Tensor) -> bool:
-    """Whether a sample's output has the same bits elsewhere in its batch, which is the processor's affair.
+    """Whether a sample's output has the same bits elsewhere in its batch, which depends on the processor.
 
     Kernels as narrow as those of `losses.mmd` would make much of a last bit.
     """
@@ -121,7 +121,7 @@ def numbers(module: nn.Module) -> dict[str, int]:
 def mean_gradient(
     network: nn.Module, client: Client, like: Tensor, loss: Callable[[Any, Any], Tensor] = F.cross_entropy
 ) -> list[Tensor]:
-    """Of a loss over all samples of a visit, in evaluation mode, for each parameter that trains.
+    """Of a loss over all training samples, in evaluation mode, for each parameter that trains.
 
     Args:
         network: Whose outputs are compared with the targets.
@@ -144,7 +144,7 @@ def mean_gradient(
 def class_means(
     values: Callable[[Tensor], Tensor], client: Client, like: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Of each class among a visit's samples, the mean of what is computed of them, ``[C, D]``, and how many, ``[C]``.
+    """Of each class of the training samples, the mean of what is computed of them, ``[C, D]``, and how many, ``[C]``.
 
     Args:
         values: Gives ``[N, D]``.

@@ -25,7 +25,7 @@ class Partition(ABC):
     """Whether it looks at classes: it is refused where targets are none, and all labels are 0 if it is not."""
 
     by_owner: bool = False
-    """Whether it goes by the client that each sample names, which `for_samples` then tells."""
+    """Whether it goes by the client that each sample names, which `for_samples` is then given."""
 
     over_time: bool = False
     """Whether a client has another part of its samples in every round, as `in_round` says."""
@@ -38,7 +38,7 @@ class Partition(ABC):
         """One int64 index array per client into `labels`."""
 
     def class_probabilities(self, class_sizes: np.ndarray, num_clients: int, seed: int) -> np.ndarray | None:
-        """What a client's classes are drawn by, ``[K, C]``, rows adding up to 1; None: only its samples tell.
+        """What a client's classes are drawn by, ``[K, C]``, rows adding up to 1; None: unknown but for its samples.
 
         Args:
             class_sizes: Samples of each class that are dealt out, ``[C]``.

@@ -137,7 +137,9 @@ class ByColumn(Partition):
 
     def assign(self, labels: np.ndarray, num_clients: int, num_classes: int, seed: int) -> list[np.ndarray]:
         num_samples = len(checked_labels(labels, num_clients, num_classes))
-        require(self._owners is not None, "`ByColumn` must be told whose each sample is: call its `for_samples` first.")
+        require(
+            self._owners is not None, "`ByColumn` does not know the samples' clients: call its `for_samples` first."
+        )
         owners = np.asarray(self._owners)
         require(len(owners) == num_samples, f"`owners` must be [{num_samples}], one per sample, got {len(owners)}.")
         require(int(owners.max()) < num_clients, f"`owners` must lie in [0, {num_clients}), got {owners.max()}.")
@@ -145,7 +147,7 @@ class ByColumn(Partition):
 
 
 def _as_array(given: list[int] | list[str] | str | None) -> np.ndarray | str | None:
-    """A list as an array, of which a record tells the length alone."""
+    """A list as an array, of which records show the length alone."""
     return given if given is None or isinstance(given, str) else np.array(given)
 
 

@@ -43,11 +43,11 @@ def test_every_method_has_a_card():
 @pytest.mark.parametrize("method", OWN)
 def test_the_readme_says_what_the_method_says(method):
     card = card_of(method)
-    paper, file, recipes, law, _ = table_in_the_readme()[method.__name__]
+    paper, file, recipes, invariant, _ = table_in_the_readme()[method.__name__]
     assert paper == (f"[{card.paper}]({card.link})" if card.paper else "(baseline)")
     assert file.endswith(f"(fedlit/methods/{method.__module__.rpartition('.')[2]}.py)")
     assert recipes == ", ".join(f"`{name}`" for name in card.recipes)
-    assert law == card.law
+    assert invariant == card.invariant
 
 
 def test_the_readme_names_no_other_method():
@@ -69,7 +69,7 @@ def test_the_recipes_of_a_card_are_those_of_the_method(method):
 
 
 @pytest.mark.parametrize("method", OWN)
-def test_a_card_tells_the_stages_and_whether_anything_travels_or_stays(method):
+def test_a_card_names_the_stages_and_whether_anything_travels_or_stays(method):
     module = made(method)
     card = card_of(method)
     stages = module.configure_stages()
@@ -78,26 +78,26 @@ def test_a_card_tells_the_stages_and_whether_anything_travels_or_stays(method):
     assert (card.travels != "nothing") == travels
     elsewhere = (*module.server_only, *module.collected, *module.download_only, *module.upload_only)
     kept = [name for name in module.state_dict() if not module.is_shared(name) and not name.startswith(elsewhere)]
-    at_home = [stage for stage in stages if stage.upload == "none" and stage.side == "clients"]
-    assert (card.stays != "nothing") == bool(kept or (at_home and not module.collected))
+    local = [stage for stage in stages if stage.upload == "none" and stage.side == "clients"]
+    assert (card.stays != "nothing") == bool(kept or (local and not module.collected))
 
 
 def test_the_table_has_a_row_for_every_method(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     main([])
     header, _, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["method", "paper", "travels", "stays", "stages", "recipe", "law"]
+    assert header.split() == ["method", "paper", "travels", "stays", "stages", "recipe", "invariant"]
     assert [row.split()[0] for row in rows] == [method.__name__ for method in OWN]
     assert "mu = 0 is FedAvg" in next(row for row in rows if row.startswith("FedProx"))
 
 
 @pytest.mark.parametrize("name", ["FML", "fml", "fedlit.methods.FML"])
-def test_one_method_is_told_with_its_equations_and_options(name, capsys):
+def test_one_method_is_shown_with_its_equations_and_options(name, capsys):
     main([name])
     said = capsys.readouterr().out
     assert "L_meme     = beta  * CE(p_meme, y)" in said
-    assert "travels  the meme" in said
-    assert "use      Clients want a network of their own" in said
+    assert "travels    the meme" in said
+    assert "use        Clients want a network of their own" in said
     assert "--model.alpha = 0.5\n      Weight in [0, 1] of the labels in the personal loss" in said
 
 
@@ -107,7 +107,7 @@ from fedlit.methods import Card, DLAD
 
 class Mine(FedAvg):
     \"\"\"My own.\"\"\"
-    card = Card(law="x = 0 is FedAvg", travels="half")
+    card = Card(invariant="x = 0 is FedAvg", travels="half")
 
 class Quiet(FedAvg):
     pass

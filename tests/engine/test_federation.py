@@ -17,7 +17,7 @@ from fedlit.partition import Dirichlet
 def test_a_round_has_as_many_clients_as_asked_for(fraction, min_clients, expected):
     spy = Spy()
     fitted(spy, toy_data(num_clients=10), fraction_fit=fraction, min_clients=min_clients, num_rounds=2)
-    assert [len([v for v in spy.visits if v[0] == r]) for r in (1, 2)] == [expected] * 2
+    assert [len([v for v in spy.trained if v[0] == r]) for r in (1, 2)] == [expected] * 2
 
 
 def test_the_sample_of_a_round_follows_from_the_seed_alone():
@@ -25,14 +25,14 @@ def test_the_sample_of_a_round_follows_from_the_seed_alone():
     for seed in (0, 0, 1):
         spy = Spy()
         fitted(spy, toy_data(num_clients=10), fraction_fit=0.3, num_rounds=4, seed=seed)
-        drawn.append(spy.visits)
+        drawn.append(spy.trained)
     assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_clients_that_opt_out_or_are_unseen_never_train_in_a_federated_stage():
     spy = Spy()
     fitted(spy, toy_data(num_clients=6, opt_out=[1, 4], unseen_clients=1), num_rounds=2)
-    assert {k for _, k in spy.visits} == {0, 2, 3}
+    assert {k for _, k in spy.trained} == {0, 2, 3}
 
 
 @pytest.mark.parametrize("is_shared", [False, True])

@@ -17,7 +17,7 @@ def lines(federation, name="metrics.csv"):
 
 
 def own_state(post, federation, k):
-    """What a client keeps in its files, after its last visit that counts."""
+    """What a client keeps in its files, after its last round that counts."""
     host = post.host(k)
     asked = {"experiment": federation.hosts.experiment}
     kept = host._before(host._files(asked), federation.hosts.rounds.get(k, 0))
@@ -52,7 +52,7 @@ CANARY = 1234.5678
 
 
 class WithCanaries(methods.FML):
-    """Every personal parameter holds a number that nothing else does, from the end of a visit on."""
+    """Every personal parameter holds a number that nothing else does, from the end of local training on."""
 
     def on_client_end(self, client):
         with torch.no_grad():
@@ -83,17 +83,17 @@ class Leaky(WithCanaries):
 
 
 def test_one_that_was_uploaded_would_be_found(tmp_path, monkeypatch):
-    assert ("visit", 0) in carried_with(Leaky, tmp_path, monkeypatch)
+    assert ("train", 0) in carried_with(Leaky, tmp_path, monkeypatch)
 
 
 def test_a_round_that_is_asked_for_again_is_answered_without_training(tmp_path, monkeypatch):
     monkeypatch.setitem(METHODS, "Spy", Spy)
     _, post = by_post("Spy", tmp_path, {"num_rounds": 1})
     host = post.host(0)
-    letter = post.letters["visit", 0]
-    answers = [host.answer("visit", letter) for _ in range(2)]
+    letter = post.letters["train", 0]
+    answers = [host.answer("train", letter) for _ in range(2)]
     assert answers[0] == answers[1]
-    assert host.state.module.visits == [(1, 0)]
+    assert host.state.module.trained == [(1, 0)]
 
 
 def test_an_encoder_of_uploads_is_refused_before_anybody_is_waited_for():

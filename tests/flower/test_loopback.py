@@ -46,7 +46,7 @@ def kept(loopback):
     """What stays with each client, in files of its host."""
     found = {}
     for k in range(2):
-        last = sorted((loopback.folder / f"state_{k}").rglob("visit_*.pt"))[-1]
+        last = sorted((loopback.folder / f"state_{k}").rglob("round_*.pt"))[-1]
         found[k] = torch.load(last, weights_only=True)["memory"]["state"]
     return found
 

@@ -41,7 +41,7 @@ def test_a_server_that_is_killed_in_a_round_goes_on_to_the_same_bits_and_nobody_
     first.hosts = RemoteHosts(post, {k: post.joined(k) for k in range(3)})
     with pytest.raises(Killed):
         first.fit(seeded("FML"), data_for("FML"))
-    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("visit_00002.pt")}
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("round_00002.pt")}
     again = federation(tmp_path / "server")
     again.hosts = hosts_of(InProcess(post.make, tmp_path))
     again.fit(seeded("FML"), data_for("FML"), "last")
@@ -71,22 +71,22 @@ class Garbled(InProcess):
 
 
 def as_other(what, answer):
-    """Tells of another client."""
-    told = wire.unpack(answer)
-    if what == "look":
-        told["found"] = [{**one, "values": [(0, *value[1:]) for value in one["values"]]} for one in told["found"]]
-    return wire.pack(told)
+    """Reports on another client."""
+    found = wire.unpack(answer)
+    if what == "evaluate":
+        found["found"] = [{**one, "values": [(0, *value[1:]) for value in one["values"]]} for one in found["found"]]
+    return wire.pack(found)
 
 
 def with_more(what, answer):
-    told = wire.unpack(answer)
-    if what == "visit":
-        told["upload"]["state"]["hidden"] = torch.ones(1)
-    return wire.pack(told)
+    found = wire.unpack(answer)
+    if what == "train":
+        found["upload"]["state"]["hidden"] = torch.ones(1)
+    return wire.pack(found)
 
 
 def huge(what, answer):
-    return answer + bytes(2**25) if what == "visit" else answer
+    return answer + bytes(2**25) if what == "train" else answer
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_an_answer_that_cannot_be_used_leaves_its_client_out_and_no_other(garble
     assert {row["client"] for row in rows(found) if row["data"] == "own"} >= {"0", "2"}
 
 
-def test_a_host_without_the_visit_that_it_is_to_go_on_from_says_so(tmp_path):
+def test_a_host_without_the_round_that_it_is_to_go_on_from_says_so(tmp_path):
     there, post = by_post("FML", tmp_path, {"num_rounds": 1})
-    for path in (tmp_path / "host_1").rglob("visit_*.pt"):
+    for path in (tmp_path / "host_1").rglob("round_*.pt"):
         path.unlink()
     again = federation(tmp_path / "server", num_rounds=2)
     again.hosts = hosts_of(InProcess(post.make, tmp_path))
@@ -128,7 +128,7 @@ def test_files_are_named_by_an_experiment_and_by_nothing_else(tmp_path):
         OwnFiles(tmp_path, "../../elsewhere", 0, 3)
 
 
-def test_as_many_visits_are_kept_as_a_server_may_go_back(tmp_path):
+def test_as_many_rounds_are_kept_as_a_server_may_go_back(tmp_path):
     files = OwnFiles(tmp_path, "0" * 32, 0, keep=3)
     for number in range(1, 6):
         files.write(number, {"round": number})
@@ -206,11 +206,11 @@ class WithOwnData(InProcess):
 
 def fitted_on(paths, folder):
     post = WithOwnData(paths, folder)
-    told = {k: post.joined(k) for k in range(len(paths))}
+    joined = {k: post.joined(k) for k in range(len(paths))}
     found = federation(folder / "server")
-    found.hosts = RemoteHosts(post, told)
+    found.hosts = RemoteHosts(post, joined)
     torch.manual_seed(3)
-    found.fit(FedAvg(linear, SGD), server_data(told))
+    found.fit(FedAvg(linear, SGD), server_data(joined))
     return found
 
 
@@ -259,10 +259,10 @@ def test_hosts_that_would_each_normalise_by_their_own_are_refused(tmp_path):
 def test_samples_of_another_kind_are_refused(tmp_path):
     paths = [write_images(tmp_path / f"{k}.npz", 20, seed=k) for k in range(2)]
     post = WithOwnData(paths, tmp_path)
-    told = {k: post.joined(k) for k in range(2)}
-    told[1]["preprocessing"]["mean"] = told[1]["preprocessing"]["mean"] + 1
+    joined = {k: post.joined(k) for k in range(2)}
+    joined[1]["preprocessing"]["mean"] = joined[1]["preprocessing"]["mean"] + 1
     with pytest.raises(ValueError, match=r"Samples of client 1 and of client 0 are not of one kind"):
-        server_data(told)
+        server_data(joined)
 
 
 @needs_flower
@@ -270,7 +270,7 @@ def test_a_method_that_needs_a_public_pool_is_refused_by_name_where_clients_have
     from fedlit.flower.apps import check_elsewhere
 
     for name, stage in (("FedMD", "public"), ("FedDF", "distil"), ("DLAD", "density")):
-        told = f"{name} cannot run where clients have data of their own: stage '{stage}' needs the public pool"
-        with pytest.raises(ValueError, match=told):
+        message = f"{name} cannot run where clients have data of their own: stage '{stage}' needs the public pool"
+        with pytest.raises(ValueError, match=message):
             check_elsewhere(seeded(name))
     check_elsewhere(seeded("FML"))

@@ -1,4 +1,4 @@
-"""What laws and numbers of several methods are worked out with: rounds written out, and a step that fits on paper."""
+"""Rounds written out, and a step that fits on paper, for invariants and numbers of several methods."""
 
 import math
 from functools import partial
@@ -28,8 +28,8 @@ class Alone(LocalOnly):
 # --- a round written out
 
 
-def visit_batches(data, number, k, epochs):
-    """Batches of a client in a round, under the seed of that visit; a last batch of one sample is skipped."""
+def local_batches(data, number, k, epochs):
+    """Batches of a client in a round, under its seed there; a last batch of one sample is skipped."""
     x, y = data.images.train_x[data.assignment.train[k]], data.images.train_y[data.assignment.train[k]]
     torch.manual_seed(derive(0, "visit", "federate", number, k))
     shuffle = generator(0, "batches", "federate", number, k)

@@ -1,4 +1,4 @@
-"""What a client does in a visit, written out: no federation, no module, no stages."""
+"""Local training of a client, written out: no federation, no module, no stages."""
 
 import copy
 from functools import partial
@@ -47,7 +47,7 @@ def taking_part(method, cohorts):
 
 
 def first_networks(method) -> dict:
-    """The network that each client's first visit finds, by client; filled by a fit."""
+    """The network with which each client first trains, by client; filled by a fit."""
     found: dict = {}
     start = method.on_client_start
 

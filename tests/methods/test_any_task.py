@@ -146,6 +146,6 @@ def test_inputs_may_be_dicts_and_outputs_too(name):
 
 @pytest.mark.parametrize("method", FOR_CLASSES)
 def test_a_method_for_classes_refuses_numbers_by_name(method):
-    told = rf"`model.task` of {method.__name__} is classification, .*; {method.__name__} is for nothing else"
-    with pytest.raises(ValueError, match=told):
+    message = rf"`model.task` of {method.__name__} is classification, .*; {method.__name__} is for nothing else"
+    with pytest.raises(ValueError, match=message):
         fitted(method(network, SGD), numbers(public=0.5, partition=Blocks()))

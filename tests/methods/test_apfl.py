@@ -60,16 +60,16 @@ def test_alpha_is_clipped_and_by_default_steps_at_the_optimisers_rate(alpha_lr, 
     with torch.no_grad():
         method.network.w[0].weight.zero_()
         method.network.v[0].weight.copy_(torch.tensor([[1.0], [0.0]]))
-    federation = fitted(method, one_class_each(), num_rounds=1, local_epochs=3)  # once in a visit
+    federation = fitted(method, one_class_each(), num_rounds=1, local_epochs=3)  # once in a round
     found = [state["network.alpha"].item() for state in federation.personal_states.values()]
     assert found == pytest.approx(expected, abs=1e-4)
 
 
 def test_alpha_stays_with_its_client_and_is_recorded():
     federation = fitted(seeded(APFL, linear, SGD), uneven())
-    told = {(row["round"], row["client"]): float(row["value"]) for row in rows(federation) if row["metric"] == "alpha"}
-    assert {told["1", str(k)] for k in range(3)} == {0.5}  # all start from one network: v - w = 0
+    found = {(row["round"], row["client"]): float(row["value"]) for row in rows(federation) if row["metric"] == "alpha"}
+    assert {found["1", str(k)] for k in range(3)} == {0.5}  # all start from one network: v - w = 0
     ended = [federation.personal_states[k]["network.alpha"].item() for k in range(3)]
-    assert [told["3", str(k)] for k in range(3)] == pytest.approx(ended, abs=1e-5)
-    assert len({told["3", str(k)] for k in range(3)}) == 3
+    assert [found["3", str(k)] for k in range(3)] == pytest.approx(ended, abs=1e-5)
+    assert len({found["3", str(k)] for k in range(3)}) == 3
     assert "network.alpha" not in federation.global_state

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import LOG3, PLAIN, Alone, classifier, copied, mean_of, one_class_each, slope, visit_batches
+from by_hand import LOG3, PLAIN, Alone, classifier, copied, local_batches, mean_of, one_class_each, slope
 from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, linear, part, rows, seeded, toy_data, uneven
 
@@ -44,7 +44,7 @@ def replay(data, rounds, lam):
         for k, v in enumerate(personal):
             w.load_state_dict(server)
             optimizer = SGD(w.parameters())
-            for _, x, y in visit_batches(data, number, k, epochs=1):
+            for _, x, y in local_batches(data, number, k, epochs=1):
                 optimizer.zero_grad()
                 F.cross_entropy(w(x), y).backward()
                 optimizer.step()
@@ -82,7 +82,7 @@ def test_two_steps_by_hand():
     assert federation.global_state["network.0.weight"].flatten().tolist() == pytest.approx(w)
 
 
-def test_the_personal_network_stays_and_both_models_are_told():
+def test_the_personal_network_stays_and_both_models_are_logged():
     federation = fitted(Ditto(SmallCNN, SGD), num_rounds=2)
     assert {name.split(".")[0] for name in federation.personal_states[1]} == {"personal"}
     assert {name.split(".")[0] for name in federation.global_state} == {"network"}

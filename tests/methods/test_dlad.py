@@ -1,4 +1,4 @@
-"""DLAD: laws of SPEC 9.6, the optimal density classifier as an oracle, and what the server may see."""
+"""DLAD: its invariants, the optimal density classifier as an oracle, and what the server may see."""
 
 from functools import cache, partial
 
@@ -293,15 +293,15 @@ def test_a_client_that_opted_out_is_not_counted_among_the_clients():
 
 
 @pytest.mark.parametrize(
-    ("now", "told"),
+    ("now", "message"),
     [
         ({"num_clients": 2}, "holds an upload of client 2, who takes no part here or has opted out"),
         ({"opt_out": [1]}, "holds an upload of client 1, who takes no part"),
     ],
 )
-def test_an_earlier_upload_of_nobody_is_refused(now, told, tmp_path):
+def test_an_earlier_upload_of_nobody_is_refused(now, message, tmp_path):
     first = fitted(seeded(linear), pooled_data(), default_root_dir=str(tmp_path))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         fitted(seeded(linear, earlier=f"{first.log_dir}/checkpoints/last.ckpt"), pooled_data(**now))
 
 

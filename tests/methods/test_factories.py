@@ -52,9 +52,9 @@ REFUSED = [  # a method, an option of it, and what is said
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "told"), REFUSED)
-def test_options_that_cannot_be_are_refused_by_name(name, options, told):
-    with pytest.raises(ValueError, match=told):
+@pytest.mark.parametrize(("name", "options", "message"), REFUSED)
+def test_options_that_cannot_be_are_refused_by_name(name, options, message):
+    with pytest.raises(ValueError, match=message):
         METHODS[name](**options)
 
 
@@ -116,7 +116,7 @@ class OwnNetworks(FedAvg):
         self.client_networks = client_networks
 
 
-class OwnAffair(FedAvg):
+class OtherMeaning(FedAvg):
     """What it calls so is no option of its constructor."""
 
     def __init__(self, network, optimizer):
@@ -130,7 +130,7 @@ def test_choices_of_a_method_of_ones_own_are_checked_by_the_name_of_the_option()
     with pytest.raises(ValueError, match=r"`model.client_networks` names client 3, but the clients are 0 to 2."):
         OwnNetworks(linear, SGD, client_networks={3: linear}).check(data)
     OwnNetworks(linear, SGD, client_networks={2: linear}).check(data)
-    OwnAffair(linear, SGD).check(data)
+    OtherMeaning(linear, SGD).check(data)
 
 
 def test_a_frozen_copy_does_not_follow_its_original():

@@ -28,7 +28,7 @@ def one_weight() -> nn.Module:
 
 
 def teaching(total, holders, number, own=None):
-    """A client's method at the start of a visit."""
+    """A client's method before local training."""
     method = FD(one_weight, PLAIN, gamma=1.0)
     method.total.copy_(tensor(total))
     method.holders.copy_(tensor(holders))
@@ -105,7 +105,7 @@ def plain_fd(data, networks, cohorts, gamma):
                 z = network(x)
                 loss = F.cross_entropy(z, y)
                 for n, label in enumerate(y.tolist()):
-                    others = [told[label] for j, told in sent.items() if j != k and label in told]
+                    others = [means[label] for j, means in sent.items() if j != k and label in means]
                     if others:
                         loss = loss - gamma * (sum(others) / len(others) * z[n].log_softmax(0)).sum() / len(y)
                     seen.setdefault(label, []).append(z[n].detach().softmax(0))
@@ -126,8 +126,8 @@ def test_three_rounds_are_a_plain_loop_in_which_the_server_leaves_everybody_out(
     sent = plain_fd(uneven(), networks, cohorts, gamma=0.7)
     for k, state in federation.personal_states.items():
         assert_close(part(state, "network."), networks[k].state_dict(), atol=1e-5, rtol=1e-4)
-        for label, told in sent[k].items():
-            assert_close(state["own_means"][label], told, atol=1e-5, rtol=1e-4)
+        for label, mean in sent[k].items():
+            assert_close(state["own_means"][label], mean, atol=1e-5, rtol=1e-4)
 
 
 def test_networks_may_differ():

@@ -1,4 +1,4 @@
-"""FedDF: its law, its loss, and what its server learns from."""
+"""FedDF: its invariant, its loss, and what its server learns from."""
 
 import math
 from functools import partial
@@ -80,8 +80,8 @@ def test_distillation_brings_the_student_nearer_to_its_teachers():
         method.load_state_dict(state)
         distances.append(float(distillation_loss(method.networks[0](method.x).detach(), method.recorded)))
     assert distances[1] < 0.8 * distances[0]
-    told = [line for line in rows(federation) if line["metric"] == "distillation_loss"]
-    assert [(line["stage"], line["client"], line["data"]) for line in told] == [("distil", "all", "public")]
+    found = [line for line in rows(federation) if line["metric"] == "distillation_loss"]
+    assert [(line["stage"], line["client"], line["data"]) for line in found] == [("distil", "all", "public")]
 
 
 def test_with_patience_the_best_state_by_clients_validation_samples_is_kept():

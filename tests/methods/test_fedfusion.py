@@ -1,4 +1,4 @@
-"""FedFusion: laws of SPEC 9.4, each operator by hand, what travels."""
+"""FedFusion: its invariants, each operator by hand, what travels."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ def test_where_both_extractors_agree_any_weight_is_the_identity_and_has_no_gradi
     assert torch.equal(fusion.lam.grad, torch.zeros_like(fusion.lam))
 
 
-# --- laws
+# --- invariants
 
 
 @pytest.mark.parametrize("control", [{"train_operator": False}, {"fuse_with": "own"}])
@@ -137,12 +137,12 @@ def test_a_fusing_convolution_is_averaged_and_not_smoothed():
     assert torch.equal(method.aggregate(uploads, method.state_dict())[name], torch.full_like(state[name], 2.0))
 
 
-def test_a_network_that_does_not_tell_its_feature_shape_is_refused():
+def test_a_network_without_a_feature_shape_is_refused():
     with pytest.raises(ValueError, match="must have an `extractor` with a `feature_shape`"):
         FedFusion(TrunkAndHead, SGD)
 
 
-# --- what is told of the fusion
+# --- what is logged of the fusion
 
 
 def test_lam_and_its_spread_and_the_share_of_a_convolution_by_hand():
@@ -155,11 +155,11 @@ def test_lam_and_its_spread_and_the_share_of_a_convolution_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("operator", "told"), [("single", {"lam"}), ("multi", {"lam", "lam_sd"}), ("conv", {"frozen_share"})]
+    ("operator", "metrics"), [("single", {"lam"}), ("multi", {"lam", "lam_sd"}), ("conv", {"frozen_share"})]
 )
-def test_what_fusion_has_come_to_is_recorded_of_every_client_in_every_round(operator, told):
+def test_what_fusion_has_come_to_is_recorded_of_every_client_in_every_round(operator, metrics):
     federation = fitted(FedFusion(Small, SGD, operator), num_rounds=2)
-    found = [row for row in rows(federation) if row["data"] == "train" and row["metric"] in told]
+    found = [row for row in rows(federation) if row["data"] == "train" and row["metric"] in metrics]
     assert {(row["round"], row["client"], row["metric"]) for row in found} == {
-        (number, k, name) for number in "12" for k in "012" for name in told
+        (number, k, name) for number in "12" for k in "012" for name in metrics
     }

@@ -1,4 +1,4 @@
-"""FedMD: laws, what is exchanged, and a hand-worked digestion."""
+"""FedMD: its invariants, what is exchanged, and a hand-worked digestion."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def with_pool(**options):
 
 
 class Watched(FedMD):
-    """Notes what each client says at the end of a visit, and the public samples of a round."""
+    """Notes what each client says after local training, and the public samples of a round."""
 
     said = Diary(dict)
     x = Diary(dict)
@@ -145,12 +145,12 @@ def test_a_method_that_does_not_say_that_labels_are_public_is_refused_them():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"public": "labels"}, "clients never see the labels of the public pool among their own"),
         ({"samples": "public"}, "`samples: public` needs a `public` of inputs or labels"),
     ],
 )
-def test_stages_that_contradict_themselves_are_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_stages_that_contradict_themselves_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         Stage("stage", **options)

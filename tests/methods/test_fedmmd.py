@@ -1,4 +1,4 @@
-"""FedMMD and its L2 twin: laws of SPEC 9.3, the 19 widths by hand, recording."""
+"""FedMMD and its L2 twin: their invariants, the 19 widths by hand, recording."""
 
 import copy
 import math
@@ -89,7 +89,7 @@ def test_the_l2_twin_is_half_a_sum_not_a_mean():
     assert half_squared_error(a, b).item() == 15.0
 
 
-# --- laws
+# --- invariants
 
 
 @pytest.mark.parametrize("distance", ["mmd", "l2"])
@@ -160,7 +160,7 @@ def test_kernel_and_what_is_compared_make_a_difference():
 
 
 @pytest.mark.parametrize("distance", ["mmd", "l2"])
-def test_the_distance_of_every_visit_is_recorded_and_the_loss_is_made_of_it(distance):
+def test_the_distance_is_recorded_for_every_client_and_the_loss_is_made_of_it(distance):
     method = FedMMD(linear, SGD, lam=0.3, distance=distance)
     losses = []
     plain = method.training_step
@@ -171,10 +171,10 @@ def test_the_distance_of_every_visit_is_recorded_and_the_loss_is_made_of_it(dist
 
     method.training_step = watched
     federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
-    told = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
-    assert told[distance] > 0
+    found = {row["metric"]: float(row["value"]) for row in rows(federation) if row["data"] == "train"}
+    assert found[distance] > 0
     mean = float(torch.stack(losses).detach().mean())
-    assert mean == pytest.approx(told["train_loss"] + 0.3 * told[distance], rel=1e-4)
+    assert mean == pytest.approx(found["train_loss"] + 0.3 * found[distance], rel=1e-4)
 
 
 def test_where_inputs_vary_the_weights_are_those_without_a_recording():

@@ -88,13 +88,13 @@ def test_a_client_without_a_step_does_not_move_anything():
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "mu", "told"),
+    ("optimizer", "mu", "message"),
     [
         (torch.optim.Adam, 0.0, r"`model.optimizer` must be torch.optim.SGD without dampening and .*; got Adam"),
         (partial(SGD, nesterov=True), 0.0, r"without dampening and nesterov and maximize, .*; got nesterov True"),
         (SGD, 0.1, r"without momentum .* of which the norm is known beside `model.mu`; got momentum 0.9"),
     ],
 )
-def test_steps_of_which_the_paper_has_no_norm_are_refused(optimizer, mu, told):
-    with pytest.raises(ValueError, match=told):
+def test_steps_of_which_the_paper_has_no_norm_are_refused(optimizer, mu, message):
+    with pytest.raises(ValueError, match=message):
         fitted(FedNova(linear, optimizer, mu=mu), toy_data())

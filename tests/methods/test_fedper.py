@@ -63,7 +63,7 @@ def test_the_head_is_the_last_linear_layers_in_order(layers, names):
 
 @pytest.mark.parametrize("method", [FedPer, FedRep])
 @pytest.mark.parametrize(
-    ("network", "layers", "told"),
+    ("network", "layers", "message"),
     [
         (lambda: nn.Conv2d(1, 3, 8), 1, r"`model\.network`: Conv2d must hold linear layers for a head, 1, and has 0\."),
         (lambda: nn.Linear(64, 3), 1, r"`model\.network`: Linear must hold linear layers for a head, 1, and has 0\."),
@@ -74,6 +74,6 @@ def test_the_head_is_the_last_linear_layers_in_order(layers, names):
         (linear, 0.5, r"`model\.head_layers` must be a whole number, got 0\.5\."),
     ],
 )
-def test_a_network_that_cannot_be_cut_is_refused_in_one_line(method, network, layers, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_network_that_cannot_be_cut_is_refused_in_one_line(method, network, layers, message):
+    with pytest.raises(ValueError, match=message):
         method(network, SGD, head_layers=layers)

@@ -1,4 +1,4 @@
-"""FedProto: a plain loop bit for bit, laws, prototypes by hand, networks that differ."""
+"""FedProto: a plain loop bit for bit, invariants, prototypes by hand, networks that differ."""
 
 import pytest
 import torch
@@ -97,7 +97,7 @@ def test_three_rounds_are_algorithm_1_by_a_plain_loop_bit_for_bit(given, distanc
         assert equal(part(state, "network."), networks[k].state_dict())
 
 
-# --- laws
+# --- invariants
 
 
 @pytest.mark.parametrize(("lam", "holds"), [(0.0, True), (0.5, False)])
@@ -191,7 +191,7 @@ def test_networks_may_differ_in_all_but_the_width_of_features(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"client_networks": {2: linear}}, r"the last linear layer of client 2 must take 6 features, got 64"),
         ({"client_networks": {7: Wide}}, r"`model.client_networks` names client 7"),
@@ -201,8 +201,8 @@ def test_networks_may_differ_in_all_but_the_width_of_features(tmp_path):
         ({"network": nn.Flatten}, r"Flatten must hold a linear layer as its last"),
     ],
 )
-def test_what_cannot_be_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         fitted(FedProto(**{"network": narrow, "optimizer": PLAIN, **options}))
 
 

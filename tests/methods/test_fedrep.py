@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from by_hand import LOG3, PLAIN, chain, copied, mean_of, one_class_each, slope, visit_batches
+from by_hand import LOG3, PLAIN, chain, copied, local_batches, mean_of, one_class_each, slope
 from toys import SGD, Diary, SmallCNN, equal, fitted, seeded, toy_data, uneven
 
 from fedlit.methods import FedRep
@@ -38,7 +38,7 @@ class Watched(FedRep):
         self.seen.append(found)
 
 
-def test_what_is_frozen_has_no_gradient_and_is_thawed_when_the_visit_ends():
+def test_what_is_frozen_has_no_gradient_and_is_thawed_when_local_training_ends():
     method = Watched(SmallCNN, SGD, head_epochs=2, body_epochs=1)
     fitted(method, num_rounds=1)
     head, body = set(HEAD), {"0.weight", "0.bias", "1.weight", "1.bias"}
@@ -73,7 +73,7 @@ def replay(data, rounds, head_epochs, body_epochs):
             network.load_state_dict(server | heads[k])
             head_optimizer, body_optimizer = SGD(head), SGD(body)
             head_optimizer.load_state_dict(momenta[k])
-            for epoch, x, y in visit_batches(data, number, k, head_epochs + body_epochs):
+            for epoch, x, y in local_batches(data, number, k, head_epochs + body_epochs):
                 optimizer = head_optimizer if epoch < head_epochs else body_optimizer
                 network.zero_grad()
                 F.cross_entropy(network(x), y).backward()
@@ -95,7 +95,7 @@ def test_three_rounds_are_a_loop_written_out_bit_for_bit():
         assert equal(federation.personal_states[k], {f"network.{name}": tensor for name, tensor in head.items()})
 
 
-def test_a_visit_by_hand():
+def test_local_training_by_hand():
     """The head steps from p = (1/4, 3/4) while b = 1; then the body steps by the gradient of the new head's logits."""
     federation = fitted(FedRep(chain, PLAIN, head_epochs=1, body_epochs=1), one_class_each(), num_rounds=1)
     heads = [(0.75, LOG3 - 0.75), (-0.25, LOG3 + 0.25)]
@@ -109,8 +109,8 @@ def test_a_visit_by_hand():
 
 
 @pytest.mark.parametrize("given", [{"local_epochs": 3}, {"local_steps": 3}, {"client_epochs": {0: 2}}])
-def test_it_is_told_that_other_options_for_epochs_play_no_part(given):
+def test_a_notice_says_that_other_options_for_epochs_play_no_part(given):
     (name,) = given
     with pytest.warns(Notice, match=f"`trainer.{name}` plays no part: FedRep has options of its own for epochs"):
-        told = fitted(seeded(FedRep, SmallCNN, SGD, head_epochs=1), num_rounds=1, **given)
-    assert equal(told.global_state, fitted(seeded(FedRep, SmallCNN, SGD, head_epochs=1), num_rounds=1).global_state)
+        found = fitted(seeded(FedRep, SmallCNN, SGD, head_epochs=1), num_rounds=1, **given)
+    assert equal(found.global_state, fitted(seeded(FedRep, SmallCNN, SGD, head_epochs=1), num_rounds=1).global_state)

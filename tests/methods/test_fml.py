@@ -1,4 +1,4 @@
-"""Federated mutual learning: laws of SPEC 9.1-2, numbers, and what ports get wrong."""
+"""Federated mutual learning: invariants, numbers, and what ports get wrong."""
 
 import math
 
@@ -38,7 +38,7 @@ class Alone(LocalOnly):
         return [Stage("federate", upload="none")]
 
 
-# --- laws
+# --- invariants
 
 
 @pytest.mark.parametrize(("beta", "holds"), [(1.0, True), (0.9, False)])
@@ -56,15 +56,15 @@ def test_one_network_is_both_the_personal_one_and_the_meme():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"personal": linear}, "`model.personal` and `model.meme` must be given, or `model.network`"),
         ({"personal": linear, "meme": linear, "network": linear}, "`model.network` plays no part"),
         ({"network": linear, "optimizer": None}, "`model.optimizer` must be given"),
     ],
 )
-def test_networks_too_few_or_too_many_are_refused_by_name(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_networks_too_few_or_too_many_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
         FML(**{"optimizer": SGD, **options})
 
 
@@ -197,21 +197,21 @@ def test_a_ramp_is_followed_in_training():
     assert [tuple(round(v, 6) for v in entry) for entry in seen] == [(1, 0.9, 0.1), (2, 0.7, 0.5), (3, 0.5, 0.9)]
 
 
-@pytest.mark.parametrize("law", ["beta", "alpha"])
-def test_clipping_one_networks_gradient_does_not_depend_on_the_other(law):
+@pytest.mark.parametrize("weight", ["beta", "alpha"])
+def test_clipping_one_networks_gradient_does_not_depend_on_the_other(weight):
     """Another architecture of the other network, whose gradient has another norm, makes no difference."""
     clipped = {"gradient_clip_val": 0.05, "num_rounds": 2}
-    networks = [(linear, linear), (other, linear)] if law == "beta" else [(linear, linear), (linear, TrunkAndHead)]
-    prefix = "meme." if law == "beta" else "personal."
+    networks = [(linear, linear), (other, linear)] if weight == "beta" else [(linear, linear), (linear, TrunkAndHead)]
+    prefix = "meme." if weight == "beta" else "personal."
     states = []
     for personal, meme in networks:
-        method = FML(personal, meme, SGD, **{law: 1.0})
+        method = FML(personal, meme, SGD, **{weight: 1.0})
         torch.manual_seed(3)
         for name, parameter in method.named_parameters():
             if name.startswith(prefix):
                 torch.nn.init.normal_(parameter)
         federation = fitted(method, **clipped)
-        states.append(federation.global_state if law == "beta" else federation.personal_states[0])
+        states.append(federation.global_state if weight == "beta" else federation.personal_states[0])
     assert equal(*({n: t for n, t in state.items() if n.startswith(prefix)} for state in states))
 
 
@@ -224,7 +224,7 @@ def test_sharing_an_extractor_needs_one():
 
 
 def personal_and_meme(**options):
-    """Of one client after its first visit, trained by labels alone unless the options say otherwise."""
+    """Of one client after its first round, trained by labels alone unless the options say otherwise."""
     method = FML(linear, linear, SGD, **{"alpha": 1.0, "beta": 1.0, "personal_from": "server", **options})
     federation = fitted(method, toy_data(num_clients=1), num_rounds=1)
     personal = federation.personal_states[0]
@@ -233,7 +233,7 @@ def personal_and_meme(**options):
     )
 
 
-def test_with_labels_alone_a_start_from_the_server_ends_a_first_visit_with_two_equal_networks():
+def test_with_labels_alone_a_start_from_the_server_ends_a_first_round_with_two_equal_networks():
     assert equal(*personal_and_meme())
 
 

@@ -69,7 +69,7 @@ def test_a_client_keeps_its_extractor_from_round_to_round():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"client_networks": {2: lambda: Deep(width=9)}},
@@ -83,8 +83,8 @@ def test_a_client_keeps_its_extractor_from_round_to_round():
         ),
     ],
 )
-def test_a_network_whose_head_cannot_be_shared_is_refused_by_name(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_network_whose_head_cannot_be_shared_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
         fitted(LGFedAvg(SmallCNN, SGD, **options))
 
 

@@ -1,4 +1,4 @@
-"""What docs/methods_of_your_own.md shows runs as printed, and keeps its laws."""
+"""What docs/methods_of_your_own.md shows runs as printed, and keeps its invariants."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""The mixture of experts: laws of SPEC 9.5, the three mixtures by hand, and that opted-out samples never leave."""
+"""The mixture of experts: invariants, the three mixtures by hand, and that opted-out samples never leave."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def seeded(network=linear, optimizer=ADAM, **options):
     return MixtureOfExperts(network, optimizer, **{"epochs": 3, **options})
 
 
-# --- numbers and laws of the mixture
+# --- numbers and invariants of the mixture
 
 
 @pytest.mark.parametrize("mix", MIXES)
@@ -117,8 +117,8 @@ def test_one_run_has_all_models_of_a_row_of_the_table():
         f"{federation.log_dir}/curves.png"
     ) as picture:  # three curves in a row, and all models side by side below
         assert picture.height < picture.width < 2 * picture.height
-    told = {row["metric"] for row in rows(federation) if row["model"] == "personal"}
-    assert told >= {"gate", "gate_sd", "local_expert_acc", "global_expert_acc"}
+    found = {row["metric"] for row in rows(federation) if row["model"] == "personal"}
+    assert found >= {"gate", "gate_sd", "local_expert_acc", "global_expert_acc"}
 
 
 def test_its_global_model_is_fedavgs():

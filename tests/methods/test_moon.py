@@ -26,13 +26,13 @@ def test_with_mu_0_and_only_then_it_is_fedavg_of_the_same_network(network, proje
 
 def contrasts(**options):
     federation = fitted(MOON(SmallCNN, SGD, projection=5), **options)
-    told = [row for row in rows(federation) if row["metric"] == "contrast"]
-    return [float(row["value"]) for row in sorted(told, key=lambda row: (int(row["round"]), int(row["client"])))]
+    found = [row for row in rows(federation) if row["metric"] == "contrast"]
+    return [float(row["value"]) for row in sorted(found, key=lambda row: (int(row["round"]), int(row["client"])))]
 
 
-def test_in_a_first_visit_the_term_is_log_2_and_later_it_is_not():
+def test_in_a_first_round_the_term_is_log_2_and_later_it_is_not():
     first, second = torch.tensor(contrasts(num_rounds=2, local_steps=2)).chunk(2)
-    assert torch.equal(first, torch.full((3,), math.log(2)))  # both others are one network, in all steps of that visit
+    assert torch.equal(first, torch.full((3,), math.log(2)))  # both others are one network in round 1
     assert not torch.isclose(second, torch.full((3,), math.log(2))).any()
 
 
@@ -75,7 +75,7 @@ def test_the_loss_of_a_step_is_the_sum_of_both():
     torch.testing.assert_close(method.training_step((x, y), 0), expected)
 
 
-def test_the_previous_network_is_the_one_that_the_last_visit_ended_with():
+def test_the_previous_network_is_the_one_that_the_last_round_ended_with():
     method, begun, ended = seeded(MOON, SmallCNN, SGD, projection=5), [], []
     start, end = method.on_client_start, method.on_client_end
 
@@ -114,18 +114,18 @@ class Unused(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("network", "options", "told"),
+    ("network", "options", "message"),
     [
         (lambda: nn.Conv2d(1, 3, 8), {}, r"`model\.network`: Conv2d must hold linear layers for a head, 1, and has 0"),
         (lambda: nn.Linear(64, 3), {}, r"`model\.network`: Linear must hold linear layers for a head, 1, and has 0"),
     ],
 )
-def test_bad_options_are_refused_by_name(network, options, told):
-    with pytest.raises(ValueError, match=told):
+def test_bad_options_are_refused_by_name(network, options, message):
+    with pytest.raises(ValueError, match=message):
         MOON(network, SGD, **options)
 
 
-def test_a_network_whose_last_linear_layer_plays_no_part_is_told():
+def test_a_network_whose_last_linear_layer_plays_no_part_is_refused():
     with pytest.raises(ValueError, match="the last linear layer of Unused takes no part in its `forward`"):
         with_features(Unused(), torch.zeros(1, 64))
 

@@ -1,4 +1,4 @@
-"""Per-FedAvg: laws, and its two updates against hand-worked ones."""
+"""Per-FedAvg: invariants, and its two updates against hand-worked ones."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def slope(w, batch):
 
 def gradient(variant):
     method = PerFedAvg(Scalar, sgd, alpha=0.4, variant=variant, delta=0.01)
-    method.trainer = type("Visit", (), {"estimated_stepping_batches": 3})()
+    method.trainer = type("Trainer", (), {"estimated_stepping_batches": 3})()
     method.log = lambda *given: None
     losses = [method.training_step(batch, 0) for batch in BATCHES[: 2 + (variant == "hf")]]
     assert losses[:-1] == [None] * (len(losses) - 1)

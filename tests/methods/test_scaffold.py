@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates against a plain loop, laws, and steps that it refuses."""
+"""SCAFFOLD: control variates against a plain loop, invariants, and steps that it refuses."""
 
 from functools import partial
 
@@ -72,7 +72,7 @@ def test_three_rounds_are_algorithm_1_by_a_plain_loop_bit_for_bit(option, lr_g):
         assert equal(part(state, "c_i."), {str(i): tensor for i, tensor in enumerate(c_i[k])})
 
 
-# --- laws
+# --- invariants
 
 
 class Held(SCAFFOLD):
@@ -119,10 +119,10 @@ def test_a_step_by_hand():
         method.steps += 1
     assert y.item() == pytest.approx(5 - 0.6)
 
-    class Visit:
+    class Trainer:
         optimizers = (torch.optim.SGD([y], lr=0.1),)
 
-    method.trainer = Visit()
+    method.trainer = Trainer()
     method.on_client_end(None)
     assert method.c_i.get_buffer("0").item() == pytest.approx(1 - 3 + 0.6 / 0.2, abs=1e-4)  # which is g
     assert method.change.get_buffer("0").item() == pytest.approx(0.0, abs=1e-4)
@@ -131,7 +131,7 @@ def test_a_step_by_hand():
 # --- what travels, and what is refused
 
 
-def test_a_visit_sends_twice_the_network_each_way(tmp_path):
+def test_a_client_sends_twice_the_network_each_way(tmp_path):
     federation = fitted(SCAFFOLD(linear, PLAIN), num_rounds=1, default_root_dir=str(tmp_path))
     size = 4 * (64 * 3 + 3)
     found = [(row["direction"], row["kind"], int(row["bytes"])) for row in rows(federation, "ledger.csv")][:4]
@@ -140,18 +140,18 @@ def test_a_visit_sends_twice_the_network_each_way(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"optimizer": SGD}, r"`model.optimizer` must be torch.optim.SGD without momentum .*; got momentum 0.9"),
         ({"optimizer": torch.optim.Adam}, r"`model.optimizer` must be torch.optim.SGD without momentum .*; got Adam"),
         ({"client_optimizers": {1: SGD}}, r"`model.client_optimizers\[1\]` must be torch.optim.SGD .*; got momentum 0"),
     ],
 )
-def test_an_optimizer_whose_steps_are_not_lr_times_a_gradient_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_an_optimizer_whose_steps_are_not_lr_times_a_gradient_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         fitted(SCAFFOLD(linear, **{"optimizer": PLAIN, **options}))
 
 
-def test_a_bad_rate_is_told_by_the_door():
+def test_a_bad_rate_is_refused_before_the_first_round():
     with pytest.raises(ValueError, match=r"`model.optimizer` of client 0: Invalid learning rate: -1"):
         fitted(SCAFFOLD(linear, partial(torch.optim.SGD, lr=-1.0)))

@@ -22,7 +22,7 @@ for name in ("fedlit.cli.app", "torchvision.datasets"):  # what the command woul
 
 SECONDS = 5  # of CPU time
 PATIENCE = 30.0  # of the clock: other work on the machine is not the case's fault
-ROOM = 12 * 2**30  # bytes of address space, most of it of libraries
+MEMORY = 12 * 2**30  # bytes of address space, most of it of libraries
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _as_a_command(args: tuple[str, ...], environment: dict[str, str], folder: Pa
     code: object = 1
     try:
         os.setsid()
-        for limit, most in ((resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_AS, ROOM), (resource.RLIMIT_CORE, 0)):
+        for limit, most in ((resource.RLIMIT_CPU, SECONDS), (resource.RLIMIT_AS, MEMORY), (resource.RLIMIT_CORE, 0)):
             resource.setrlimit(limit, (most, most + (limit == resource.RLIMIT_CPU)))
         os.chdir(folder)
         os.environ.update(environment)

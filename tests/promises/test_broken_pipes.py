@@ -53,8 +53,8 @@ def test_a_run_goes_on_to_its_end_where_nobody_listens(end):
 def test_a_line_for_a_person_is_written_at_once_also_to_a_file(unbuffered, tmp_path):
     says = "import os, sys; from fedlit.cli.streams import keep_streams; keep_streams()"
     says += "; print('left out', file=sys.stderr); os._exit(0)"  # without a last flush
-    told = tmp_path / "stderr.txt"
+    errors = tmp_path / "stderr.txt"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    with told.open("w") as file:
+    with errors.open("w") as file:
         subprocess.run([sys.executable, "-c", says], stderr=file, env=environment, check=True)
-    assert told.read_text() == "left out\n"
+    assert errors.read_text() == "left out\n"

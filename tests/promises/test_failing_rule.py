@@ -15,7 +15,7 @@ asked = []
 
 def moody(uploads, current):
     asked.append(1)
-    if len(asked) > 2:  # tried at the door, and a round
+    if len(asked) > 2:  # tried before the first round, and a round
         raise KeyError("no such rule")
     return weighted_mean(uploads)
 """
@@ -34,5 +34,5 @@ def test_a_rule_that_raises_ends_the_command_in_one_line_with_exit_code_3_and_a_
     [checkpoint] = tmp_path.rglob("last.ckpt")
     assert load(checkpoint)["round"] == 1
     [record] = tmp_path.rglob("events.jsonl")
-    told = [json.loads(line) for line in record.read_text().splitlines()]
-    assert [event["round"] for event in told if event["event"] == "gave_up"] == [2]
+    events = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [event["round"] for event in events if event["event"] == "gave_up"] == [2]

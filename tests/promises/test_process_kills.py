@@ -48,7 +48,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_to_the_same_bits(k
         folder = tmp_path / f"killed_{number}"
         folder.mkdir()
         rank = draw.randrange(NUMBER)
-        codes, said = killed(folder, rank, batch=draw.randint(1, 12))  # two visits of two or three batches in a round
+        codes, said = killed(folder, rank, batch=draw.randint(1, 12))  # two clients of two or three batches in a round
         assert codes[rank] == -signal.SIGKILL
         assert [code for other, code in enumerate(codes) if other != rank] == [3, 3], said
         assert sum(f"rank {rank} of 3 has died" in words for words in said) >= 1, said

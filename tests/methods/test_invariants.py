@@ -1,4 +1,4 @@
-"""Where a method is at an extreme, it is a simpler one: bit for bit. Each law has a sibling that shows it can fail."""
+"""Where a method is at an extreme, it is a simpler one: bit for bit. Each test has a sibling that shows it can fail."""
 
 import pytest
 import torch

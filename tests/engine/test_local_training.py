@@ -1,4 +1,4 @@
-"""What a visit does: steps, optimisers, schedules, early stopping, BatchNorm."""
+"""Local training: steps, optimisers, schedules, early stopping, BatchNorm."""
 
 import warnings
 from functools import partial
@@ -99,7 +99,7 @@ def test_a_schedule_of_too_many_rounds_or_of_no_number_is_refused(told, given):
 
 
 class RuinedLater(FineTuned):
-    """Learns while it federates; in the last visit every step climbs the loss."""
+    """Learns while it federates; in the last round every step climbs the loss."""
 
     def configure_optimizers(self):
         ruin = self.client is not None and self.client.round == 3
