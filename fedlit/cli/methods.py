@@ -133,7 +133,7 @@ def _card_lines(card: Card) -> str:
     }
     if card.use:
         lines["use"] = card.use
-    return "\n".join(f"{name:8} {text}" for name, text in lines.items())
+    return "\n".join(f"{name:10} {text}" for name, text in lines.items())
 
 
 def options_of(called: Callable[..., object]) -> list[Option]:
