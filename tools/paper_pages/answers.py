@@ -43,10 +43,10 @@ def unit(measure: Measure) -> str:
 
 def _in_one_line(group: Sequence[Finding]) -> str:
     question = group[0].question
-    told = f"{question.kind.capitalize()}: *{question.row}* less *{question.over}*, {unit(group[0].measure)}"
+    text = f"{question.kind.capitalize()}: *{question.row}* less *{question.over}*, {unit(group[0].measure)}"
     if question.kind == "bound":
-        return f"{told}."
-    return f"{told}. The least gain that matters is {question.least:g}. **{verdict_of(group).capitalize()}.**"
+        return f"{text}."
+    return f"{text}. The least gain that matters is {question.least:g}. **{verdict_of(group).capitalize()}.**"
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:

@@ -4,7 +4,7 @@ A gain is the mean of the paired differences over seeds, in the direction that i
 
     agrees           low > 0
     disagrees        high < least, the smallest gain that matters (and not low > 0)
-    cannot be told   otherwise, and wherever a pair of seeds is missing or did not reach its target
+    inconclusive     otherwise, and wherever a pair of seeds is missing or did not reach its target
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ from tools.paper_pages.source import Kind, Question, RunSet, Source
 
 AGREES = "agrees"
 DISAGREES = "disagrees"
-OPEN = "cannot be told"
+OPEN = "inconclusive"
 DEPENDS = "depends"  # some comparisons agree, others disagree
 NOT_RUN = "not run yet"
 YES_OR_NO = {AGREES: "yes", DISAGREES: "no"}
@@ -48,7 +48,7 @@ class Finding:
 
 
 def runs_csv(root: Path, runs: RunSet) -> Path:
-    """Where the runs of a set are told, if it was run."""
+    """The table of a set's runs, if it was run."""
     return root / "docs" / "papers" / "runs" / runs.name / "runs.csv"
 
 
@@ -206,7 +206,7 @@ def verdict(readings: Iterable[str]) -> str:
 
     Example:
         >>> verdict([AGREES, AGREES, OPEN]), verdict([AGREES, OPEN]), verdict([DISAGREES]), verdict([NOT_RUN])
-        ('agrees', 'cannot be told', 'disagrees', 'not run yet')
+        ('agrees', 'inconclusive', 'disagrees', 'not run yet')
         >>> verdict([AGREES, AGREES, DISAGREES])
         'depends'
     """
@@ -248,7 +248,7 @@ def has_pairs(group: Sequence[Finding]) -> bool:
 
 def verdict_of(group: Sequence[Finding]) -> str:
     """What a question came to, in the words of its kind."""
-    return _told(_run(finding.reading for finding in group), words_of(group[0].question))
+    return _in_words(_run(finding.reading for finding in group), words_of(group[0].question))
 
 
 def words_of(question: Question) -> Mapping[str, str]:
@@ -262,26 +262,26 @@ def verdicts(found: Sequence[Finding], kind: Kind) -> dict[str, str]:
     return {group[0].question.brief: verdict_of(group) for group in groups}
 
 
-def _told(readings: Sequence[str], words: Mapping[str, str]) -> str:
+def _in_words(readings: Sequence[str], words: Mapping[str, str]) -> str:
     """A verdict in the words of its kind, and the counts where comparisons are not of one mind.
 
     Example:
-        >>> _told([AGREES, AGREES, DISAGREES, OPEN], YES_OR_NO)
+        >>> _in_words([AGREES, AGREES, DISAGREES, OPEN], YES_OR_NO)
         'depends (yes in 2, no in 1 of 4)'
-        >>> _told([AGREES, AGREES, OPEN], {}), _told([AGREES, OPEN], {}), _told([OPEN, OPEN], {})
-        ('agrees in 2 of 3', 'cannot be told (agrees in 1 of 2)', 'cannot be told')
+        >>> _in_words([AGREES, AGREES, OPEN], {}), _in_words([AGREES, OPEN], {}), _in_words([OPEN, OPEN], {})
+        ('agrees in 2 of 3', 'inconclusive (agrees in 1 of 2)', 'inconclusive')
     """
     word = verdict(readings)
     if len(set(readings)) < 2:
         return words.get(word, word)
     counts = {side: readings.count(side) for side in (AGREES, DISAGREES)}
-    told = ", ".join(f"{words.get(side, side)} in {count}" for side, count in counts.items() if count)
-    told += f" of {len(readings)}"
-    return told if word in counts else f"{word} ({told})"
+    text = ", ".join(f"{words.get(side, side)} in {count}" for side, count in counts.items() if count)
+    text += f" of {len(readings)}"
+    return text if word in counts else f"{word} ({text})"
 
 
 def verdict_line(found: Sequence[Finding]) -> str:
-    """The verdict of every claim in one line, and what the controls came to; what is only a bound is not told."""
+    """The verdict of every claim in one line, and what the controls came to; what is only a bound is left out."""
     claims = verdicts(found, "claim")
     if not claims:
         return f"{OPEN}: not run"
@@ -292,5 +292,5 @@ def verdict_line(found: Sequence[Finding]) -> str:
     return text
 
 
-def _line(told: Mapping[str, str]) -> str:
-    return "; ".join(f"{brief}: {word}" for brief, word in told.items())
+def _line(words: Mapping[str, str]) -> str:
+    return "; ".join(f"{brief}: {word}" for brief, word in words.items())

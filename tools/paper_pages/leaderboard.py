@@ -81,7 +81,7 @@ def _setting(results: RecordedResults, setting: str) -> str:
         cells = {name: results.study.cell(method, f"{setting}, {name}") for name in MEASURES}
         shown = [_number(results, cell) for cell in cells.values()]
         rows.append((method, *shown, *_cost(results, cells["own"]), over_baseline(results, method, setting)))
-    numbers = table(("method", *MEASURES, "bytes", "seconds", f"own less {BASELINE}'s"), rows)
+    numbers = table(("method", *MEASURES, "bytes", "seconds", f"own, difference to {BASELINE}"), rows)
     return f"{numbers}\n\n{ahead_and_behind(results, setting, BASELINE)}\n{ahead_and_behind(results, setting, ALONE)}"
 
 
@@ -182,16 +182,16 @@ def leaderboard_figure(board: Leaderboard, root: Path) -> str | None:
 def in_one_line(board: Leaderboard, root: Path, names: list[str]) -> Mapping[str, str]:
     """For the README: what each method has over FedAvg in every setting, bold where its interval excludes 0."""
     _, results = answering(root, board.runs)
-    told = dict.fromkeys(names, NOT_RUN)
+    found = dict.fromkeys(names, NOT_RUN)
     if results is None:
-        return told
+        return found
     for name in names:
         parts = [_in_short(results, name, setting) for setting in settings(results)]
         run = [part for part in parts if part is not None]
         if run:
-            what = "own accuracy" if name == BASELINE else f"own accuracy less {BASELINE}'s"
-            told[name] = f"{what}: {', '.join(run)}"
-    return told
+            what = "own accuracy" if name == BASELINE else f"difference to {BASELINE} (own accuracy, points)"
+            found[name] = f"{what}: {', '.join(run)}"
+    return found
 
 
 def _in_short(results: RecordedResults, method: str, setting: str) -> str | None:

@@ -31,7 +31,7 @@ MADE = "<!-- Made by `python -m tools.paper_pages` from docs/papers/src and docs
 RULE = (
     "A gain is the mean of the differences within pairs of seeds, in the direction that is better. A comparison "
     "*agrees* if its 95 % interval lies above 0, *disagrees* if it does not and lies below the smallest gain that "
-    "matters, and *cannot be told* otherwise, or where a pair of seeds is missing or did not reach the target. A "
+    "matters, and *inconclusive* otherwise, or where a pair of seeds is missing or did not reach the target. A "
     "claim agrees or disagrees if more than half of its comparisons that were run do, be it one, and none says the "
     "opposite; where some agree and others disagree, it depends, and both are counted. A control is answered yes or no "
     "by the same rule. Nothing is corrected for there being several."
@@ -69,9 +69,9 @@ def paper_page(source: Source, root: Path, pieces: Sequence[Evidence]) -> str:
         *_our_runs(source, root, pieces),
         f"Seen before these settings were fixed: {source.seen_before}",
         _again(source, pieces),
-        "## How the verdict is found, and what would tell",
+        "## How the verdict is found, and what would settle it",
         RULE,
-        f"What would tell: {source.would_tell}",
+        f"What would settle it: {source.would_settle}",
     ]
     return "\n\n".join(block.strip() for block in blocks if block) + "\n"
 
@@ -131,8 +131,8 @@ def _again(source: Source, pieces: Sequence[Evidence]) -> str:
             if cell.row == row and first in values:
                 number = plus_minus(values[first], nan, cell.measure)
                 command = piece.made_by[cell.row, cell.column].command_of(cell.row, cell.column)
-                told = f"One number again, {cell} with seed {first.training}, which is {number}:"
-                return f"{told}\n\n```bash\n{command}\n```"
+                text = f"One number again, {cell} with seed {first.training}, which is {number}:"
+                return f"{text}\n\n```bash\n{command}\n```"
     return ""
 
 
@@ -143,13 +143,13 @@ def _spent(root: Path, runs: RunSet) -> tuple[str, str, str]:
         return NOT_RUN, "", ""
     runs = pd.read_csv(path, keep_default_na=False)
     done = runs[runs["status"] == "done"].drop_duplicates("folder")  # cells may share their runs
-    told = f"{len(done)} done"
+    status = f"{len(done)} done"
     failed = int((runs["status"] == "failed").sum())
     if failed:
-        told += f", {failed} failed"
+        status += f", {failed} failed"
     made_on = [f"{line.cpu}; torch {line.torch}, Python {line.python}" for line in done.itertuples()]
     hours = done["seconds"].astype(float).sum() / 3600
-    return told, "; ".join(sorted(set(made_on))), f"{hours:.2f}"
+    return status, "; ".join(sorted(set(made_on))), f"{hours:.2f}"
 
 
 def _tables(source: Source, pieces: Sequence[Evidence]) -> list[str]:
@@ -173,7 +173,7 @@ def _table(asked: Table, results: RecordedResults) -> list[str]:
     blocks = [f"### {asked.title}"]
     for grid in (main_grid(chosen), target_grid(chosen)):
         if grid is not None:
-            blocks += [f"{grid.title}:", grid_in_markdown(_told(grid)), grid.note]
+            blocks += [f"{grid.title}:", grid_in_markdown(_with_not_run(grid)), grid.note]
     rest = [column for column in asked.columns if column not in columns]
     if rest:
         blocks.append(f"Columns that were {NOT_RUN.removesuffix(' yet')}: {'; '.join(rest)}.")
@@ -188,8 +188,8 @@ def _costs(pieces: Sequence[Evidence]) -> list[str]:
     return ["<details><summary>What a run took</summary>", costs, grids[0].note, "</details>"]
 
 
-def _told(grid: Grid) -> Grid:
-    """A cell without a run says so in our words."""
+def _with_not_run(grid: Grid) -> Grid:
+    """The grid with cells of no run marked as not run."""
     rows = []
     for row in grid.rows:
         rows.append(tuple(NOT_RUN if text.startswith("missing (0/") else text for text in row))

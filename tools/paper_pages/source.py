@@ -119,7 +119,7 @@ class Source:
         tuning: Studies that picked learning rates, on seeds of their own.
         tables: Of the numbers.
         questions: Of the verdict.
-        would_tell: What would tell where this cannot.
+        would_settle: What would decide where this is inconclusive.
     """
 
     name: str
@@ -136,7 +136,7 @@ class Source:
     tuning: tuple[Tuning, ...]
     tables: tuple[Table, ...]
     questions: tuple[Question, ...]
-    would_tell: str
+    would_settle: str
 
 
 def read_source(path: Path) -> Source:
