@@ -17,6 +17,7 @@ from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import Budget, RuleFailed
 from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
+from fedlit.engine.liveness import ProcessLost
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted, Plan
 from fedlit.engine.processes import check_processes, largest
@@ -200,6 +201,9 @@ class Fit:
             with handling_signals:
                 while self._goes_on():
                     self._run_round(self.state.round + 1)
+        except ProcessLost as error:
+            self._save_complete_rounds(error)
+            raise
         except Interrupted:
             pass  # the round that had begun is forgotten; its clients' states were not touched
         except BaseException as error:
