@@ -355,7 +355,7 @@ class Federation:
             if self.is_global_zero and self._folder is not None:
                 title = f"{title_of(self.state)}: new clients of {self._folder.name}"
                 source, picture = self._folder / "adapt.csv", self._folder / "adapt.png"
-                draw_curves(source, picture, metric=self.state.measures.first, title=title, told_as="epoch")
+                draw_curves(source, picture, metric=self.state.measures.first, title=title, axis_label="epoch")
         return rows
 
     def _set_up(

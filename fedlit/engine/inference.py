@@ -30,7 +30,7 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
 from fedlit.records.progress import epochs_table
-from fedlit.records.reports import tell_which, write_outputs, write_predictions
+from fedlit.records.reports import print_evaluated, write_outputs, write_predictions
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import CONVERGENCE, Row
 from fedlit.rng import derive, isolated, preserved
@@ -61,7 +61,7 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
     predictions: Predictions = together(parts)
     if not state.fabric.is_global_zero:
         return predictions
-    tell_which(state.round, folder)
+    print_evaluated(state.round, folder)
     whose = "global" if client is None else f"client_{client}"
     labels = together(targets)
     more = {}

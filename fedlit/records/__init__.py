@@ -1,1 +1,1 @@
-"""What a run leaves behind, and how it is told. Knows nothing of the engine."""
+"""The records of a run, and what is printed of it. Knows nothing of the engine."""

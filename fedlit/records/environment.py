@@ -1,4 +1,4 @@
-"""What a run was made with: versions, processor and threads, for who wants to repeat it."""
+"""The environment of a run, to repeat it: versions, processor and threads."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ def environment() -> dict[str, str | int]:
 
 
 def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor by name; by kind, such as x86_64, where its name is not told."""
+    """The processor's model name; its architecture, such as x86_64, where the name is unknown."""
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
             name, _, value = line.partition(":")

@@ -23,7 +23,7 @@ Named = dict[str, Any]  # and by name
 
 
 class NotTheSame(Exception):
-    """What was written does not do what the network does, or could not be written at all."""
+    """The exported network gives other outputs, or could not be written."""
 
 
 def export(network: nn.Module, x: Any, path: Path, format: Format) -> float:
@@ -59,7 +59,7 @@ def _write(network: nn.Module, x: Any, path: Path, format: Format) -> float:
 
 
 def cause(error: Exception) -> str:
-    """What an exporter stumbled over, in one line: TorchScript tells last, torch.export below its first line."""
+    """The cause of an exporter's error: TorchScript has it in the last line, torch.export in the second."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip(" -")]
     if not lines:
         return type(error).__name__

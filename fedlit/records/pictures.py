@@ -1,4 +1,4 @@
-"""Pictures of a run: who holds what, and accuracy, or what else is measured, over rounds."""
+"""Pictures of a run: the partition, metrics over rounds, a confusion matrix."""
 
 import csv
 from collections import defaultdict
@@ -29,7 +29,7 @@ LETTERS = 11  # of a title, in an inch
 TITLE_LINE = 0.22  # inches
 DPI = 110
 LARGEST_DOT = 220  # square points
-BLUE = "#0072B2"  # these two can be told apart by everybody
+BLUE = "#0072B2"  # these two are distinct to the colour-blind, too
 ORANGE = "#D55E00"
 
 
@@ -61,8 +61,8 @@ def draw_sizes(sizes: np.ndarray, path: Path, title: str = "") -> None:
     axes.bar(range(len(sizes)), sizes, color=BLUE, width=0.8 if len(sizes) <= MOST_LINES else 1.0)
     axes.set_xlabel("client")
     axes.set_ylabel("training samples")
-    told = f"{int(sizes.sum())} training samples, {int(sizes.min())} to {int(sizes.max())} each"
-    axes.set_title(told, fontsize="medium")
+    heading = f"{int(sizes.sum())} training samples, {int(sizes.min())} to {int(sizes.max())} each"
+    axes.set_title(heading, fontsize="medium")
     figure.savefig(path, dpi=DPI)
 
 
@@ -136,19 +136,19 @@ def draw_curves(
     over: Literal["round", "epoch"] = "round",
     metric: str = "acc",
     title: str = "",
-    told_as: str | None = None,
+    axis_label: str | None = None,
 ) -> None:
     """A metric over rounds from a metrics.csv: one panel per model and data, clients thin, their mean thick.
 
     Models that were measured in one round only, as in the stages of a programme, share a panel that compares them all.
 
     Args:
-        metrics: What is drawn; from an epochs.csv, the last visit.
+        metrics: A metrics.csv or epochs.csv; of the latter, the last local training.
         path: Where to.
-        over: The column that counts.
-        metric: Of which.
-        title: Whose curves.
-        told_as: What the column is called in the picture, if that is another word.
+        over: The column of the x axis.
+        metric: The metric to draw.
+        title: The title of the picture.
+        axis_label: The label of the x axis; the column by default.
     """
     panels = _read_panels(metrics, over, metric)
     if not panels:
@@ -169,7 +169,7 @@ def draw_curves(
     for position, (name, lines) in enumerate(curves.items()):
         axes = figure.add_subplot(grid[divmod(position, columns)])
         _draw_panel(axes, name, lines)
-        axes.set_xlabel(told_as or over)
+        axes.set_xlabel(axis_label or over)
         axes.set_ylabel(SPOKEN.get(metric, metric))
     if compares:
         _draw_comparison(figure.add_subplot(grid[row, column:]), panels)
@@ -225,7 +225,7 @@ def _read_panels(metrics: Path, over: str, metric: str) -> dict[str, Lines]:
                 title = f"{row['model']} on {row['data']}"
                 point = (int(row[over]), float(row["value"]))
                 line = panels[title][row["client"]]
-                if line and point[0] <= line[-1][0]:  # another visit counts its epochs anew
+                if line and point[0] <= line[-1][0]:  # another local training counts its epochs anew
                     line.clear()
                 line.append(point)
     return panels

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, lines elsewhere, a table at the end."""
+"""Progress of a run: a bar on a terminal, lines elsewhere, a table at the end."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ Means = Mapping[str, float]
 BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 LEAST_BAR = 5  # columns of a bar with something beside it
 TQDMS_BAR = 10  # columns of tqdm's bar where it does not know the terminal's
-MODELS = ("personal", "global")  # what a person wants to see first, where there is little room
+MODELS = ("personal", "global")  # shown first, where there is little space
 PAUSE = 30.0  # seconds without a line, where there is no bar
 WORTH_A_LINE = 60.0  # seconds of a round that are announced
 
@@ -26,7 +26,7 @@ class Progress:
         total: Rounds of the whole run.
         done: Rounds that a resumed run starts with.
         enabled: Off on all processes but the first, or if the user says so.
-        metric: What a round is told by.
+        metric: The metric printed after each round.
         num_processes: That share the clients of a round.
     """
 
@@ -39,7 +39,7 @@ class Progress:
         self.num_processes = num_processes
         self.bar: tqdm | None = None
         self._training = ""  # who is, in which round
-        self._told: list[str] = []  # of the last round, the most wanted first
+        self._postfix: list[str] = []  # of the last round, the most wanted first
         self._printed = monotonic()
         if enabled and sys.stderr is not None and sys.stderr.isatty():  # None: it was closed
             self.bar = tqdm(total=total, initial=done, unit="round", dynamic_ncols=True, bar_format=BAR)
@@ -91,19 +91,19 @@ class Progress:
         if not self.enabled:
             return
         found = summary(rows)
-        told = {_spoken(key): parts for key, parts in found.items() if key.rpartition("/")[0] == self.metric}
-        if not told:  # not evaluated in this round: what the method itself logs
-            told = {key.rpartition("/")[0]: parts for key, parts in found.items()}
-        words = {name: f"{name} {parts['mean']:.4f}" for name, parts in told.items()}
+        shown = {_spoken(key): parts for key, parts in found.items() if key.rpartition("/")[0] == self.metric}
+        if not shown:  # not evaluated in this round: what the method itself logs
+            shown = {key.rpartition("/")[0]: parts for key, parts in found.items()}
+        words = {name: f"{name} {parts['mean']:.4f}" for name, parts in shown.items()}
         if self.bar is not None:
-            self._told = [*(words[name] for name in sorted(words, key=_wanted)), f"stage {stage}"]
+            self._postfix = [*(words[name] for name in sorted(words, key=_wanted)), f"stage {stage}"]
             self.bar.update()
             self._draw(self.bar)
         else:
             self.print(f"round {number}/{self.total} {stage} ({seconds:.1f} s) {', '.join(words.values())}")
 
     def _draw(self, bar: tqdm) -> None:
-        bar.set_postfix_str(shortened(bar, self._told))
+        bar.set_postfix_str(shortened(bar, self._postfix))
 
     def say(self, line: str) -> None:
         """A line for the person, whatever else is on the screen."""
@@ -112,7 +112,7 @@ class Progress:
                 tqdm.write(line, file=sys.stderr)
 
     def print(self, text: str) -> None:
-        """Text for people and pipes; where nobody reads on, a run goes on."""
+        """Print to standard output; a closed pipe does not end the run."""
         if self.enabled:
             self._printed = monotonic()
             with suppress(OSError):
@@ -126,14 +126,14 @@ class Progress:
 def shortened(bar: tqdm, parts: Iterable[str]) -> str:
     """As many of the parts, from the first on, as stand beside a bar on one line of the terminal."""
     given = bar.format_dict
-    room = inf
+    space = inf
     if given["ncols"] is not None:
         bare = bar.format_meter(**{**given, "postfix": "", "ncols": None})
-        room = given["ncols"] - len(bare) + TQDMS_BAR - LEAST_BAR
+        space = given["ncols"] - len(bare) + TQDMS_BAR - LEAST_BAR
     text = ""
     for part in parts:
-        room -= len(", ") + len(part)
-        if room < 0:
+        space -= len(", ") + len(part)
+        if space < 0:
             break
         text += f", {part}"
     return text.removeprefix(", ")

@@ -66,7 +66,7 @@ class Recorder:
                 self._show(logger.experiment, round, rows)
 
     def epochs(self, rows: list[EpochRow]) -> None:
-        """Append what clients' models came to after the epochs of a visit, if anybody asked."""
+        """Append metrics after local epochs, if any were asked for."""
         if not rows:
             return
         rows = sorted(rows, key=lambda row: row.epoch)
@@ -76,13 +76,13 @@ class Recorder:
             with path.open("a") as file:
                 file.writelines([*header, *lines(rows)])
         for epoch, some in groupby(rows, key=lambda row: row.epoch):
-            told = scalars([row.at_epoch() for row in some])
-            values = {f"epochs of {rows[0].stage}/{tag}": value for tag, value in told.items()}
+            logged = scalars([row.at_epoch() for row in some])
+            values = {f"epochs of {rows[0].stage}/{tag}": value for tag, value in logged.items()}
             for logger in self.loggers:
                 logger.log_metrics(values, step=epoch)
 
     def ledger(self, rows: list[LedgerRow]) -> None:
-        """Append what crossed a client's border in a round; loggers are shown it with the round's metrics."""
+        """Append what clients sent and received in a round; loggers get it with the round's metrics."""
         if self.loggers:
             self._bytes = bytes_sent(rows)
         if self.folder is not None:
@@ -106,7 +106,7 @@ class Recorder:
                 logger.experiment.add_image(tag, pixels, round, dataformats="HWC")
 
     def options(self, options: Mapping[str, Any], scores: Mapping[str, float]) -> None:
-        """Record what was chosen beside what came of it (TensorBoard's hparams)."""
+        """Log hyper-parameters with the final scores (TensorBoard's hparams)."""
         for logger in self.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.log_hyperparams(dict(options), metrics=dict(scores))
@@ -122,7 +122,7 @@ class Recorder:
             self._events.close()
 
     def abandon(self) -> None:
-        """Close what can be closed; what cannot be written any more has been told of."""
+        """Close what can be closed, after an error that has been reported."""
         for logger in self.loggers:
             with suppress(Exception):  # a logger raises what it likes
                 logger.finalize("failed")
@@ -149,12 +149,12 @@ class Recorder:
 
 
 def is_crowded(clients: int) -> bool:
-    """Whether so many lines in one chart could not be told apart."""
+    """Whether a chart has more lines than can be distinguished."""
     return clients > MANY_CLIENTS
 
 
 def scalars(rows: list[Row]) -> dict[str, float]:
-    """What loggers are given of a round, by name.
+    """What is logged of a round, by name.
 
     Example:
         >>> scalars([Row(1, "s", "all", "global", "pooled", "acc", 0.5)])
@@ -178,7 +178,7 @@ def scalars(rows: list[Row]) -> dict[str, float]:
 
 
 def bytes_sent(rows: Iterable[LedgerRow]) -> dict[str, float]:
-    """What crossed clients' borders in a round, each way, by name.
+    """Bytes that all clients sent and received in a round.
 
     Example:
         >>> bytes_sent([LedgerRow(1, 0, "up", "state", 40), LedgerRow(1, 1, "up", "state", 40)])

@@ -1,4 +1,4 @@
-"""What an evaluation says, and what it leaves in the folder of the run that was evaluated."""
+"""What an evaluation prints, and what it writes into the folder of the evaluated run."""
 
 import csv
 import sys
@@ -15,8 +15,8 @@ from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row, lines, summary
 
 
-def tell_which(round: int, folder: Path | None) -> None:
-    """Say what is evaluated: `last` and `best` may mean another run than one thinks."""
+def print_evaluated(round: int, folder: Path | None) -> None:
+    """Print which round of which run is evaluated: `last` and `best` may mean another run than the user thinks."""
     what = "an untrained model"
     if round:
         what = f"round {round}"
@@ -31,9 +31,9 @@ def report(
     round: int,
     folder: Path | None,
     failures: Mapping[int, Failure] | None = None,
-    told: str | None = None,
+    text: str | None = None,
 ) -> None:
-    """Print a table and whom it leaves out, and leave the rows in the folder of the run that was evaluated.
+    """Print a table and the clients that it lacks, and write the rows into the folder of the evaluated run.
 
     Args:
         rows: What was found.
@@ -41,10 +41,10 @@ def report(
         round: That was evaluated.
         folder: Of its run; None leaves nothing.
         failures: Clients that the rows are without.
-        told: The table, where it is not that of means over clients.
+        text: The table to print; by default, means over clients.
     """
-    tell_which(round, folder)
-    print(told or table(summary(rows)))
+    print_evaluated(round, folder)
+    print(text or table(summary(rows)))
     for k, failure in (failures or {}).items():
         print(f"without client {k}: {failure.reason}")
     if folder is not None:
@@ -53,7 +53,7 @@ def report(
 
 
 def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Mapping[str, Sequence[object]]) -> Path:
-    """The likeliest class of every sample and its probability, in order; where they are.
+    """Write the likeliest class of every sample and its probability, in order; returns the path.
 
     Args:
         folder: Of the run.
@@ -69,7 +69,7 @@ def write_predictions(folder: Path, whose: str, probabilities: Tensor, more: Map
 def write_outputs(
     folder: Path, whose: str, outputs: Tensor | list[Tensor], target: Any, more: Mapping[str, Sequence[object]]
 ) -> Path:
-    """What a model says of every sample, in order; where it is.
+    """Write a model's output for every sample, in order; returns the path.
 
     Numbers of a sample are columns of a CSV, beside those of its target; what has more dimensions, such as a map of
     pixels, is a torch file with `predictions` and `targets`.

@@ -1,4 +1,4 @@
-"""What a round left to record: metrics, what crossed a border, and why a client brought nothing."""
+"""What a round records: metrics, bytes sent, and why clients failed."""
 
 import re
 import traceback
@@ -16,9 +16,9 @@ NOT_OWN = ("site-packages", "dist-packages", str(Path(__file__).parents[1]), "<"
 
 @dataclass
 class Failure:
-    """Why a client brought nothing this round: in a line for whoever watches, in full for whoever looks into it.
+    """Why a client has no valid result this round: one line to print, and details to look into.
 
-    `is_usage` tells a mistake in how its method uses Lightning.
+    `is_usage` marks a mistake in how the method uses Lightning.
     """
 
     reason: str
@@ -27,7 +27,7 @@ class Failure:
 
     @property
     def summary(self) -> str:
-        """The reason, and where in somebody's own code it arose, if it did there.
+        """The reason, and the line of the user's own code in which it arose, if it did there.
 
         Example:
             >>> Failure("KeyError: 'x'", '  File "/home/me/mine.py", line 6, in training_step').summary
@@ -41,9 +41,9 @@ class Failure:
 
 @dataclass
 class RoundRecord:
-    """What a round left to record: at which attempt, and whether enough clients brought something usable for it.
+    """What a round records; `is_whole` says whether enough clients had a valid result.
 
-    `overflowed` holds the number of steps of clients, or of the server, of whose steps every one was skipped because
+    `overflowed` holds the number of steps of clients, or of the server, all of whose steps were skipped because
     gradients overflowed (16-mixed).
     """
 
@@ -58,7 +58,7 @@ class RoundRecord:
 
 
 def failure(error: BaseException) -> Failure:
-    """What went wrong, in a line and in full; an error may be anything, also one that cannot be told."""
+    """The failure of an error, in a line and in full; its class and text may raise, too."""
     lines = f"{_name(error)}: {_text(error)}".splitlines()
     reason = _printable(lines[0])[:LONGEST_REASON]
     if "more than 1 value per channel" in reason:
@@ -74,11 +74,11 @@ def failure(error: BaseException) -> Failure:
     return Failure(reason, _encodable(details)[-LONGEST_DETAILS:])
 
 
-def reported(told: Mapping[str, Any]) -> Failure:
-    """A failure as another process or host reports it: no longer than our own, and nothing that a terminal obeys."""
-    reason = _printable(str(told["reason"]))[:LONGEST_REASON]
-    details = _encodable(str(told.get("details", "")))[-LONGEST_DETAILS:]
-    return Failure(reason, details, is_usage=bool(told["is_usage"]))
+def reported(message: Mapping[str, Any]) -> Failure:
+    """A failure as another process or host reports it, cut to our own lengths and without control characters."""
+    reason = _printable(str(message["reason"]))[:LONGEST_REASON]
+    details = _encodable(str(message.get("details", "")))[-LONGEST_DETAILS:]
+    return Failure(reason, details, is_usage=bool(message["is_usage"]))
 
 
 def _name(error: BaseException) -> str:

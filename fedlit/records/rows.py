@@ -1,4 +1,4 @@
-"""The lines of a run's records: what was measured, what crossed a client's border, and a summary over clients.
+"""The lines of a run's records: metrics, bytes sent, and a summary over clients.
 
 Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
 training) on ``own`` (the client's validation samples), ``own_test`` (its share of the test set, see `data.own_test`),
@@ -70,7 +70,7 @@ class Row(NamedTuple):
 
 
 class EpochRow(NamedTuple):
-    """One line of epochs.csv: a client's model in the middle of a visit at home; epochs of a visit count from 1."""
+    """One line of epochs.csv: a client's model after a local epoch, counted from 1."""
 
     round: int
     stage: str
@@ -85,7 +85,7 @@ class EpochRow(NamedTuple):
         return line(self[:-1], self.value)
 
     def at_epoch(self) -> Row:
-        """As a line that is told by its epoch, in place of its round."""
+        """The row with its epoch in place of its round."""
         return Row(self.epoch, self.stage, self.client, self.model, self.data, self.metric, self.value)
 
 

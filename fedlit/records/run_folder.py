@@ -1,4 +1,4 @@
-"""The folder of a run, and the checkpoint that a user means."""
+"""The folder of a run, and the checkpoint that `--ckpt_path` means."""
 
 import fcntl
 import re
@@ -11,7 +11,7 @@ LOCK = ".lock"
 CLIENTS = "clients"  # below the checkpoints: files of what stays with clients
 NUMBERED = r"version_(\d+)"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_\-.+=,]{0,99}"
-MANY = 8  # names that are told
+MANY = 8  # names that are listed
 
 
 def check_name(name: str) -> None:
@@ -96,7 +96,7 @@ def sweep(folder: Path) -> None:
 
 
 def sweep_runs(root: Path) -> None:
-    """The same in all runs that nobody is writing: one that was killed at once may never be gone on with."""
+    """The same in all runs that no process is writing: a run that was killed at once may never be resumed."""
     for lock in (root / RUNS).glob(f"*/{LOCK}"):
         folder = lock.parent
         if not any(folder.rglob(".*.tmp")):
@@ -163,7 +163,7 @@ def newest_run(root: Path) -> Path | None:
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
-    """What a run can go on from; None if it was killed before its first checkpoint.
+    """The checkpoint from which a run resumes; None if it was killed before its first one.
 
     Where the last is gone and the one before it is not, it is the last that is meant: reading it falls back.
     """

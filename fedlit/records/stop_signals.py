@@ -15,10 +15,10 @@ END = os._exit  # as it is before anybody replaces it
 
 @contextmanager
 def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
-    """Tell `stop` of the first SIGINT, SIGTERM or SIGHUP instead of dying of it; a second one ends the process at once.
+    """Call `stop` with the first SIGINT, SIGTERM or SIGHUP; a second one ends the process at once.
 
     SIGHUP comes when a terminal is closed; where it is ignored, as under nohup, it stays so. Python's own handlers wait
-    for the main thread, which may be busy in C for long, so a thread is told.
+    for the main thread, which may be busy in C for long, so a thread receives the signals.
     """
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield
@@ -51,7 +51,7 @@ def _do_nothing(number: int, frame: object) -> None:
 def _listen(reading: int, stop: Callable[[int], None]) -> None:
     first: float | None = None
     while numbers := os.read(reading, 1):
-        if numbers[0] not in NUMBERS:  # whoever else has a handler of its own
+        if numbers[0] not in NUMBERS:  # another signal that has a Python handler
             continue
         if first is None:
             first = monotonic()
@@ -62,5 +62,5 @@ def _listen(reading: int, stop: Callable[[int], None]) -> None:
 
 
 def _end(number: int) -> NoReturn:
-    """Without a word or a clean-up: checkpoints are whole at every moment."""
+    """Exit without clean-up: checkpoints are whole at every moment."""
     END(128 + number)

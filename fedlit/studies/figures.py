@@ -145,7 +145,7 @@ def _draw_rounds(axes: "Axes", results: Results, cells: list[Cell]) -> None:
 
 
 def _draw_bytes(axes: "Axes", results: Results, cells: list[Cell]) -> None:
-    cells = [cell for cell in cells if cell.measure.is_by_round]  # at home nothing is sent
+    cells = [cell for cell in cells if cell.measure.is_by_round]  # nothing is sent between local epochs
     curves = {cell: curve_of(results, cell) for cell in cells}
     most = max((curve.bytes[-1] for curve in curves.values() if curve is not None and curve.sends), default=1.0)
     factor, unit = unit_of(most)

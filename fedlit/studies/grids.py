@@ -1,6 +1,6 @@
 """What a study's tables say, as text in rows and columns, whatever they are written as.
 
-The first table has a number for each cell, the paper's beside it. `Best` is what stands in bold: a cell that is ahead
+The first table has a number for each cell, the paper's beside it. `Bold` is what stands in bold: a cell that is ahead
 of every other of its column by a paired interval that excludes 0.
 """
 
@@ -13,7 +13,7 @@ from fedlit.studies.measure import TO_TARGET, Measure
 from fedlit.studies.results import Results
 from fedlit.studies.statistics import estimate
 from fedlit.studies.study import ONLY_COLUMN, Cell
-from fedlit.studies.wording import Best, Grid, Paper, difference, measured, metric_value, plus_minus, size
+from fedlit.studies.wording import Bold, Grid, Paper, difference, measured, metric_value, plus_minus, size
 
 NONE = "–"
 OURS = "ours"  # the column of a study that has no columns
@@ -177,7 +177,7 @@ def _entry(results: Results, cell: Cell | None) -> str:
         text = plus_minus(found.mean, found.sd, cell.measure)
     if notes:
         text += f" ({', '.join(notes)})"
-    return Best(text) if results.is_best(cell) else text
+    return Bold(text) if results.is_best(cell) else text
 
 
 def _why_empty(results: Results, cell: Cell) -> str:

@@ -6,7 +6,7 @@ from unicodedata import name
 
 from fedlit.studies.grids import OURS, main_grid
 from fedlit.studies.results import Results
-from fedlit.studies.wording import Best, Grid, Paper
+from fedlit.studies.wording import Bold, Grid, Paper
 
 GREEK = re.compile(r"GREEK (SMALL|CAPITAL) LETTER (\w+)")
 # Those that LaTeX has: the others look like Latin ones.
@@ -135,7 +135,7 @@ def _tabular(grid: Grid, block: list[int]) -> list[str]:
 
 
 def _head(grid: Grid, block: list[int]) -> list[str]:
-    """Names of columns; with the paper's numbers a name spans both, and a second line tells them apart."""
+    """Names of columns; with the paper's numbers a name spans both, and a second line names each."""
     if not any(isinstance(grid.head[i], Paper) for i in block):
         return [f"    & {' & '.join(_name(grid.head[i]) for i in block)} \\\\"]
     names: list[str] = []
@@ -165,7 +165,7 @@ def _name(head: str) -> str:
 
 
 def _bold(text: str) -> str:
-    return rf"\textbf{{{escaped(text)}}}" if isinstance(text, Best) else escaped(text)
+    return rf"\textbf{{{escaped(text)}}}" if isinstance(text, Bold) else escaped(text)
 
 
 def _label(title: str) -> str:

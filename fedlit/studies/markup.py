@@ -8,7 +8,7 @@ from importlib.resources import files
 from math import isfinite
 from typing import Any
 
-from fedlit.studies.wording import Best, Grid, Paper
+from fedlit.studies.wording import Bold, Grid, Paper
 
 ASSETS = files("fedlit.studies") / "assets"
 
@@ -43,7 +43,7 @@ def grid_table(grid: Grid) -> Markup:
     for row in grid.rows:
         cells = [tag("th", breakable(row[0]))]
         for name, text in zip(grid.head[1:], row[1:], strict=True):
-            shown = tag("strong", text) if isinstance(text, Best) else text
+            shown = tag("strong", text) if isinstance(text, Bold) else text
             cells.append(tag("td", shown, **_class(name)))
         body.append(tag("tr", *cells))
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body))

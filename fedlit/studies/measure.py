@@ -1,7 +1,7 @@
-"""What a study measures of a run: one number from its records.
+"""What a study measures: one number of each run, from its records.
 
-A metric is named as everywhere, metric/model_on_data; the model `client` is what a client would use itself: its
-personal one, or the global one where the method has no other.
+A metric is named metric/model_on_data. The model `client` is the one that a client itself would use: its personal
+model, or the global one if the method has no other.
 """
 
 import re
@@ -33,12 +33,12 @@ class Measure:
             standard deviation (`spread`).
         client: The value of one client only.
         stage: Of this stage only.
-        over: Values by `rounds`; by the `epochs` of a stage at home (see `trainer.eval_every_n_epochs`); or by those of
+        over: Values by `rounds`; by the local `epochs` of a stage (see `trainer.eval_every_n_epochs`); or by those of
             `newcomers`, clients that join after the fit (see `adapt` of a study).
         percent: Show a fraction as per cent, as papers do; by default, accuracies.
         direction: Whether a larger value is a better one, `max`, or a smaller one, `min`; as the runs recorded it by
             default.
-        is_default: Whether nobody has said which metric: it is then the first that a run's task measures.
+        is_default: Whether no metric was given: then the first metric of the run's task is measured.
     """
 
     metric: str = "acc/client_on_own"
@@ -87,7 +87,7 @@ class Measure:
         return cls(**{**given, "percent": percent, "is_default": "metric" not in given})
 
     def for_run(self, directions: Mapping[str, Direction]) -> "Measure":
-        """As a run measures it, which records what it measures, and whether each is to rise; the first is the first.
+        """The measure completed by what a run recorded: its first metric, and whether each metric is to rise.
 
         Example:
             >>> Measure(is_default=True).for_run({"perplexity": "min", "loss": "min"}).metric
@@ -124,7 +124,7 @@ class Measure:
 
     @property
     def is_by_round(self) -> bool:
-        """Whether values are those of rounds, in which something is sent, and not of epochs at home."""
+        """Whether values are those of rounds, in which something is sent, and not of local epochs."""
         return self.over == "rounds"
 
     @property

@@ -1,4 +1,4 @@
-"""How a study's file is read: YAML in which nothing stands twice and nothing is unknown."""
+"""Options by name: read strictly from a study's file, flattened, and as arguments of `fedlit fit`."""
 
 import difflib
 import json
@@ -13,7 +13,7 @@ GROUPS = ("trainer", "model", "data")  # whose options may stand nested, as in a
 
 
 def read_mapping(path: Path) -> Mapping[str, Any]:
-    """What stands in a study's file, by name."""
+    """Read the file of a study."""
     try:
         content = read_yaml(path, str(path))
     except OSError as error:
@@ -36,7 +36,7 @@ def as_mapping(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def check_keys(given: Iterable[Any], known: Iterable[str], where: str) -> None:
-    """Refuse a key that nobody reads, and name the one that may have been meant."""
+    """Refuse an unknown key, and suggest the nearest known one."""
     known = list(known)
     for key in given:
         if key in known:

@@ -1,4 +1,4 @@
-"""What a run left behind, read from its folder: every number of a study comes from these files."""
+"""The records of a run, read from its folder: every number of a study comes from these files."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -134,7 +134,7 @@ class Outcome:
             return []
         kept_out = self.config.get("data", {}).get("init_args", {}).get("unseen_clients", 0)
         missing = kept_out - self.newcomers["client"].nunique()
-        reason = "could not join, or has no validation samples; fit.log says more"
+        reason = "could not join, or has no validation samples; see fit.log"
         return [{"client": "a newcomer", "reason": reason, "round": "–"}] * missing
 
     @property

@@ -1,4 +1,9 @@
-"""The page of a study: one file that opens without a network, every number of it from the records of the runs."""
+"""The page of a study: one file that opens without a network, every number from the records of the runs.
+
+Its charts are data that page.js draws. Kinds: `lines` (over rounds or bytes), `lanes` (a lane for each row: dots and a
+box, an interval, or a bar) and `heat` (clients x classes, in `run_page`). A style is the number of a row: its colour,
+dashes and marker.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -25,7 +30,7 @@ ENVIRONMENT = ("fedlit", "torch", "lightning", "python", "cpu", "threads", "proc
 def study_page(results: Results, command: str) -> str:
     """The whole page, as HTML."""
     study = results.study
-    page = Page(study.title, [study.source, study.note, _told(results)])
+    page = Page(study.title, [study.source, study.note, _describe_shape(results)])
     _warn(page, results)
     main = main_grid(results)
     main = replace(main, note=main.note.replace("Marked as best:", "Bold:"))
@@ -41,7 +46,8 @@ def study_page(results: Results, command: str) -> str:
     return str(page)
 
 
-def _told(results: Results) -> str:
+def _describe_shape(results: Results) -> str:
+    """How many rows, columns and runs a study has."""
     study = results.study
     done = len(results.outcomes)
     shape = f"{len(study.rows)} rows"
@@ -51,13 +57,13 @@ def _told(results: Results) -> str:
 
 
 def _warn(page: Page, results: Results) -> None:
-    """What a reader must know before the first number."""
+    """Warnings that stand before the first number."""
     for column, options in unequal_data(results).items():
         where = f" of {column}" if column else ""
         text = f"The rows{where} differ in their data, so their numbers do not compare the methods alone: "
         page.section("Rows differ in their data", tag("p", text, tag("code", ", ".join(options))), warning=True)
-    for option, told in unequal_effort(results).items():
-        text = tag("p", "The recipes do, and no row says so itself: ", tag("code", f"{option}: {told}"))
+    for option, rows in unequal_effort(results).items():
+        text = tag("p", "Their recipes differ, and no row sets the option: ", tag("code", f"{option}: {rows}"))
         page.section("Rows differ in how long they train", text, warning=True)
     lines = []
     for _, run in results.runs.iterrows():
@@ -72,7 +78,7 @@ def _warn(page: Page, results: Results) -> None:
         line[4] = reasons.get((line[0], line[1], line[2]), "")
     if lines:
         head = ("row", "column", "seeds of training and partition", "status", "why")
-        page.section("Runs that are not there", words_table(head, lines), warning=True)
+        page.section("Runs that are missing", words_table(head, lines), warning=True)
 
 
 def _runs(results: Results) -> Markup:
@@ -214,7 +220,7 @@ def curves(results: Results, cells: Sequence[Cell], over: Literal["rounds", "byt
     """The metric over rounds or bytes, a line for each row with a band of its standard deviation."""
     series = []
     if over == "bytes":
-        cells = [cell for cell in cells if cell.measure.is_by_round]  # at home nothing is sent
+        cells = [cell for cell in cells if cell.measure.is_by_round]  # nothing is sent between local epochs
     for cell in cells:
         curve = curve_of(results, cell)
         if curve is not None:
@@ -253,7 +259,7 @@ def _line(name: str, style: int, curve: Curve, over: Literal["rounds", "bytes"])
 
 
 def forest(results: Results, cells: Sequence[Cell]) -> Chart | None:
-    """What rows have over the baseline, with intervals; None if no pair is done."""
+    """Differences to the baseline with intervals; None if no pair is done."""
     lanes = []
     for cell in cells:
         found = results.against_baseline(cell)
@@ -262,7 +268,7 @@ def forest(results: Results, cells: Sequence[Cell]) -> Chart | None:
         factor = cell.measure.factor
         lane: dict[str, Any] = {
             "label": cell.row,
-            "told": difference(found, cell.measure),
+            "text": difference(found, cell.measure),
             "style": results.study.rows.index(cell.row),
             "mean": found.mean * factor,
         }
@@ -289,8 +295,8 @@ def client_lanes(results: Results, cells: Sequence[Cell]) -> Chart | None:
             named.append({"name": name, "value": point.value})
         quartiles = [float(value) for value in np.percentile(values, (25, 50, 75))]
         style = results.study.rows.index(cell.row)
-        told = f"median {quartiles[1]:.4g}"
-        lanes.append({"label": cell.row, "told": told, "style": style, "points": named, "box": quartiles})
+        text = f"median {quartiles[1]:.4g}"
+        lanes.append({"label": cell.row, "text": text, "style": style, "points": named, "box": quartiles})
     if not lanes:
         return None
     label = "; ".join(dict.fromkeys(metric_label(cell.measure) for cell in cells))
@@ -309,10 +315,10 @@ def target_bars(results: Results, cells: Sequence[Cell]) -> Chart | None:
             if not isnan(rounds):
                 points.append({"name": seeds.name.replace("_", " "), "value": rounds})
         mean = float(np.mean([point["value"] for point in points])) if points else None
-        told = "not reached" if mean is None else f"{mean:.1f} rounds"
-        told += f" ({came} of {done} runs)"
+        text = "not reached" if mean is None else f"{mean:.1f} rounds"
+        text += f" ({came} of {done} runs)"
         style = results.study.rows.index(cell.row)
-        lanes.append({"label": cell.row, "told": told, "style": style, "mean": mean, "points": points})
+        lanes.append({"label": cell.row, "text": text, "style": style, "mean": mean, "points": points})
     if not lanes:
         return None
     targets = " or ".join(f"{target:g}" for target in targets_of(cells))

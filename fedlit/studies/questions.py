@@ -1,4 +1,4 @@
-"""Studies that nobody wrote a file for: recipes side by side, and runs that are there already."""
+"""Studies without a file: recipes side by side, and existing runs."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -32,11 +32,11 @@ def of_recipes(recipes: Iterable[str]) -> dict[str, Any]:
 
 
 def of_runs(folders: Iterable[Path], content: Mapping[str, Any]) -> tuple[Study, dict[tuple[Cell, SeedPair], Outcome]]:
-    """A study of runs that are there: what differs in data makes columns, what differs otherwise makes rows.
+    """A study of existing runs: options of the data that differ make columns, other options rows.
 
     Args:
         folders: Of runs, each with a config.yaml and a metrics.csv.
-        content: What else the study says, such as `measure` and `baseline`.
+        content: Further keys of the study, such as `measure` and `baseline`.
     """
     outcomes = [Outcome(folder) for folder in folders]
     for outcome in outcomes:
@@ -65,7 +65,7 @@ def _check_run(outcome: Outcome) -> None:
 
 
 def _row_name(config: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) -> str:
-    """The method, and what tells it from other runs of the same method."""
+    """The method, and the options in which it differs from other runs of the same method."""
     method = config.get("model.class_path", "run")
     of_method = [other for other in configs if other.get("model.class_path", "run") == method]
     differing = [name for name in differing_options(of_method) if not name.startswith("data.")]

@@ -1,4 +1,7 @@
-"""What a study found: a line for each run, and a summary for each cell, from the records of the runs alone."""
+"""The results of a study: a line for each run and a summary for each cell.
+
+They come from the records of the runs, or from a runs.csv alone (`RecordedResults`).
+"""
 
 import csv
 from collections.abc import Mapping, Sequence
@@ -45,7 +48,7 @@ def results_of(
     outcomes: Mapping[tuple[Cell, SeedPair], Outcome],
     failures: Mapping[tuple[Cell, SeedPair], str],
 ) -> "Results":
-    """What is known of a study's runs; what a cell measures is as its first run recorded it."""
+    """The results of a study's runs; each cell's measure is completed by what its first run recorded."""
     known: dict[Cell, Cell] = {}
     for (cell, _), outcome in outcomes.items():
         if cell not in known:
@@ -101,7 +104,7 @@ class Results:
         return found
 
     def difference(self, cell: Cell, other: Cell) -> Estimate:
-        """What the cell has over the other, over the pairs of seeds that both have."""
+        """The difference of two cells over the pairs of seeds that both have."""
         return paired(self.values(cell), self.values(other))
 
     def against_baseline(self, cell: Cell) -> Estimate | None:
@@ -242,7 +245,7 @@ def _to_target(outcome: Outcome, measure: Measure) -> dict[str, float | None]:
 
 @dataclass(frozen=True)
 class RecordedResults(Results):
-    """A study whose runs are told by the lines of a runs.csv; what is not among them is missing.
+    """A study whose runs are the lines of a runs.csv; runs that it lacks are missing.
 
     Attributes:
         lines: Of runs.csv.

@@ -1,4 +1,4 @@
-"""The page of one run: curves of every client, who holds what, the ledger, events, configuration, environment."""
+"""The page of one run: curves of every client, partition, ledger, events, configuration, environment."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +25,7 @@ ROUNDS = {"kind": "lines", "x": "round", "xname": "round", "unit": "rounds"}
 
 
 def write_run_page(folder: Path, path: Path | None = None) -> Path:
-    """The page of a run, in its folder unless told otherwise; where it is."""
+    """Write the page of a run, by default into its folder; returns its path."""
     path = path or folder / REPORT
     write_whole(path, run_page(Outcome(folder)))
     return path
@@ -35,7 +35,7 @@ def run_page(outcome: Outcome) -> str:
     """The whole page, as HTML."""
     config = outcome.config
     method = str(config.get("model", {}).get("class_path", "")).rpartition(".")[2]
-    page = Page(method or outcome.folder.name, [str(outcome.folder), _told(outcome)])
+    page = Page(method or outcome.folder.name, [str(outcome.folder), _describe_progress(outcome)])
     if not outcome.metrics.empty:
         tables = by_key(outcome)
         scores = score_grid(tables, outcome.directions)
@@ -73,16 +73,16 @@ def score_grid(tables: Mapping[str, pd.DataFrame], directions: Mapping[str, str]
     return Grid("Scores", head, tuple(rows), "Mean, least and most over clients in the last round that was measured.")
 
 
-def _told(outcome: Outcome) -> str:
+def _describe_progress(outcome: Outcome) -> str:
     """How far the run has come."""
     done = 0 if outcome.rounds.empty else int(outcome.rounds.index[-1])
     planned = outcome.environment.get("rounds")
-    told = f"{done} of {planned} rounds are done" if planned else f"{done} rounds are done"
-    told += f", in {outcome.total_seconds:.1f} s; {size(outcome.total_bytes)} crossed clients' borders."
+    text = f"{done} of {planned} rounds are done" if planned else f"{done} rounds are done"
+    text += f", in {outcome.total_seconds:.1f} s; {size(outcome.total_bytes)} crossed clients' borders."
     ends = [event for event in outcome.events if event["event"] == "end"]
     if ends and ends[-1].get("stopped_by") is not None:
-        told += f" Stopped by signal {ends[-1]['stopped_by']}."
-    return told
+        text += f" Stopped by signal {ends[-1]['stopped_by']}."
+    return text
 
 
 def _partition(page: Page, outcome: Outcome) -> None:
@@ -117,7 +117,7 @@ def _ledger(page: Page, outcome: Outcome) -> None:
 
 
 def _events(page: Page, outcome: Outcome) -> None:
-    """Whatever happened but rounds, which the seconds tell of."""
+    """Seconds of every round, and all other events."""
     parts = []
     if outcome.half_lines:
         parts.append(tag("p", outcome.half_lines, class_="note"))
@@ -134,10 +134,10 @@ def _events(page: Page, outcome: Outcome) -> None:
 
 def _details(event: Mapping[str, Any]) -> str:
     """A start's environment stands elsewhere."""
-    told = {name: value for name, value in event.items() if name not in ("time", "event") and value not in (None, "")}
+    shown = {name: value for name, value in event.items() if name not in ("time", "event") and value not in (None, "")}
     if event["event"] == "fit":
-        told = {name: value for name, value in told.items() if name in ("round", "rounds", "processes", "fast")}
-    return ", ".join(f"{name}: {value}" for name, value in told.items())
+        shown = {name: value for name, value in shown.items() if name in ("round", "rounds", "processes", "fast")}
+    return ", ".join(f"{name}: {value}" for name, value in shown.items())
 
 
 def by_key(outcome: Outcome) -> dict[str, pd.DataFrame]:

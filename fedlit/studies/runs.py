@@ -1,6 +1,7 @@
 """The runs of a study: one for each cell and pair of seeds, where it lies, and how far it has come.
 
-Cells that differ only in what they measure share their runs.
+Cells that differ only in what they measure share their runs. A finished run is not made again, so its options must be
+the same, and so must its fingerprint: digests of the user's own code and data.
 """
 
 import ast
@@ -28,7 +29,7 @@ Config = Mapping[str, Any]  # every option of a run, resolved
 Status = Literal["done", "begun", "new"]
 Command = Literal["fit", "adapt"]
 CONFIG = "run.yaml"
-MADE_OF = "made_of.json"  # digests of the user's code and data
+FINGERPRINT = "made_of.json"  # digests of the user's code and data
 LOG = "fit.log"  # what it printed
 
 
@@ -42,7 +43,7 @@ class Run:
         root: Its folder in the study's; `lightning_logs` stands in it.
         config: Every option, resolved, without seeds and folder.
         digests: Of the user's own code and data when the study was read, by name.
-        adapt: Epochs for which unseen clients train at home after the fit; None where none is to join.
+        adapt: Local epochs of unseen clients after the fit; None if none joins.
     """
 
     cell: Cell
@@ -107,21 +108,21 @@ class Run:
         return config
 
     def write_config(self) -> Path:
-        """The options where the run begins; it is an error if it began with others."""
+        """Write the options into the run's folder, or check that they are those it began with."""
         path = self.root / CONFIG
-        for name, file in made_of(self.config).items():
+        for name, file in own_files(self.config).items():
             if name in self.digests and digest(file) != self.digests[name]:
                 raise ValueError(f"{name} has changed since the study was read; start `fedlit compare` again.")
         if path.exists():
             self.check_config()
         else:
             self.root.mkdir(parents=True, exist_ok=True)
-            write_whole(self.root / MADE_OF, json.dumps(dict(self.digests), indent=1))
+            write_whole(self.root / FINGERPRINT, json.dumps(dict(self.digests), indent=1))
             write_whole(path, yaml.safe_dump(self.whole_config, sort_keys=False))
         return path
 
     def check_config(self) -> None:
-        """Refuse to count a run of other options as this one."""
+        """Refuse a folder that was run with other options, code or data."""
         path = self.root / CONFIG
         if not path.exists():
             return
@@ -135,10 +136,10 @@ class Run:
                     f"{self.root} was run with `{name}` {before.get(name)!r}, and now it would be {now.get(name)!r}; "
                     "give another `--output`, or delete what is to be run again."
                 )
-        self._check_made_of()
+        self._check_fingerprint()
 
-    def _check_made_of(self) -> None:
-        path = self.root / MADE_OF
+    def _check_fingerprint(self) -> None:
+        path = self.root / FINGERPRINT
         if not path.exists():  # of a version that did not write it
             return
         for name, before in _written(path).items():
@@ -150,7 +151,7 @@ class Run:
 
 
 def _written(path: Path) -> dict[str, Any]:
-    """What a run has noted when it began; JSON is YAML, too."""
+    """What a run wrote when it began; JSON is YAML, too."""
     content = read_yaml(path, str(path))
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold what the run began with, got {content!r}; delete {path.parent} to run it.")
@@ -177,7 +178,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def epochs_adapted(folder: Path) -> int | None:
-    """For how many epochs newcomers of a run have trained; None if none has joined, or adapt.csv says it otherwise."""
+    """The local epochs of a run's newcomers; None if none has joined or adapt.csv cannot be read."""
     try:
         with (folder / "adapt.csv").open(newline="", encoding="utf-8", errors="replace") as file:
             return max((int(row["round"]) for row in csv.DictReader(file)), default=None)
@@ -197,15 +198,15 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
             resolved[asked] = _without_seeds(resolve(cell))
         config = resolved[asked]
         if study.adapt is not None and not config["data"]["init_args"].get("unseen_clients"):
-            raise ValueError(f"{cell}: `adapt` lets clients join who were kept out; give `data.unseen_clients`.")
+            raise ValueError(f"{cell}: `adapt` needs clients that do not train; give `data.unseen_clients`.")
         if study.adapt is not None and not config["trainer"].get("enable_checkpointing", True):
             raise ValueError(f"{cell}: `adapt` begins from a checkpoint; `trainer.enable_checkpointing` must be true.")
         key = json.dumps(config, sort_keys=True)
         if key not in by_config:
-            home = _own_folder(output / "runs" / cell_folder(cell), roots)
-            roots[home] = cell
-            digests = {name: digest(file) for name, file in made_of(config).items()}
-            runs = [Run(cell, seeds, home / seeds.name, config, digests, study.adapt) for seeds in study.seeds]
+            root = _own_folder(output / "runs" / cell_folder(cell), roots)
+            roots[root] = cell
+            digests = {name: digest(file) for name, file in own_files(config).items()}
+            runs = [Run(cell, seeds, root / seeds.name, config, digests, study.adapt) for seeds in study.seeds]
             by_config[key] = runs
         planned[cell] = by_config[key]
     return planned
@@ -253,19 +254,19 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "_", name).strip("_.") or "cell"
 
 
-def _own_folder(home: Path, taken: Mapping[Path, Cell]) -> Path:
-    """Two names may be one on a file system."""
+def _own_folder(folder: Path, taken: Mapping[Path, Cell]) -> Path:
+    """The folder, numbered if another cell has it: a file system may ignore case."""
     known = {str(path).casefold() for path in taken}
-    candidate = home
+    candidate = folder
     number = 2
     while str(candidate).casefold() in known:
-        candidate = home.with_name(f"{home.name}_{number}")
+        candidate = folder.with_name(f"{folder.name}_{number}")
         number += 1
     return candidate
 
 
 def _without_seeds(config: Config) -> dict[str, Any]:
-    """A run's options but for what the study itself says."""
+    """A run's options without those that the study sets."""
     copied = json.loads(json.dumps(config))
     copied.pop("seed_everything", None)
     copied.pop("ckpt_path", None)
@@ -274,8 +275,8 @@ def _without_seeds(config: Config) -> dict[str, Any]:
     return copied
 
 
-def made_of(config: Mapping[str, Any]) -> dict[str, Path]:
-    """The user's own files that options name, and modules of theirs that these import, by the name that a person knows.
+def own_files(config: Mapping[str, Any]) -> dict[str, Path]:
+    """The user's own files that options name, and the user's modules that these import, by name.
 
     Args:
         config: Every option, resolved.
@@ -292,7 +293,7 @@ def made_of(config: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def digest(path: Path) -> str:
-    """Of a file or a folder; of Python only what is run, so that a comment may change."""
+    """The digest of a file or folder; of Python code without comments."""
     if path.is_dir():
         listed = [f"{file.relative_to(path)} {file.stat().st_size}" for file in sorted(path.rglob("*"))]
         return sha256("\n".join(listed).encode()).hexdigest()

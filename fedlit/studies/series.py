@@ -75,7 +75,7 @@ def curve_of(results: Results, cell: Cell) -> Curve | None:
 
 
 def bytes_up_to(outcome: Outcome, rounds: pd.Index) -> pd.Series:
-    """All bytes up to and with each of some rounds; a round in which nobody sent adds nothing."""
+    """All bytes up to and with each of some rounds; a round without communication adds nothing."""
     by_round = outcome.ledger.groupby("round")["bytes"].sum().sort_index()
     total = np.concatenate([[0.0], by_round.cumsum().to_numpy(dtype=float)])
     position = np.searchsorted(by_round.index.to_numpy(dtype=int), rounds.to_numpy(dtype=int), side="right")

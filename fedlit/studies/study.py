@@ -1,4 +1,4 @@
-"""A study: a question that is asked of many runs, as a file says it.
+"""A study: many runs that answer one question, as its file describes them.
 
 Rows and columns are sets of options, as one would type them; a cell has those of its row and its column. Every cell is
 run with the same pairs of seeds, so that a difference between two rows is a difference of pairs.
@@ -34,7 +34,7 @@ MOST = 2**32  # seeds lie below
 
 
 class SeedPair(NamedTuple):
-    """What a run draws its randomness from."""
+    """The seeds of a run: of training and of the partition."""
 
     training: int
     partition: int
@@ -100,7 +100,7 @@ class Study:
         baseline: The row that all others are compared with.
         source: Of the paper's numbers.
         note: What a reader must know.
-        adapt: Epochs for which unseen clients train at home once a fit is done; None where none is to join.
+        adapt: Local epochs of unseen clients after each fit; None if none joins.
         run_timeout: Seconds after which a run is ended and has failed; None is without a limit.
     """
 
@@ -124,7 +124,7 @@ class Study:
 
 
 def read_study(path: Path) -> Study:
-    """A study from its file; whatever is wrong with it is one line that names it."""
+    """Read a study from its file; an error is one line that names the file."""
     content = read_mapping(path)
     check_keys(content, KEYS, str(path))
     try:

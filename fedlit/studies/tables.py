@@ -6,7 +6,7 @@ from shutil import get_terminal_size
 from fedlit.studies.config_diff import unequal_data, unequal_effort
 from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
 from fedlit.studies.results import Results
-from fedlit.studies.wording import Best, Grid, Paper, short
+from fedlit.studies.wording import Bold, Grid, Paper, short
 
 MARK = " *"
 GAP = "  "
@@ -14,19 +14,21 @@ MOST = 40  # characters of a name
 
 
 def terminal_table(results: Results, width: int | None = None) -> str:
-    """Every cell, what it has over the baseline, and who reached the target; `*` marks the best."""
+    """Every cell, its difference to the baseline, and runs that reached the target; `*` marks the best."""
     width = width or get_terminal_size().columns
     main = main_grid(results)
     grids = [main, difference_grid(results), target_grid(results)]
     blocks = [_in_terminal(grid, width) for grid in grids if grid is not None]
-    if any(isinstance(text, Best) for row in main.rows for text in row):
+    if any(isinstance(text, Bold) for row in main.rows for text in row):
         blocks.append("*  ahead of every other row of the column by a paired 95 % interval that excludes 0")
     for column, options in unequal_data(results).items():
         where = f" of {column}" if column else ""
-        told = "differ in their data, so methods alone are not compared"
-        blocks.append(f"!  the rows{where} {told}: {', '.join(options)}")
+        warning = "differ in their data, so methods alone are not compared"
+        blocks.append(f"!  the rows{where} {warning}: {', '.join(options)}")
     for option, rows in unequal_effort(results).items():
-        blocks.append(f"!  the rows differ in how long they train: {option} is {rows}; typed, it is the same for all")
+        blocks.append(
+            f"!  the rows differ in how long they train: {option} is {rows}; set it on the command line for all"
+        )
     return "\n\n".join(blocks)
 
 
@@ -88,7 +90,7 @@ def _blocks(widths: list[int], belongs: list[bool], width: int) -> list[list[int
 
 
 def _marked(text: str) -> str:
-    return text + MARK if isinstance(text, Best) else text
+    return text + MARK if isinstance(text, Bold) else text
 
 
 def grid_in_markdown(grid: Grid) -> str:
@@ -105,7 +107,7 @@ def _line(cells: list[str]) -> str:
 
 
 def _bold(text: str) -> str:
-    return f"**{_escaped(text)}**" if isinstance(text, Best) else _escaped(text)
+    return f"**{_escaped(text)}**" if isinstance(text, Bold) else _escaped(text)
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Numbers of a study as text: as many digits as they deserve, in per cent where papers use it."""
+"""Numbers and tables of a study as text, in per cent where papers use it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ def size(number: float) -> str:
 
 
 def unit_of(number: float) -> tuple[float, str]:
-    """The unit in which so many bytes are told, and how many it has."""
+    """The unit for a number of bytes, and its factor."""
     for factor, unit in UNITS:
         if number >= factor:
             return factor, unit
@@ -167,7 +167,7 @@ def _scale(mean: float, measure: Measure) -> tuple[float, int, str]:
 
 
 def _decimals(value: float, measure: Measure) -> int:
-    """So that four digits or so tell something."""
+    """Decimals for about four significant digits."""
     if measure.percent:
         return 2
     if measure.metric.startswith(f"{CONVERGENCE}/"):  # a count
@@ -181,8 +181,8 @@ def _fixed(value: float, decimals: int) -> str:
     return f"{value:.{decimals}f}"
 
 
-class Best(str):
-    """Text that stands in bold."""
+class Bold(str):
+    """A cell in bold: the best of its column."""
 
 
 class Paper(str):
@@ -191,12 +191,12 @@ class Paper(str):
 
 @dataclass(frozen=True)
 class Grid:
-    """A table.
+    """A table as text in rows and columns, for any format.
 
     Attributes:
         title: What it shows.
         head: Names of its columns; the first is empty.
-        rows: Text, `Best` in bold; the first of each row is its name.
+        rows: Cells, some `Bold`; the first of each row is its name.
         note: What a reader must know.
     """
 

@@ -146,7 +146,7 @@ def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tm
 
 
 def test_adapt_needs_clients_that_are_kept_out(tmp_path):
-    with pytest.raises(ValueError, match=r"^a: `adapt` lets clients join who were kept out; give `data\.unseen"):
+    with pytest.raises(ValueError, match=r"^a: `adapt` needs clients that do not train; give `data\.unseen"):
         planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2)
 
 

@@ -130,10 +130,10 @@ def test_differences_are_those_of_scipys_paired_test_in_table_and_forest(page, r
             middle = mean(values(results, lane["label"], column)) - mean(values(results, "FedAvg", column))
             assert lane["mean"] == pytest.approx(middle, rel=1e-4)
             assert lane["interval"] == pytest.approx([low, high], rel=1e-4)
-            told = shown[lane["label"]][number]
-            assert told == lane["told"]
-            assert told.startswith(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]")
-            assert told.endswith("p < 0.001" if test.pvalue < 0.001 else f"p = {test.pvalue:.3f}")
+            text = shown[lane["label"]][number]
+            assert text == lane["text"]
+            assert text.startswith(f"{middle:+.2f} [{low:+.2f}, {high:+.2f}]")
+            assert text.endswith("p < 0.001" if test.pvalue < 0.001 else f"p = {test.pvalue:.3f}")
 
 
 def test_the_page_says_how_it_was_made(page):

@@ -173,8 +173,8 @@ function nearest(series, x, y, px, py) {
 
 function tipLines(spec, series, hit) {
   const lines = [`${spec.xname} ${shown(hit.x, spec.unit)}`];
-  const told = hit.one.thin ? [hit.one, ...series.filter((one) => !one.thin)] : series.filter((one) => !one.thin);
-  for (const one of told) {
+  const shown = hit.one.thin ? [hit.one, ...series.filter((one) => !one.thin)] : series.filter((one) => !one.thin);
+  for (const one of shown) {
     const i = one.level ? 0 : one.x.indexOf(hit.x);
     if (i < 0 && spec.unit !== "bytes") continue;
     if (i < 0 && one !== hit.one) continue;
@@ -204,9 +204,9 @@ function drawLanes(figure, svg, spec, width) {
   spec.lanes.forEach((lane, i) => {
     const top = 8 + i * each;
     const over = { y: top + 12, style: "paint-order:stroke", stroke: "#fff", "stroke-width": 4 };
-    const told = make(svg, "text", { x: width - 2, "text-anchor": "end", ...over }, lane.told);
+    const shown = make(svg, "text", { x: width - 2, "text-anchor": "end", ...over }, lane.text);
     const name = make(svg, "text", { x: 2, ...over }, lane.label);
-    shorten(name, width - 14 - told.getComputedTextLength());
+    shorten(name, width - 14 - shown.getComputedTextLength());
     drawLane(figure, svg, spec, lane, x, top + 29);
   });
 }
@@ -233,7 +233,7 @@ function drawLane(figure, svg, spec, lane, x, y) {
   }
   if (!spec.bars && lane.mean !== null && lane.mean !== undefined) {
     const dot = marker(svg, lane.style, x(lane.mean), y, 4.5);
-    hover(figure, dot, [lane.label, lane.told], x(lane.mean), y);
+    hover(figure, dot, [lane.label, lane.text], x(lane.mean), y);
   }
 }
 

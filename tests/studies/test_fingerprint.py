@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedlit.studies.runs import made_of, plan_runs
+from fedlit.studies.runs import own_files, plan_runs
 from fedlit.studies.study import build_study
 
 NETS = "from layers_of_mine import WIDTH\n\nclass Net:\n    width = WIDTH\n"
@@ -50,10 +50,10 @@ def change_code(name: str, old: str, new: str) -> None:
 
 
 def test_own_code_and_data_are_found_and_nobody_elses():
-    assert set(made_of(config(dataset="signals.npz"))) == {"nets_of_mine", "layers_of_mine", "signals.npz"}
-    assert set(made_of(config(dataset="signals"))) == {"nets_of_mine", "layers_of_mine", "signals"}
-    assert set(made_of(config(dataset="fashion_sample"))) == {"nets_of_mine", "layers_of_mine"}
-    assert set(made_of({"model": {"class_path": "torch.nn.Linear"}, "data": {}})) == set()
+    assert set(own_files(config(dataset="signals.npz"))) == {"nets_of_mine", "layers_of_mine", "signals.npz"}
+    assert set(own_files(config(dataset="signals"))) == {"nets_of_mine", "layers_of_mine", "signals"}
+    assert set(own_files(config(dataset="fashion_sample"))) == {"nets_of_mine", "layers_of_mine"}
+    assert set(own_files({"model": {"class_path": "torch.nn.Linear"}, "data": {}})) == set()
 
 
 def test_a_run_of_other_code_is_refused_and_a_comment_is_no_other_code(tmp_path):
