@@ -340,7 +340,7 @@ class Federation:
     def adapt(
         self, model: Model = None, datamodule: Data = None, ckpt_path: str | None = None, epochs: int = 10
     ) -> list[Row]:
-        """Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.
+        """Let unseen clients join: each trains locally from the server's state; writes adapt.csv and adapt.png.
 
         Args:
             model: The method; that of the last `fit` by default.

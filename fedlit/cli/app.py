@@ -6,30 +6,37 @@ Bad input is answered by one line and exit code 2, a round without enough usable
 import os
 import secrets
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NoReturn
+from inspect import signature
+from typing import Any, NoReturn, TextIO
 
 from jsonargparse import Namespace
 from lightning.fabric import seed_everything
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optimizer FedAdam` is known by its name
 from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS, look_here_last
-from fedlit.cli.exclusive import with_typed_first
-from fedlit.cli.help import ENVIRONMENT
-from fedlit.cli.kept import tell_kept
-from fedlit.cli.linked import link_num_classes
+from fedlit.cli.help import ENVIRONMENT, print_partitions
+from fedlit.cli.inherited import warn_of_inherited
 from fedlit.cli.messages import refuse
-from fedlit.cli.method_class import with_functions
-from fedlit.cli.notices import notices_in_one_line
-from fedlit.cli.parser import Parser
-from fedlit.cli.partitions import tell_partitions
-from fedlit.cli.recipes import of_own_run, tell_configs, with_recipes_found
+from fedlit.cli.method_class import method_of, with_functions
+from fedlit.cli.parser import Parser, link_num_classes
+from fedlit.cli.recipes import (
+    note_configs,
+    of_own_run,
+    recipe_content,
+    recipe_files,
+    with_recipes_found,
+    written_options,
+)
 from fedlit.cli.refusal import DEBUG, give_up
+from fedlit.cli.values import environment_options, parsed, typed_values
 from fedlit.data import FederatedData
 from fedlit.engine import liveness
 from fedlit.engine.aggregation import RuleFailed
@@ -38,10 +45,18 @@ from fedlit.engine.plan import UsageError
 from fedlit.engine.scheduling import TooFewClients
 from fedlit.federation import Federation
 from fedlit.methods import FederatedModule
+from fedlit.notices import Notice
 from fedlit.records.files import NOT_WRITTEN, NotWritten
 
-TELLING = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # by their text alone
+PLAIN = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # shown by their text alone
 PARSER = {"allow_abbrev": False, "default_env": False}  # the environment is read as if it were typed, after recipes
+TAKES_THE_PLACE: dict[str, dict[str, str | None]] = {  # of what, and the value by which that does not hold
+    "trainer.local_epochs": {"trainer.local_steps": None},
+    "trainer.local_steps": {"trainer.local_epochs": None},
+    "data.dataset": {"data.train_dataset": None, "data.test_dataset": None},
+    "data.train_dataset": {"data.dataset": "fashion_sample"},
+    "model.network": {"model.personal": None, "model.meme": None},
+}
 
 
 class SaveConfig(SaveConfigCallback):
@@ -147,7 +162,7 @@ def main(args: list[str] | None = None) -> None:
     look_here_last()
     if args is not None:
         sys.argv[1:] = args
-    tell_partitions(sys.argv[1:])
+    print_partitions(sys.argv[1:])
     with notices_in_one_line():
         federation = _run()
     if federation.stopped_by is not None:
@@ -159,16 +174,16 @@ def _run() -> Federation:
     with refused_in_one_line():
         sys.argv[1:] = with_recipes_found(sys.argv[1:])
         cli = FederatedCLI()
-        tell_kept(sys.argv[1:], cli.config[cli.subcommand].as_dict())
+        warn_of_inherited(sys.argv[1:], cli.config[cli.subcommand].as_dict())
     with refused_in_one_line(lambda: cli.trainer.running):
         cli.start()
-    tell_configs(sys.argv[1:])
+    note_configs(sys.argv[1:])
     return cli.trainer
 
 
 @contextmanager
 def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]:
-    """Within, an error is about what the user gave and told in one line, unless rounds are running: then in full."""
+    """Report an error in one line, as bad input, unless rounds are running: then with its traceback."""
     try:
         yield
     except UsageError as error:
@@ -194,10 +209,10 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
             raise
         if is_running():
             _raise_once(error)  # not the user's input: the whole story
-        told = str(error)
-        if not isinstance(error, TELLING):
-            told = f"{type(error).__name__}: {error} (FEDLIT_DEBUG=1 shows where)"
-        _refuse(told)
+        message = str(error)
+        if not isinstance(error, PLAIN):
+            message = f"{type(error).__name__}: {error} (FEDLIT_DEBUG=1 shows where)"
+        _refuse(message)
 
 
 def _refuse(why: str) -> NoReturn:
@@ -213,3 +228,95 @@ def _raise_once(error: Exception) -> NoReturn:
     if alive is not None and not alive.is_first(f"raised {error!r}"):
         raise SystemExit(1)
     raise error
+
+
+def with_typed_first(args: list[str]) -> list[str]:
+    """The arguments, and further ones that reset options of recipes which exclude a typed one; a notice names each.
+
+    Options of the environment reset those of recipes likewise. Two that are typed, two of the environment and two of
+    recipes are refused later.
+    """
+    variables = environment_options(args[0]) if args else []
+    words = [f"--{variable.option}={variable.value}" for variable in variables]  # as they stand among the arguments
+    typed = {option: parsed(value) for option, value in typed_values(arg for arg in args if arg not in words) if value}
+    from_environment = {v.option: parsed(v.value) for v in variables if v.option not in typed}
+    names = {variable.option: variable.name for variable in variables}
+    taken_back: list[str] = []
+    for option, others in TAKES_THE_PLACE.items():
+        given = typed if typed.get(option) is not None else from_environment
+        if given.get(option) is None or others.keys() & {*given, *typed}:
+            continue
+        found = {other: _set(other, args) for other in others if _is_option(other, args)}
+        if given is typed:
+            found |= {other: (names[other], from_environment[other]) for other in found if other in from_environment}
+        in_its_way = [other for other, (_, value) in found.items() if value not in (None, others[other])]
+        if not found or len(in_its_way) < len(found):
+            continue
+        winner = f"--{option}" if given is typed else names[option]
+        for other, (place, value) in found.items():
+            notice = f"`{winner}` takes the place of `{other}`, which is {_short(value)} in {place}."
+            warnings.warn(notice, Notice, stacklevel=2)
+            taken_back += [f"--{other}", others[other] or "null"]
+    return [*args, *taken_back]
+
+
+def _set(option: str, args: list[str]) -> tuple[str, Any]:
+    """The last recipe that sets an option, and to what; else None."""
+    for recipe in reversed(recipe_files(args)):
+        written = dict(written_options(recipe_content(recipe)))
+        if option in written:
+            return recipe, written[option]
+    return "", None
+
+
+def _is_option(option: str, args: list[str]) -> bool:
+    """Whether there is such an option: methods differ in theirs."""
+    group, _, name = option.partition(".")
+    method = method_of(args)
+    return group != "model" or (method is not None and name in signature(method).parameters)
+
+
+def _short(value: Any) -> str:
+    """A class by its name."""
+    if isinstance(value, dict):
+        value = value.get("class_path", value)
+    return str(value)
+
+
+@contextmanager
+def notices_in_one_line() -> Iterator[None]:
+    """Show each notice once, as a line without file and number; other warnings look as ever."""
+    shown: set[str] = set()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, Notice):
+            if _is_ours_to_show(warnings.formatwarning(message, category, filename, lineno, line)):
+                as_ever(message, category, filename, lineno, file, line)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            _say(str(message))
+
+    with warnings.catch_warnings():
+        as_ever = warnings.showwarning
+        warnings.showwarning = show
+        yield
+
+
+def _is_ours_to_show(text: str) -> bool:
+    """Whether this process shows a warning: one of all; before they are connected, the first."""
+    alive = liveness.current()
+    if alive is None:
+        return getattr(rank_zero_only, "rank", 0) == 0
+    return alive.is_first(f"warned {text}")
+
+
+@rank_zero_only
+def _say(notice: str) -> None:
+    sys.stderr.write(f"fedlit: note: {notice}\n")

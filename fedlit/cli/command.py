@@ -1,7 +1,13 @@
-"""The `fedlit` command. Its help and version come at once; what the subcommands need takes seconds to import."""
+"""The `fedlit` command. Its help and version come at once; what the subcommands need takes seconds to import.
 
+A closed pipe, as after `| head -1`, or a closed stream (`2>&-`) ends no run.
+"""
+
+import errno
 import gc
+import io
 import os
+import select
 import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from importlib import import_module
@@ -9,25 +15,25 @@ from importlib.metadata import version
 from platform import python_version
 from signal import SIGINT
 from types import ModuleType
+from typing import Any, TextIO
 
 import fedlit
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import DEBUG, nearest, refusals, refuse
-from fedlit.cli.streams import keep_streams, lost_output
 
 SUBCOMMANDS = {  # of a federation, by LightningCLI
     "fit": "Train a method over its rounds.",
     "validate": "Evaluate every client on its own validation samples, and the global model on the test set too.",
     "test": "Evaluate the global model and every client's own on the pooled test set.",
     "predict": "Predict the test set or own images, by the global model or a client's own; writes predictions_*.csv.",
-    "adapt": "Let unseen clients join: each trains at home from what the server holds; writes adapt.csv and adapt.png.",
+    "adapt": "Let unseen clients join: each trains locally from the server's state; writes adapt.csv and adapt.png.",
 }
 TOOLS = {  # each is `main` of the module of that name (with `_` for `-`) beside this one, imported when it is called
     "compare": "Run a study, or recipes side by side over seeds: tables, figures and a page.",
     "export": "Write a network of a checkpoint as a file, and check that it gives the same outputs.",
     "export-flower": "Write a recipe as a Flower app, for clients on hosts of their own.",
     "methods": "List the methods, or describe one: paper, what travels, what stays, stages, recipe, invariant.",
-    "partition": "Show who would hold what: a table of clients and classes, and a picture if asked for.",
+    "partition": "Show the partition: a table of clients and classes, and a picture if asked for.",
     "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
@@ -41,6 +47,7 @@ examples:
   fedlit fit --config fml_fashion.yaml --print_config       all options of a recipe, for a file of your own
   fedlit fit --help                                         every option
 """
+STREAMS = {"stdin": 0, "stdout": 1, "stderr": 2}
 
 
 def help_parser() -> ArgumentParser:
@@ -74,12 +81,12 @@ def main() -> None:
     except KeyboardInterrupt:  # in a fit, rounds end in good order
         if DEBUG:
             raise
-        if os.environ.get("LOCAL_RANK", "0") == "0":  # the first process says it for all
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # one message for all processes
             sys.stderr.write("fedlit: stopped by SIGINT\n")
         raise SystemExit(128 + SIGINT) from None
     lost = lost_output()
     if lost is not None and sys.argv[1:2] != ["fit"]:  # of a fit, the records are what counts
-        refuse(f"not all could be written: {lost.strerror}.")
+        refuse(f"standard output is incomplete: {lost.strerror}.")
 
 
 def _run(args: list[str]) -> None:
@@ -91,7 +98,7 @@ def _run(args: list[str]) -> None:
         return
     if args[0] in RECIPES_READ_BY:
         with refusals():
-            with_recipes_found(args)  # one that is missing or no YAML is told before seconds of imports
+            with_recipes_found(args)  # one that is missing or no YAML is refused before seconds of imports
     if args[0] in TOOLS:
         look_here_last()
         _imported(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
@@ -118,3 +125,71 @@ def _imported(name: str) -> ModuleType:
     gc.freeze()
     gc.enable()
     return module
+
+
+class PipeSafeWriter(io.FileIO):
+    """A file descriptor that discards what is written once writing has failed.
+
+    Attributes:
+        lost: The error, unless a reader closed the pipe.
+    """
+
+    lost: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            written = super().write(data)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                self.lost = error
+            _to_nowhere(self.fileno(), os.O_WRONLY)
+            return len(data)
+        if written is None:  # a pipe that does not block, and is full
+            select.select([], [self.fileno()], [])
+            return self.write(data)
+        return written
+
+
+def keep_streams() -> None:
+    """Let standard output and error discard text instead of failing."""
+    for name, descriptor in STREAMS.items():
+        if not _is_open(descriptor):
+            # Else the next file that is opened would be standard output, and be written to by all who print.
+            _to_nowhere(descriptor, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
+        stream = getattr(sys, name)
+        if name != "stdin" and stream is getattr(sys, f"__{name}__"):  # else somebody has other plans with it
+            setattr(sys, name, _pipe_safe(descriptor, stream))
+
+
+def lost_output() -> OSError | None:
+    """Why not all of standard output was written, if it was not: a full disk."""
+    sys.stdout.flush()
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return getattr(raw, "lost", None)
+
+
+def _pipe_safe(descriptor: int, stream: TextIO | None) -> TextIO:
+    """A stream in place of the one that Python has made, if any."""
+    raw = io.BufferedWriter(PipeSafeWriter(descriptor, "w", closefd=False))
+    if not isinstance(stream, io.TextIOWrapper):  # it was closed
+        return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    stream.flush()
+    # `write_through` (PYTHONUNBUFFERED) passes the text layer only: lines would wait in the buffer below it.
+    is_prompt = descriptor == STREAMS["stderr"] or stream.line_buffering or stream.write_through
+    return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=is_prompt)
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def _to_nowhere(descriptor: int, flags: int) -> None:
+    """Redirect a descriptor to the null device."""
+    null = os.open(os.devnull, flags)
+    if null != descriptor:
+        os.dup2(null, descriptor)
+        os.close(null)

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedlit.cli.extras import need_report
 from fedlit.cli.recipes import find_recipe
-from fedlit.cli.refusal import OneLineParser, refusals, refuse
+from fedlit.cli.refusal import OneLineParser, need_report, refusals, refuse
 
 if TYPE_CHECKING:
     from fedlit.cli.study_call import StudyCall
@@ -21,10 +20,10 @@ examples:
   fedlit compare fedavg_fashion.yaml fml_fashion.yaml --seeds 3 --target 0.8 --trainer.num_rounds 5
   fedlit compare papers/fml_v2_table1.yaml --only 'MNIST*' --trainer.num_rounds 30 --dry-run
   fedlit compare study.yaml --array 3/8          the third of eight shares, as an array job would run it
-  fedlit compare --from-runs lightning_logs/*    tables and page of runs that are there already
+  fedlit compare --from-runs lightning_logs/*    tables and page of existing runs
 """
 PASSED_ON = ("--trainer", "--model", "--data")  # options of `fedlit fit`
-SAID_BY_STUDY = (
+SET_BY_STUDY = (
     "--seed_everything",
     "--data.partition_seed",
     "--data.init_args.partition_seed",
@@ -41,7 +40,7 @@ def parser() -> OneLineParser:
         "--metric", help="What is compared, such as acc/global_on_pooled; clients' own accuracy by default."
     )
     found.add_argument("--at", help="last, best, median_of_last_ten, rounds_to_target, bytes_to_target ...")
-    found.add_argument("--target", type=float, help="Also tell rounds, bytes and seconds to this value.")
+    found.add_argument("--target", type=float, help="Also report rounds, bytes and seconds to this value.")
     found.add_argument("--baseline", help="The row that others are compared with; the first by default.")
     found.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="Rows and columns, such as 'F*' 'IID'.")
     found.add_argument("--array", metavar="N/M", help="Run the N-th of M shares, on a cluster.")
@@ -50,7 +49,7 @@ def parser() -> OneLineParser:
     found.add_argument("--output", type=Path, help="Folder of the study; studies/NAME by default.")
     found.add_argument("--dry-run", action="store_true", help="List the runs and about how long they take.")
     found.add_argument(
-        "--from-runs", nargs="+", default=[], type=Path, metavar="FOLDER", help="Of runs that are there."
+        "--from-runs", nargs="+", default=[], type=Path, metavar="FOLDER", help="Folders of existing runs."
     )
     return found
 
@@ -67,7 +66,7 @@ def main(args: list[str]) -> None:
 
 
 def _compare(given: Namespace, overrides: list[str]) -> int:
-    from fedlit.cli.notices import notices_in_one_line
+    from fedlit.cli.app import notices_in_one_line
     from fedlit.cli.study_call import StudyCall
 
     with notices_in_one_line():
@@ -76,7 +75,7 @@ def _compare(given: Namespace, overrides: list[str]) -> int:
 
 def _called(call: "StudyCall", given: Namespace) -> int:
     if given.dry_run:
-        call.tell_plan()
+        call.print_plan()
         return 0
     return call.run()
 
@@ -109,16 +108,16 @@ def split_overrides(args: Iterable[str]) -> tuple[list[str], list[str]]:
 def _check(given: Namespace, overrides: list[str]) -> None:
     for override in overrides:
         name = override.partition("=")[0]
-        if name in SAID_BY_STUDY:
-            raise ValueError(f"`{name}` is the study's to say; see `--seeds` and `--output`.")
+        if name in SET_BY_STUDY:
+            raise ValueError(f"`{name}` is set by the study; see `--seeds` and `--output`.")
     if not given.files and not given.from_runs:
         raise ValueError("give a study, recipes to compare, or `--from-runs`; see `fedlit compare --help`.")
     if given.files and given.from_runs:
-        raise ValueError("`--from-runs` takes runs that are there; it does not go with recipes or a study.")
+        raise ValueError("`--from-runs` takes existing runs; it excludes recipes and studies.")
     if given.from_runs and overrides:
-        raise ValueError(f"`{overrides[0].partition('=')[0]}` cannot change runs that are there already.")
+        raise ValueError(f"`{overrides[0].partition('=')[0]}` cannot change existing runs.")
     if given.from_runs and given.run_timeout is not None:
-        raise ValueError("`--run-timeout` is for runs that are made; it does not go with `--from-runs`.")
+        raise ValueError("`--run-timeout` is for new runs; it excludes `--from-runs`.")
     if given.run_timeout is not None and not given.run_timeout > 0:
         raise ValueError(f"`--run-timeout` must be above 0, got {given.run_timeout:g}.")
     for name in ("seeds", "jobs"):

@@ -1,13 +1,19 @@
-"""`fedlit export`: a network of a checkpoint as a file for others, checked."""
+"""`fedlit export`: a network of a checkpoint as a file, checked; here its options, without torch."""
 
 from argparse import Namespace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal, get_args
 
 from fedlit.cli.refusal import OneLineParser, refusals
 from fedlit.cli.values import typed_values
-from fedlit.records.export_formats import FORMATS, TOLERANCE, check_format
 from fedlit.records.run_folder import RUNS, find_checkpoint
 
+Format = Literal["state_dict", "torchscript", "pt2", "onnx"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+ENDINGS: dict[Format, str] = {"state_dict": ".pt", "torchscript": ".torchscript.pt", "pt2": ".pt2", "onnx": ".onnx"}
+TOLERANCE = 1e-4  # of the largest output; other runtimes add up in another order
+ONNX = ("onnx", "onnxscript", "onnxruntime")
 EXAMPLES = f"""\
 What was written is read again and compared with the network on test samples: outputs must be equal, to the bit for
 state_dict, else within {TOLERANCE:g} of the largest. If they are not, nothing is left and the exit code is 1.
@@ -60,7 +66,7 @@ def _check(given: Namespace) -> None:
 def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
     """`--config` as it was given, else the config of the checkpoint's own run, which may be named in the rest.
 
-    That of a run which was made elsewhere is nobody's to build from unasked: it may have been downloaded.
+    The config of a run outside `lightning_logs` is not built from unasked: it may have been downloaded.
     """
     if given:
         return [word for recipe in given for word in ("--config", recipe)]
@@ -77,3 +83,10 @@ def _recipes(given: list[str], ckpt_path: str, rest: list[str]) -> list[str]:
             f"(docs/security.md); if you trust that of the run: --config {config}"
         )
     return ["--config", str(config)]
+
+
+def check_format(format: Format) -> None:
+    """Refuse a format whose packages are not here."""
+    missing = [name for name in ONNX if find_spec(name) is None]
+    if format == "onnx" and missing:
+        raise ValueError(f"`--format onnx` needs {', '.join(missing)}; install them by: pip install 'fedlit[onnx]'")

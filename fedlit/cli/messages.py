@@ -1,19 +1,26 @@
-"""What the command line says when it refuses: jsonargparse's messages in the user's words, options by full names.
+"""Messages for bad input: jsonargparse's in the user's words, options by full names, and the nearest name for a typo.
 
-An option of an experiment is told as a recipe has it, `trainer.num_rounds`, whether it was typed or written; what only
-a command takes, and what is quoted or to be typed, has its dashes: `--ckpt_path`.
+An option of an experiment is written as in a recipe, `trainer.num_rounds`, wherever it was given; an option that only a
+command takes, and what is quoted or to be typed, has its dashes: `--ckpt_path`.
 """
 
 import difflib
 import re
 import sys
-from inspect import isclass, signature
-from types import ModuleType
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import isclass, isfunction, signature
+from pathlib import Path
+from pkgutil import resolve_name
+from types import ModuleType, NoneType
 from typing import Any, NoReturn
 
-from fedlit import augment, methods, partition
+import torch
+import torchmetrics.classification
+
+from fedlit import aggregation, augment, callbacks, encoders, methods, networks, partition, privacy, server_optimizers
 from fedlit.cli import refusal
-from fedlit.cli.classes import hidden_file, known_classes, nearest_in, nearest_module, needs
 from fedlit.cli.method_class import method_of, unannotated
 from fedlit.cli.recipes import recipe_content, recipe_files, written_options
 from fedlit.cli.values import environment_options, parsed, typed_values
@@ -49,6 +56,8 @@ REWRITTEN = {
     KEY + r"to be a function that returns <class '(\w+)'>.*value: (.*)": r"`\1`: expected what builds a \2, got \3; "
     r"give a class, or a function that says `-> \2`.",
 }
+OWN = (methods, networks, partition, augment, callbacks, aggregation, encoders, privacy, server_optimizers)
+MODULES = (*OWN, torch.optim, torch.optim.lr_scheduler, torchmetrics.classification)
 
 
 def refuse(message: str) -> NoReturn:
@@ -73,8 +82,8 @@ def plain(message: str) -> str:
     )
     own_words = re.match(CONSTRUCTOR, message)
     if own_words is not None:
-        said = dict.fromkeys(own_words[1].split(" - "))  # once for each of the types that an option may have
-        return " - ".join(said)
+        texts = dict.fromkeys(own_words[1].split(" - "))  # once for each of the types that an option may have
+        return " - ".join(texts)
     required = re.fullmatch(r"the following arguments are required: (.*)", message)
     if required is not None:
         names = map(_required, required[1].split(", "))
@@ -238,12 +247,12 @@ def _no_help(option: str, args: list[str]) -> str:
 
 
 def _no_option(name: str, near: str | None, args: list[str]) -> str:
-    """That an option of this name does not exist where it was given; one that is near may, or one elsewhere."""
+    """The message for an option that does not exist where it was given, with a near one or its right place."""
     given = {path for paths in _given(args) for path in paths if path.rpartition(".")[2] == name}
     real = {f"data.{name}"} if name in signature(FederatedData).parameters else set()
     if name in _method_options():
         real.add(f"model.{name}")
-    if name in _arguments(partition):  # of some; that of another is told below
+    if name in _arguments(partition):  # of some; others follow below
         real.add(f"data.partition.{name}")
     real |= {*SYNONYMS.get(name, ())}  # the same name where it belongs
     strange = sorted(given - real)
@@ -314,3 +323,82 @@ def _method_options() -> set[str]:
         if method.__name__ in methods.__all__:
             options |= signature(method).parameters.keys()
     return options
+
+
+def known_classes() -> set[str]:
+    """Short names of methods, networks, partitions and other classes."""
+    return {name for module in MODULES for name in _public(module, functions=False)}
+
+
+def needs(value: Any) -> set[str]:
+    """Required arguments of a class, named in full or in short; none if it is not the name of a class.
+
+    Example:
+        >>> sorted(needs("StepLR"))
+        ['optimizer', 'step_size']
+        >>> needs("7")
+        set()
+    """
+    required: set[str] = set()
+    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z_][\w.]*", value) is None:
+        return required
+    for kind in _named(value):
+        try:
+            arguments = signature(kind).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        required |= {argument.name for argument in arguments if argument.default is argument.empty}
+    return required
+
+
+def _named(name: str) -> Iterator[Any]:
+    """Objects of a name: one by its path, perhaps several by a short name."""
+    if "." in name:
+        try:
+            yield resolve_name(name)
+        except Exception:  # a user's module may raise anything; reported elsewhere
+            return
+    for module in MODULES:
+        if name in _public(module, functions=False):
+            yield getattr(module, name)
+
+
+def nearest_in(module: str, name: str) -> str | None:
+    """The class or function of a module that is nearest to a name, with its path.
+
+    Example:
+        >>> nearest_in("fedlit.networks", "LeNet6")
+        'fedlit.networks.LeNet5'
+    """
+    try:
+        found = import_module(module)
+    except Exception:  # a user's module may raise anything; reported elsewhere
+        return None
+    near = difflib.get_close_matches(name, _public(found, functions=True), n=1, cutoff=0.65)
+    return f"{module}.{near[0]}" if near else None
+
+
+def nearest_module(name: str) -> str | None:
+    """The module in the current folder whose name is nearest."""
+    there = [path.stem for path in Path().glob("*.py") if path.stem.isidentifier()]
+    near = difflib.get_close_matches(name, there, n=1, cutoff=0.75)
+    return near[0] if near else None
+
+
+def hidden_file(name: str) -> Path | None:
+    """A module in the current folder that is shadowed by an installed one of the same name."""
+    for path in (Path(f"{name}.py"), Path(name, "__init__.py")):
+        spec = find_spec(name) if path.is_file() else None
+        if spec is not None and (spec.origin is None or Path(spec.origin) != path.resolve()):
+            return path
+    return None
+
+
+def _public(module: ModuleType, functions: bool) -> set[str]:
+    """Public classes of a module, and perhaps functions."""
+    names = set()
+    for name, value in vars(module).items():
+        is_asked_for = isclass(value) or (functions and isfunction(value))
+        if is_asked_for and value is not NoneType and not name.startswith("_"):
+            names.add(name)
+    return names

@@ -1,4 +1,4 @@
-"""The class of the method that a command is about, and what the parser cannot say of it or does not take by itself."""
+"""The class of a command's method: functions for its networks, and annotations that the parser would need."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ def _factory_options(method: type | None) -> list[str]:
         return []
     try:
         parameters = signature(method, eval_str=True).parameters
-    except (NameError, TypeError, ValueError):  # it is told of where it matters
+    except (NameError, TypeError, ValueError):  # reported elsewhere
         return []
     return [name for name, parameter in parameters.items() if _takes_factory(parameter.annotation)]
 
@@ -142,7 +142,7 @@ def _class_path(value: Any) -> str | None:
 
 
 def _imported(path: str) -> Any:
-    """What a dotted path leads to; None where it does not, for whatever reason: others tell."""
+    """What a dotted path leads to; None if it cannot be imported, which is reported elsewhere."""
     if "." not in path:
         return None
     try:

@@ -1,4 +1,4 @@
-"""`fedlit methods`: what there is, from the methods themselves."""
+"""`fedlit methods`: the table of methods, or one method in detail."""
 
 import inspect
 from collections.abc import Callable
@@ -26,7 +26,7 @@ Method = type[FederatedModule]
 
 @dataclass(frozen=True)
 class Option:
-    """An argument: its default as one would write it, none if it must be given, and what is said of it."""
+    """An argument: its default as one would write it, None if it is required, and its description."""
 
     name: str
     default: str | None
@@ -45,7 +45,7 @@ def main(args: list[str]) -> None:
     if isinstance(found, ModuleType):
         print(table(methods_of(found)))
     else:
-        print(told(found))
+        print(describe(found))
 
 
 def methods_of(module: ModuleType) -> list[Method]:
@@ -100,7 +100,7 @@ def table(found: list[Method]) -> str:
     return wrapped(rows)
 
 
-def told(method: Method) -> str:
+def describe(method: Method) -> str:
     """A method in detail: its card, the head of its file with the equations, and its options."""
     parts = [f"{method.__module__}.{method.__name__}: {_first_line(method)}"]
     card = card_of(method)
@@ -115,7 +115,7 @@ def told(method: Method) -> str:
 
 def _first_line(method: Method) -> str:
     lines = (inspect.getdoc(method) or "").splitlines()
-    return lines[0] if lines else "it says nothing of itself."
+    return lines[0] if lines else "no description."
 
 
 def _card_lines(card: Card) -> str:

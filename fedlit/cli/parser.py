@@ -1,25 +1,38 @@
-"""The parser of the command line: LightningCLI's, with refusals in one line and functions where classes may stand."""
+"""The parser of the command line: LightningCLI's, with one-line errors and functions where classes may stand.
+
+Networks that are not given `num_classes` take that of the data. A config may not name callables of the standard
+library, `torch.load` or `torch.hub`: none of them builds a network, an optimiser or data, and each would run before
+what it returns is refused. This catches slips and the plainest attacks only: a config is a program (docs/security.md).
+"""
 
 import sys
+import sysconfig
 from argparse import SUPPRESS
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import Parameter, isclass, signature
+from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn
 
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from torchmetrics import Metric
 
-from fedlit.cli.forbidden import check_calls
 from fedlit.cli.help import ShortHelp
-from fedlit.cli.linked import NUM_CLASSES
+from fedlit.cli.inherited import given_options
 from fedlit.cli.messages import plain, refuse, suggestion
 from fedlit.cli.refusal import DEBUG
 from fedlit.cli.values import parsed, typed_values
+from fedlit.data import FederatedData
+from fedlit.data.datasets import published_classes
 from fedlit.federation import Federation
+
+STANDARD = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
+NUM_CLASSES = "num_classes"
 
 
 class Parser(LightningArgumentParser):
@@ -146,3 +159,127 @@ def with_factories(config: Any) -> Any:
         if not isclass(builder):
             return partial(builder, **config.get("init_args", Namespace()).as_dict())
     return Namespace(**{key: with_factories(value) for key, value in vars(config).items()})
+
+
+def check_calls(config: Any, option: str) -> None:
+    """Refuse a config that names a callable which may not be called.
+
+    Args:
+        config: Options, or a class with its options, or several of them.
+        option: As the user types it.
+    """
+    if isinstance(config, Namespace):
+        config = vars(config)
+    if isinstance(config, list | tuple):
+        for entry in config:
+            check_calls(entry, option)
+    elif isinstance(config, Mapping):
+        named = config.get("class_path")
+        if isinstance(named, str) and is_forbidden(named):
+            raise ValueError(
+                f"`{option}` must not be {named}: a config may call nothing of the standard library or torch.hub, nor "
+                "torch.load (docs/security.md)."
+            )
+        for name, value in config.items():
+            check_calls(value, option if name == "init_args" else f"{option}.{name}")
+
+
+def is_forbidden(path: str) -> bool:
+    """Whether a dotted path leads to, or through, the standard library, `torch.load` or `torch.hub`.
+
+    Example:
+        >>> [is_forbidden(path) for path in ("os.system", "torch.serialization.os.system", "torch.hub.load")]
+        [True, True, True]
+        >>> [is_forbidden(path) for path in ("torch.nn.Linear", "fedlit.networks.MLP")]
+        [False, False]
+    """
+    return any(_is_standard(part) or _loads(part) for part in _parts(path))
+
+
+def _parts(path: str) -> Iterator[Any]:
+    """What the names of a dotted path stand for, one after the other; of a partial, what it calls."""
+    names = path.split(".")
+    for end in range(1, len(names) + 1):
+        try:
+            found = resolve_name(".".join(names[:end]))
+        except Exception:  # no such name, or a user's module may raise anything; reported elsewhere
+            return
+        while isinstance(found, partial):
+            found = found.func
+        yield found
+
+
+def _is_standard(part: Any) -> bool:
+    """Whether a module, a class or a function is of the standard library, and not a file of that name elsewhere."""
+    name = part.__name__ if isinstance(part, ModuleType) else getattr(part, "__module__", None)
+    if not isinstance(name, str) or name.partition(".")[0] not in sys.stdlib_module_names:
+        return False
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return file is None or any(Path(file).resolve().is_relative_to(place) for place in STANDARD)
+
+
+def _loads(part: Any) -> bool:
+    return part is torch.load or part is torch.hub or getattr(part, "__module__", None) == torch.hub.__name__
+
+
+class SizedNetwork(NamedTuple):
+    """A class or function with `num_classes` that builds a network.
+
+    Attributes:
+        option: As it would be typed, such as `model.network`.
+        args: That it is given, and defaults.
+        is_required: Whether it must be given how many.
+    """
+
+    option: str
+    args: Namespace
+    is_required: bool
+
+
+def link_num_classes(config: Namespace, args: list[str]) -> None:
+    """Set `num_classes` of every network of the model that has one and is not given it.
+
+    Where the number of classes is not known before the data are read, defaults stay.
+
+    Args:
+        config: Every option, with defaults.
+        args: What was typed, with recipes found.
+    """
+    number = _num_classes(config.get("data"))
+    given = {option for option, _ in given_options(args)}
+    for network in _networks(config.get("model"), "model"):
+        option = f"{network.option}.{NUM_CLASSES}"
+        if number is not None and option not in given:
+            network.args[NUM_CLASSES] = number
+        elif network.is_required and network.args[NUM_CLASSES] is None:
+            raise ValueError(f"`{option}` must be given.")
+
+
+def _num_classes(data: Any) -> int | None:
+    """Of the data, where it is known before they are read."""
+    if not isinstance(data, Namespace):
+        return None
+    args = data.get("init_args") or Namespace()
+    if args.get(NUM_CLASSES) is not None:
+        return int(args[NUM_CLASSES])
+    if resolve_name(data.class_path) is not FederatedData or args.get("train_dataset") is not None:
+        return None
+    return published_classes(str(args.get("dataset")))
+
+
+def _networks(value: Any, option: str) -> Iterator[SizedNetwork]:
+    """Classes and functions that build networks, within an option of the model."""
+    if isinstance(value, list):  # an entry's option is named without its index
+        for entry in value:
+            yield from _networks(entry, option)
+    if not isinstance(value, Namespace | dict):
+        return
+    parts = vars(value) if isinstance(value, Namespace) else value
+    args = parts.get("init_args")
+    if "class_path" in parts and isinstance(args, Namespace) and NUM_CLASSES in args:
+        builder = resolve_name(parts["class_path"])
+        if not isclass(builder) or issubclass(builder, nn.Module):
+            parameter = signature(builder).parameters.get(NUM_CLASSES)  # else it is one of its **kwargs
+            yield SizedNetwork(option, args, parameter is not None and parameter.default is Parameter.empty)
+    for name, part in parts.items():
+        yield from _networks(part, option if name == "init_args" else f"{option}.{name}")

@@ -1,4 +1,4 @@
-"""`fedlit partition`: who would hold what, without training."""
+"""`fedlit partition`: the partition of a recipe, without training."""
 
 import re
 from pathlib import Path
@@ -17,23 +17,23 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def main(args: list[str]) -> None:
-    """Show who would hold what: a table of clients and classes, and a picture if asked for."""
+    """Show the partition: a table of clients and classes, and a picture if asked for."""
     parser = OneLineParser("fedlit partition", str(main.__doc__), epilog=EXAMPLES)
     parser.add_argument("-c", "--config", metavar="RECIPE", action="append", default=[], help="As in `fedlit fit`.")
     parser.add_argument("--picture", metavar="FILE", help=f"Draw it, too, as {', '.join(FORMATS)}.")
     given, rest = parser.parse_known_args(args)
     for arg in rest:
         if re.match(r"--?[a-z]", arg) and not arg.startswith("--data"):
-            refuse(f"`{arg.partition('=')[0]}` plays no part in who holds what; give options of `--data`.")
+            refuse(f"`{arg.partition('=')[0]}` does not affect the partition; give options of `--data`.")
     picture = _picture(given.picture)
     recipes = [word for recipe in given.config for word in ("--config", recipe)]
-    from fedlit.cli.holdings import tell  # takes seconds
+    from fedlit.cli.partition_table import print_table  # takes seconds
 
-    tell([*recipes, *rest], picture)
+    print_table([*recipes, *rest], picture)
 
 
 def _picture(name: str | None) -> Path | None:
-    """Where to draw, if that can be; said before anything takes time."""
+    """Where to draw, checked before anything takes time."""
     if name is None:
         return None
     path = Path(name)

@@ -1,4 +1,4 @@
-"""Recipes on the command line: looked up where the user stands, then among fedlit's own, and checked at once.
+"""Recipes on the command line: looked up in the current folder, then among fedlit's own, and checked at once.
 
 `fedlit recipes` lists them, or prints one.
 """
@@ -45,8 +45,8 @@ def with_recipes_found(args: list[str]) -> list[str]:
     return with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
 
 
-def tell_configs(args: list[str]) -> None:
-    """Name the configs that a command other than `fit` has built from, beside what came of it; a fit saves its own.
+def note_configs(args: list[str]) -> None:
+    """Note the configs that a command other than `fit` has built from; a fit saves its own.
 
     Args:
         args: Of the command line, with recipes found.
@@ -159,7 +159,7 @@ def written_options(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]
         >>> dict(written_options({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}}))["model.alpha"]
         0.5
     """
-    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is told without its place
+    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is named without its index
         for entry in content:
             yield from written_options(entry, prefix)
     if not isinstance(content, dict):
@@ -195,7 +195,7 @@ def with_values(args: list[str], options: tuple[str, ...], change: Callable[[str
 
 
 def find_recipe(name: str) -> str:
-    """A file where the user stands, or the recipe of that name that comes with fedlit."""
+    """A file in the current folder, or the recipe of that name that comes with fedlit."""
     if _is_file(Path(name)):
         return name
     for folder in _folders():
@@ -264,7 +264,7 @@ def main(args: list[str]) -> None:
 
 
 def description(text: str) -> str:
-    """What a recipe says of itself in its first comment beside the command; else its title, or method and data.
+    """The first comment of a recipe beside the command; else its title, or method and data.
 
     Example:
         >>> description("# fedlit fit --config a.yaml\\n# Two clients.\\n# More.\\nmodel: {}")
@@ -275,9 +275,9 @@ def description(text: str) -> str:
         'FML on mnist.'
     """
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    said = [line.strip("# ") for line in head if not line.startswith(("# fedlit ", "# ... "))]
-    if said:
-        return said[0]
+    comments = [line.strip("# ") for line in head if not line.startswith(("# fedlit ", "# ... "))]
+    if comments:
+        return comments[0]
     title = re.search(r"^title: (.+)$", text, re.MULTILINE)  # a whole study takes long to parse
     if title:
         return str(yaml.safe_load(title[1]))

@@ -1,4 +1,4 @@
-"""Bad input is answered by one line and exit code 2; here without torch, for what must come at once."""
+"""One-line errors for bad input, exit code 2; without torch, for what must come at once."""
 
 import difflib
 import os
@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from fedlit.records.files import NOT_WRITTEN, is_full
@@ -15,6 +16,7 @@ DEBUG = bool(os.environ.get("FEDLIT_DEBUG"))  # show tracebacks
 LONGEST_WORD = 200  # characters of what is repeated of the user's input
 LONGEST_LINE = 800
 BAD_INPUT = 2
+REPORT = ("pandas", "scipy")
 
 
 def refuse(message: str, code: int = BAD_INPUT) -> NoReturn:
@@ -46,14 +48,14 @@ def _abridged(text: str, longest: int) -> str:
 
 def give_up(message: str, is_fit: bool) -> NoReturn:
     """One line, exit code 3: the input was good, but the run could not go on, or new clients could not join."""
-    recorded = "events.jsonl tells more, " if is_fit else ""
+    recorded = "see events.jsonl, " if is_fit else ""
     sys.stderr.write(f"fedlit: {message} ({recorded}FEDLIT_DEBUG=1 shows where)\n")
     raise SystemExit(3)
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Within, what is wrong with the user's input (a ValueError, a file that cannot be read) is told in one line.
+    """Report bad input (a ValueError, a file that cannot be read) in one line.
 
     The exit code is 2, and 4 where a disk is full.
     """
@@ -101,3 +103,10 @@ class OneLineParser(ArgumentParser):
             refuse(f"{self.prog}: {option!r} is one argument too many.")
         names = [*re.findall(r"--([\w-]+)", self.format_usage()), "help"]
         refuse(f"`{option}` is not an option of {self.prog}.{nearest(option.lstrip('-'), names)}")
+
+
+def need_report(what: str) -> None:
+    """Refuse where the extra `report` is not installed."""
+    missing = [name for name in REPORT if find_spec(name) is None]
+    if missing:
+        refuse(f"{what} needs {', '.join(missing)}: pip install 'fedlit[report]'.")

@@ -3,8 +3,7 @@
 import sys
 from pathlib import Path
 
-from fedlit.cli.extras import need_report
-from fedlit.cli.refusal import OneLineParser, refusals
+from fedlit.cli.refusal import OneLineParser, need_report, refusals
 from fedlit.records.run_folder import newest_run
 
 DESCRIPTION = """\

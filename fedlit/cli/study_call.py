@@ -1,19 +1,25 @@
 """One call of `fedlit compare`: from what was typed to a folder with tables, figures and a page."""
 
+import io
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedlit.cli.recipes import find_recipe
-from fedlit.cli.resolve import resolve
+import yaml
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from fedlit.cli.app import FederatedCLI
+from fedlit.cli.recipes import find_recipe, with_recipes_found
 from fedlit.records.files import NOT_WRITTEN, is_full
 from fedlit.studies.config_diff import inherited_arguments
 from fedlit.studies.execution import Execution, StudyProgress, duration
 from fedlit.studies.launcher import births
-from fedlit.studies.options import check_keys, read_mapping
+from fedlit.studies.options import as_arguments, check_keys, read_mapping
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.questions import of_recipes, of_runs
 from fedlit.studies.results import results_of
@@ -46,7 +52,7 @@ class StudyCall:
         self.jobs = given.jobs or cores()
         self.failures: dict[Run, str] = {}
         if given.from_runs:
-            whole, self.outcomes = of_runs(given.from_runs, self._said())
+            whole, self.outcomes = of_runs(given.from_runs, self._given_options())
         else:
             whole = self._read()
             self.outcomes = {}
@@ -77,7 +83,7 @@ class StudyCall:
         progress.close()
         self.failures = execution.failures
         try:
-            with study_lock(self.output):  # whoever writes last has seen the most
+            with study_lock(self.output):  # the last to write has seen the most runs
                 self._gather()
                 self._write()
         finally:
@@ -90,7 +96,7 @@ class StudyCall:
             return NOT_WRITTEN
         return 1 if self.failures else 0
 
-    def tell_plan(self) -> None:
+    def print_plan(self) -> None:
         """The runs, what is known of each, and about how long they take."""
         runs = share(in_order(self.planned), self.given.array)
         for run in runs:
@@ -100,10 +106,10 @@ class StudyCall:
         progress = StudyProgress(runs, self.jobs, enabled=False)
         progress.finished = [run for run in runs if run.status == "done"]
         left = progress.left()
-        told = "nothing is known of their time before the first is done"
+        time_left = "no estimate of the time before the first is done"
         if left is not None:
-            told = f"about {duration(left)} left with {self.jobs} side by side"
-        print(f"{len(runs)} runs, {len(progress.finished)} of them done; {told}.")
+            time_left = f"about {duration(left)} left with {self.jobs} side by side"
+        print(f"{len(runs)} runs, {len(progress.finished)} of them done; {time_left}.")
 
     @property
     def output(self) -> Path:
@@ -114,7 +120,7 @@ class StudyCall:
 
     @cached_property
     def planned(self) -> dict[Cell, list[Run]]:
-        """The runs of every cell; who reads the study is told where a column does not mean the same for all rows."""
+        """The runs of every cell; a notice says where a column does not mean the same for all rows."""
         planned = plan_runs(self.study, self.output, lambda cell: resolve(cell, self.overrides))
         for line in inherited_arguments(planned):
             print(f"fedlit: note: {line}", file=sys.stderr)
@@ -135,28 +141,28 @@ class StudyCall:
         contents = [read_mapping(Path(file)) for file in files]
         are_studies = ["rows" in content for content in contents]
         if not any(are_studies):
-            return build_study({**of_recipes(self.given.files), **self._said()})
+            return build_study({**of_recipes(self.given.files), **self._given_options()})
         if len(files) > 1:
             raise ValueError("give one study, or recipes to compare; not both.")
         path = Path(files[0])
         check_keys(contents[0], KEYS, str(path))
-        said = self._said()
-        measure = {**(contents[0].get("measure") or {}), **said.pop("measure", {})}
+        given = self._given_options()
+        measure = {**(contents[0].get("measure") or {}), **given.pop("measure", {})}
         try:
-            return build_study({**contents[0], **said, "measure": measure}, path)
+            return build_study({**contents[0], **given, "measure": measure}, path)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
-    def _said(self) -> dict[str, Any]:
-        """What the command's options say of the study."""
-        said: dict[str, Any] = {}
+    def _given_options(self) -> dict[str, Any]:
+        """Keys of the study that the command's options set."""
+        found: dict[str, Any] = {}
         for name in ("seeds", "baseline", "run_timeout"):
             if getattr(self.given, name) is not None:
-                said[name] = getattr(self.given, name)
+                found[name] = getattr(self.given, name)
         measure = {name: getattr(self.given, name) for name in MEASURED if getattr(self.given, name) is not None}
         if measure:
-            said["measure"] = measure
-        return said
+            found["measure"] = measure
+        return found
 
     def _gather(self) -> None:
         """Whatever is done by now, by whichever call; a run whose records cannot be read has failed."""
@@ -192,3 +198,47 @@ class StudyCall:
             raise OSError(error.errno, error.strerror, str(self.output)) from error
         print(terminal_table(results))
         print(f"\nLook at {self.output}/report.html")
+
+
+def resolve(cell: Cell, overrides: list[str]) -> dict[str, Any]:
+    """Every option of a cell; its model and data are built, so that errors are found before any run.
+
+    Args:
+        cell: Of a study.
+        overrides: Arguments of the command that hold for all cells.
+    """
+    arguments = ["fit", "--config", cell.recipe]
+    for options in cell.options:
+        arguments += as_arguments(options)
+    try:
+        with typed([*arguments, *overrides]):
+            cli = FederatedCLI()
+    except (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException) as error:
+        raise ValueError(f"{cell}: {_as_written(str(error), overrides)}") from error
+    config = cli.config["fit"].clone()
+    config.pop("config", None)
+    dumped = cli._parser("fit").dump(config, skip_unset=False)
+    return yaml.safe_load(dumped)
+
+
+def _as_written(message: str, overrides: list[str]) -> str:
+    """Options of a study stand there without the dashes of a command line."""
+    if any(override.partition("=")[0] in message for override in overrides):
+        return message
+    return message.replace("`--config ", "`recipe: ").replace("`--", "`")
+
+
+@contextmanager
+def typed(arguments: list[str]) -> Iterator[None]:
+    """As if a user had typed the arguments; a refusal is an error instead of the end."""
+    before = sys.argv[1:]
+    printed = io.StringIO()
+    try:
+        sys.argv[1:] = with_recipes_found(arguments)
+        with redirect_stderr(printed):
+            yield
+    except SystemExit as end:
+        lines = printed.getvalue().strip().splitlines() or ["refused"]
+        raise ValueError(lines[-1].removeprefix("fedlit: error: ")) from end
+    finally:
+        sys.argv[1:] = before

@@ -110,7 +110,7 @@ def test_a_recipe_is_printed_as_it_is(name, run):
         ),
         ("validate -c bad.yaml", "`--config bad.yaml` must be YAML, but in line 3"),
         ("export --ckpt_path best --format pt2", "`--ckpt_path best` looks for a run, but there is none"),
-        ("partition --trainer.num_rounds 3", "`--trainer.num_rounds` plays no part in who holds what"),
+        ("partition --trainer.num_rounds 3", "`--trainer.num_rounds` does not affect the partition"),
         ("compare fml_fashion.yaml --seeds 0", "`--seeds` must be at least 1, got 0."),
         ("fit --model.alpha " + "[" * 200, "`--model.alpha` must be a value that can be read"),
         ("train", "'train' is no command."),

@@ -57,7 +57,7 @@ def test_too_few_clients_are_told_in_one_line_with_exit_code_3(capsys):
     assert said.startswith(
         "fedlit: Only 2 of the 3 clients of round 1 were usable, 3 are needed; client 2: KeyError: 'x'"
     )
-    assert "events.jsonl tells more" in said
+    assert "see events.jsonl" in said
 
 
 def test_new_clients_who_cannot_join_are_told_likewise(capsys):

@@ -13,19 +13,17 @@ from torch import nn
 from toy_recipe import write_recipe
 from toys import linear
 
-from fedlit.cli import app
-from fedlit.cli.export import main
+from fedlit.cli import app, exporting
+from fedlit.cli.export import FORMATS, ONNX, main
+from fedlit.cli.exporting import NotTheSame, export
 from fedlit.heads import Scattered
-from fedlit.records import export_formats, exports
-from fedlit.records.export_formats import FORMATS
-from fedlit.records.exports import NotTheSame, export
 
 RUN = Path("lightning_logs/version_0")
 BEST = ["--ckpt_path", str(RUN / "checkpoints/best.ckpt")]
 
 
 def has_onnx() -> bool:
-    return all(importlib.util.find_spec(name) is not None for name in export_formats.ONNX)
+    return all(importlib.util.find_spec(name) is not None for name in ONNX)
 
 
 HERE = [format for format in FORMATS if format != "onnx" or has_onnx()]
@@ -56,7 +54,7 @@ def read(format: str, path: Path):
     """As somebody else would."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of TorchScript's age
-        return exports.READERS[format](nn.Identity(), path)
+        return exporting.READERS[format](nn.Identity(), path)
 
 
 def predicted(*args: str) -> list[int]:
@@ -146,7 +144,7 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, place,
 
 
 def test_without_onnx_the_extra_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(export_formats, "ONNX", ("onnx_of_nobody",))
+    monkeypatch.setattr("fedlit.cli.export.ONNX", ("onnx_of_nobody",))
     with pytest.raises(SystemExit, match="2"):
         main([*BEST, "--format", "onnx"])
     told = "`--format onnx` needs onnx_of_nobody; install them by: pip install 'fedlit[onnx]'"
@@ -186,7 +184,7 @@ def test_what_an_exporter_stumbles_over_is_told(format, told, tmp_path):
 
 
 def test_what_cannot_be_exported_ends_with_code_1(monkeypatch, capsys):
-    monkeypatch.setattr(exports, "TOLERANCE", -1.0)
+    monkeypatch.setattr(exporting, "TOLERANCE", -1.0)
     with pytest.raises(SystemExit, match="1"):
         main([*BEST, "--format", "torchscript", "--output", "never.pt"])
     last = capsys.readouterr().err.splitlines()[-1]
@@ -197,4 +195,4 @@ def test_what_cannot_be_exported_ends_with_code_1(monkeypatch, capsys):
 @pytest.mark.parametrize("format", HERE)
 def test_a_network_for_some_classes_is_exported_with_minus_infinity_for_the_others(format, tmp_path):
     network = Scattered(linear(), [0, 3, 4], num_classes=5).eval()
-    assert export(network, torch.rand(7, 1, 8, 8), tmp_path / "network", format) <= exports.TOLERANCE
+    assert export(network, torch.rand(7, 1, 8, 8), tmp_path / "network", format) <= exporting.TOLERANCE

@@ -8,7 +8,7 @@ import torch
 from toy_recipe import write_recipe
 
 from fedlit.cli.app import main
-from fedlit.cli.forbidden import is_forbidden
+from fedlit.cli.parser import is_forbidden
 
 NETWORK = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
 TOUCH = "init_args: {command: touch ran}"

@@ -9,8 +9,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from toy_recipe import write_recipe
 from toys import equal
 
-from fedlit.cli.app import main
-from fedlit.cli.notices import notices_in_one_line
+from fedlit.cli.app import main, notices_in_one_line
 from fedlit.notices import Notice
 from fedlit.records import checkpoint
 

@@ -119,9 +119,9 @@ def test_help_without_a_name_lists_the_partitions(command, capsys):
     [
         (
             "--model.optimizer.lr=3",
-            r"^`--model.optimizer.lr` plays no part in who holds what; give options of `--data`",
+            r"^`--model.optimizer.lr` does not affect the partition; give options of `--data`",
         ),
-        ("--seed_everything 3", r"^`--seed_everything` plays no part in who holds what"),
+        ("--seed_everything 3", r"^`--seed_everything` does not affect the partition"),
         ("--data.num_client=3", r"^`data.num_client` is not an option. Did you mean `data.num_clients`\?$"),
         ("--data.num_clients=61", r"^`data.num_clients`: 61 clients .* need 61 samples, there are 60"),
         ("--picture who.gif", r"^`--picture` must end in .png, .pdf, .svg, got who.gif.$"),

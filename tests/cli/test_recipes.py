@@ -14,7 +14,7 @@ import fedlit.methods
 from fedlit import Federation
 from fedlit.cli.app import main
 from fedlit.cli.methods import methods_of
-from fedlit.cli.resolve import resolve
+from fedlit.cli.study_call import resolve
 from fedlit.studies.study import Cell, read_study
 
 CONFIGS = Path(__file__).parents[2] / "configs"

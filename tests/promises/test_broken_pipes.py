@@ -30,7 +30,7 @@ def test_a_list_that_nobody_reads_to_its_end_is_no_error(end):
 
 def test_a_list_that_could_not_be_written_is_an_error():
     code, said = shell(f"{FEDLIT} recipes > /dev/full")
-    assert (code, said) == (2, "fedlit: error: not all could be written: No space left on device.\n")
+    assert (code, said) == (2, "fedlit: error: standard output is incomplete: No space left on device.\n")
 
 
 def test_a_refusal_keeps_its_code_where_nobody_hears_it():
@@ -51,7 +51,7 @@ def test_a_run_goes_on_to_its_end_where_nobody_listens(end):
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_line_for_a_person_is_written_at_once_also_to_a_file(unbuffered, tmp_path):
-    says = "import os, sys; from fedlit.cli.streams import keep_streams; keep_streams()"
+    says = "import os, sys; from fedlit.cli.command import keep_streams; keep_streams()"
     says += "; print('left out', file=sys.stderr); os._exit(0)"  # without a last flush
     errors = tmp_path / "stderr.txt"
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}

@@ -1,4 +1,4 @@
-"""One call of `fedlit partition`: the data of a recipe, and a table of who holds what of them."""
+"""One call of `fedlit partition`: builds the data of a recipe and prints the partition table."""
 
 import sys
 from collections.abc import Callable
@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.cli import LightningArgumentParser
 
-from fedlit.cli.app import FederatedCLI, refused_in_one_line
-from fedlit.cli.kept import tell_kept
-from fedlit.cli.notices import notices_in_one_line
-from fedlit.cli.partitions import tell_partitions
+from fedlit.cli.app import FederatedCLI, notices_in_one_line, refused_in_one_line
+from fedlit.cli.help import print_partitions
+from fedlit.cli.inherited import warn_of_inherited
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.tables import aligned
 from fedlit.data import FederatedData
@@ -19,7 +18,7 @@ from fedlit.methods import FederatedModule
 from fedlit.records.pictures import draw_who_holds_what
 
 MOST_CLIENTS = 30  # more are abridged to the first and the last few
-MOST_CLASSES = 20  # more are told by the largest
+MOST_CLASSES = 20  # of more, the largest are shown
 SHOWN = 10  # clients at each end of an abridged table
 LARGEST = 3
 LARGEST_COLUMNS = ["classes", "largest"]
@@ -43,30 +42,30 @@ class DataCLI(FederatedCLI):
         self.datamodule = self.config_init[config.subcommand].data
 
 
-def tell(args: list[str], picture: Path | None) -> None:
+def print_table(args: list[str], picture: Path | None) -> None:
     """Print the table, and draw it if asked for.
 
     Args:
         args: As of `fedlit fit`.
         picture: Where to draw.
     """
-    tell_partitions(args)
+    print_partitions(args)
     sys.argv[1:] = ["fit", *args]
     with notices_in_one_line(), refused_in_one_line():
         sys.argv[1:] = with_recipes_found(sys.argv[1:])
         cli = DataCLI()
-        tell_kept(sys.argv[1:], cli.config[cli.subcommand].as_dict())
+        warn_of_inherited(sys.argv[1:], cli.config[cli.subcommand].as_dict())
         data = cli.datamodule
         data.prepare_data()
         data.setup()
         data.warn_of_labels()
-    print(told(data))
+    print(format_table(data))
     if picture is not None:
         draw_who_holds_what(data, picture, data.describe())
         print(f"\nLook at {picture}.")
 
 
-def told(data: FederatedData) -> str:
+def format_table(data: FederatedData) -> str:
     """The table, and a line on what it does not show."""
     counts = data.class_counts()
     assignment = data.assignment
@@ -90,7 +89,7 @@ def told(data: FederatedData) -> str:
 
 
 def _class_columns(data: FederatedData) -> tuple[list[str], Callable[[np.ndarray], list[str]]]:
-    """Names of the columns that tell of classes, and what stands in them; none where targets are no classes."""
+    """Names of the columns of classes, and a function for their cells; none where targets are no classes."""
     num_classes = data.splits.num_classes
     if not num_classes:
         return [], lambda counts: []

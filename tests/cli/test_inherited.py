@@ -1,4 +1,4 @@
-"""Arguments that an option keeps from a class that it no longer has are told."""
+"""A notice names arguments that an option inherits from a class that it no longer has."""
 
 import pytest
 import yaml
@@ -14,8 +14,8 @@ RECIPE = {
 }
 SHARDS = ["--data.partition", "Shards"]
 LINE = (
-    "fedlit: note: `data.partition` is Shards and keeps `samples_per_client`: 50, which was given to Majority; "
-    "`--data.partition.samples_per_client` says otherwise.\n"
+    "fedlit: note: `data.partition` is Shards and inherits `samples_per_client`: 50, which was given to Majority; "
+    "`--data.partition.samples_per_client` changes it.\n"
 )
 
 

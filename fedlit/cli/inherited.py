@@ -1,7 +1,7 @@
-"""Arguments that an option has kept from a class that it no longer has.
+"""Arguments that an option has inherited from a class that it no longer has.
 
-Where an option is given another class, arguments of the same name stay as they were. That a method keeps a recipe's
-network and optimiser is meant; of its numbers, of a partition and of an optimiser, one should know.
+Where an option is given another class, arguments of the same name stay as they were. That a method inherits a recipe's
+network and optimiser is meant; of other arguments, a notice warns.
 """
 
 import warnings
@@ -25,34 +25,34 @@ class Named:
     Attributes:
         kind: The name of the class that it was given last.
         given: Arguments that were given with it.
-        kept: Arguments that were given with a class before it, and which that was.
+        inherited: Arguments that were given with an earlier class, and that class.
     """
 
     kind: str
     given: dict[str, Any] = field(default_factory=dict)
-    kept: dict[str, tuple[Any, str]] = field(default_factory=dict)
+    inherited: dict[str, tuple[Any, str]] = field(default_factory=dict)
 
     def become(self, kind: str) -> None:
-        """Take another class; arguments that were given before are kept."""
+        """Take another class; arguments given before are inherited."""
         if kind == self.kind:
             return
-        self.kept |= {name: (value, self.kind) for name, value in self.given.items()}
+        self.inherited |= {name: (value, self.kind) for name, value in self.given.items()}
         self.given = {}
         self.kind = kind
 
     def take(self, name: str, value: Any) -> None:
         """Be given an argument."""
         self.given[name] = value
-        self.kept.pop(name, None)
+        self.inherited.pop(name, None)
 
 
-def tell_kept(args: list[str], config: Mapping[str, Any]) -> None:
-    """A notice for each of `kept_arguments`."""
-    for line in kept_arguments(args, config):
+def warn_of_inherited(args: list[str], config: Mapping[str, Any]) -> None:
+    """A notice for each of `inherited_arguments`."""
+    for line in inherited_arguments(args, config):
         warnings.warn(line, Notice, stacklevel=2)
 
 
-def kept_arguments(args: list[str], config: Mapping[str, Any]) -> list[str]:
+def inherited_arguments(args: list[str], config: Mapping[str, Any]) -> list[str]:
     """A line for each argument that an option has from another class of a recipe.
 
     Args:
@@ -67,11 +67,11 @@ def kept_arguments(args: list[str], config: Mapping[str, Any]) -> list[str]:
         now = _at(config, option)
         if option == DATA or not isinstance(now, Mapping) or _short(str(now.get("class_path"))) != named.kind:
             continue
-        for name, (value, before) in named.kept.items():
-            if before != named.kind and not _is_meant(option, value) and _is_kept(now, name, value):
+        for name, (value, before) in named.inherited.items():
+            if before != named.kind and not _is_meant(option, value) and _is_inherited(now, name, value):
                 lines.append(
-                    f"`{option}` is {named.kind} and keeps `{name}`: {value!r}, which was given to {before}; "
-                    f"`--{option}.{name}` says otherwise."
+                    f"`{option}` is {named.kind} and inherits `{name}`: {value!r}, which was given to {before}; "
+                    f"`--{option}.{name}` changes it."
                 )
     return lines
 
@@ -117,11 +117,11 @@ def _at(config: Mapping[str, Any], option: str) -> Any:
 
 
 def _is_meant(option: str, value: Any) -> bool:
-    """Whether one expects it to be kept: a method's network, its optimiser, those of its clients."""
+    """Whether inheriting it is expected: a method's network, its optimiser, those of its clients."""
     return option == METHOD and isinstance(value, Mapping | list)
 
 
-def _is_kept(now: Mapping[str, Any], name: str, value: Any) -> bool:
+def _is_inherited(now: Mapping[str, Any], name: str, value: Any) -> bool:
     """Whether an argument of a class is still what it was, and not what it would be anyway."""
     found = _at(now, name)
     return found is not None and _is_same(found, value) and not _is_same(_default(now["class_path"], name), value)
