@@ -52,14 +52,14 @@ def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterato
 
 
 class ClientResult(NamedTuple):
-    """What came of a client's training, how the trained copy scores, and what is wrong with its upload.
+    """What came of a client's training, how the trained copy scores, and why the client is left out, if it is.
 
-    `sent` is how many bytes the client was sent, where clients are not all sent the same; `encoded` is what has left
-    it, where uploads are encoded, and the outcome then holds what the server makes of it; `norm` is how far it has
-    moved, where somebody asks.
+    Without an `outcome` the training failed. `sent` is how many bytes the client was sent, where clients are not all
+    sent the same; `encoded` is what has left it, where uploads are encoded, and the outcome then holds what the server
+    makes of it; `norm` is how far it has moved, where somebody asks.
     """
 
-    outcome: LocalResult | Failure
+    outcome: LocalResult | None
     scores: Scores
     problem: Failure | None = None
     sent: int | None = None
@@ -70,7 +70,7 @@ class ClientResult(NamedTuple):
 def with_own_tensors(result: ClientResult) -> ClientResult:
     """The same with a copy of the upload, which holds the live tensors: to be used after the next state is loaded."""
     outcome = result.outcome
-    if isinstance(outcome, LocalResult) and outcome.upload is not None:
+    if outcome is not None and outcome.upload is not None:
         outcome.upload = outcome.upload.copy()
     return result
 
@@ -78,7 +78,7 @@ def with_own_tensors(result: ClientResult) -> ClientResult:
 def without_values(result: ClientResult) -> ClientResult:
     """What other ranks may know of a result: of tensors, names, shapes and dtypes."""
     outcome = result.outcome
-    if isinstance(outcome, Failure):
+    if outcome is None:
         return result
     upload = outcome.upload
     if upload is not None:
@@ -108,8 +108,9 @@ def pack(result: ClientResult) -> dict[str, Any]:
     An encoded upload is passed on as it was sent.
     """
     outcome = result.outcome
-    if isinstance(outcome, Failure):
-        return {"failed": True, "scores": result.scores, "sent": result.sent, **vars(outcome)}
+    problem = None if result.problem is None else vars(result.problem)
+    if outcome is None:
+        return {"failed": True, "scores": result.scores, "sent": result.sent, **(problem or {})}
     upload = None if outcome.upload is None else dict(vars(outcome.upload))
     if upload is not None and result.encoded is not None:
         upload["state"] = {}
@@ -118,7 +119,7 @@ def pack(result: ClientResult) -> dict[str, Any]:
         "scores": result.scores,
         "sent": result.sent,
         "norm": result.norm,
-        "problem": None if result.problem is None else vars(result.problem),
+        "problem": problem,
         "upload": upload,
         "encoded": None if result.encoded is None else result.encoded._asdict(),
         "memory": vars(outcome.memory),
@@ -140,7 +141,7 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     scores = packed.pop("scores")
     sent = packed.pop("sent")
     if packed.pop("failed"):
-        return ClientResult(Failure(**packed), scores, sent=sent)
+        return ClientResult(None, scores, Failure(**packed), sent)
     upload = Upload(**packed["upload"]) if packed["upload"] else None
     problem = Failure(**packed["problem"]) if packed["problem"] else None
     encoded = Encoded(**packed["encoded"]) if packed["encoded"] else None
@@ -162,7 +163,7 @@ def received(
     validated after this, as every client's are.
     """
     if packed["failed"]:
-        return ClientResult(reported(packed), {})
+        return ClientResult(None, {}, reported(packed))
     for part in ("scores", "logs", "validation_logs"):
         if not all(isinstance(name, str) and isinstance(value, float) for name, value in packed[part].items()):
             raise ValueError(f"`{part}` must be numbers by name.")
@@ -272,7 +273,7 @@ class ClientRunner:
 
         should_stop = self.plan_for(k).should_stop
         result = in_child(partial(self._attempt, k, sent), timeout, should_stop, pack, unpack_validated)
-        return ClientResult(result, {}) if isinstance(result, Failure) else result
+        return ClientResult(None, {}, result) if isinstance(result, Failure) else result
 
     def _attempt(self, k: int, sent: Download | None) -> ClientResult:
         try:
@@ -281,7 +282,7 @@ class ClientRunner:
         except Interrupted:  # the run is asked to stop
             raise
         except (Exception, SystemExit) as error:
-            return ClientResult(failed(error), {})
+            return ClientResult(None, {}, failed(error))
 
     def _train(self, k: int, sent: Download | None) -> ClientResult:
         """Load a client's state, train it, score the trained copy, encode and validate its upload."""
@@ -327,7 +328,7 @@ class ClientRunner:
 
     def validated_again(self, result: ClientResult, sent: Download | None) -> ClientResult:
         """What another process or host says is valid need not be."""
-        if isinstance(result.outcome, Failure) or result.problem is not None:
+        if result.outcome is None or result.problem is not None:
             return result
         return result._replace(problem=self.validator.problem(result.outcome, sent))
 

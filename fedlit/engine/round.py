@@ -129,7 +129,7 @@ class Ledger:
         for kind, size in sent_down:
             if kind != CONSTANT or k not in self.state.received_constants:
                 yield LedgerRow(self.number, k, "down", kind, size)
-        if isinstance(result.outcome, Failure) or result.outcome.upload is None:
+        if result.outcome is None or result.outcome.upload is None:
             return
         sent_up = result.encoded or Encoded([], result.outcome.upload.state)
         one_way = num_bytes([sent_up.plain[name] for name in self.one_way if name in sent_up.plain])
@@ -158,7 +158,7 @@ def train_on_processes(round: "ClientRound") -> Results:
     for position, k in enumerate(round.clients, 1):
         if round.updates.owners[k] == fabric.global_rank:
             result = round.train_client(k, position)
-            if isinstance(result.outcome, LocalResult) and result.problem is None:
+            if result.outcome is not None and result.problem is None:
                 round.updates.keep(k, result.outcome)
             own[k] = pack(without_values(result._replace(norm=round.updates.norms.get(k))))
     packed = gathered(fabric, own)
@@ -225,9 +225,8 @@ class ClientRound:
             for k, result in train_clients(self):
                 self.record.clients.append(k)
                 self.record.ledger += self.ledger.rows(k, result)
-                problem = problem_of(result)
-                if problem is not None:
-                    self._leave_out(k, problem)
+                if result.problem is not None:
+                    self._leave_out(k, result.problem)
                     continue
                 self._add(k, result)
         self._leave_out_outliers()
@@ -276,7 +275,7 @@ class ClientRound:
 
     def _add(self, k: int, result: ClientResult) -> None:
         outcome = result.outcome
-        assert isinstance(outcome, LocalResult)  # else there is a problem
+        assert outcome is not None  # else there is a problem
         if self.updates.owners:
             self.updates.know(k, outcome, result.norm)
         else:
@@ -329,8 +328,3 @@ class ClientRound:
             uploads=kept,
             elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
         )
-
-
-def problem_of(result: ClientResult) -> Failure | None:
-    """Why a client is left out: it failed, or what it uploads was found invalid where it was trained."""
-    return result.outcome if isinstance(result.outcome, Failure) else result.problem

@@ -18,7 +18,7 @@ from fedlit.data.preprocessing import kept_preprocessing
 from fedlit.engine.client_runner import ClientResult, pack
 from fedlit.engine.evaluation import EvaluationJob, Scorer
 from fedlit.engine.live_module import failed
-from fedlit.engine.plan import ClientState
+from fedlit.engine.plan import ClientState, LocalResult
 from fedlit.engine.round import ClientRound
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import Download, FederationState
@@ -103,9 +103,9 @@ class Host:
         self._load(common, asked, before)
         result = self._round(asked).train_alone(self.client)
         answer = self._answer(result)
-        if not isinstance(result.outcome, Failure) and result.problem is None:
+        if result.outcome is not None and result.problem is None:
             memory = vars(result.outcome.memory)
-            given = self._given(result, number, before)
+            given = self._given(result.outcome, number, before)
             files.write(number, wire.compact({"digest": digest, "memory": memory, "answer": answer, **given}))
         return answer
 
@@ -117,19 +117,18 @@ class Host:
 
     def _answer(self, result: ClientResult) -> dict[str, Any]:
         """What leaves this host."""
-        for problem in (result.outcome, result.problem):
-            if isinstance(problem, Failure):
-                return _failure(problem)
+        if result.problem is not None:
+            return _failure(result.problem)
         packed = pack(result)
         memory = packed.pop("memory")
         return {**packed, "names": list(memory["state"])}
 
-    def _given(self, result: ClientResult, number: int, before: dict[str, Any]) -> dict[str, Any]:
+    def _given(self, outcome: LocalResult, number: int, before: dict[str, Any]) -> dict[str, Any]:
         """What the client goes on with although it has given it to the server; its own copy is here."""
         stage = self.schedule.stage(number)
         collected = before.get("collected", {})
         uploaded = before.get("uploaded", {})
-        upload = None if isinstance(result.outcome, Failure) else result.outcome.upload
+        upload = outcome.upload
         if upload is not None and stage.upload == "collect":
             collected = upload.state
         if upload is not None and stage.keep_uploads and self.state.has_custom_download:

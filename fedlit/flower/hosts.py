@@ -131,22 +131,21 @@ class RemoteHosts:
     def _result(self, state: FederationState, stage: Stage, k: int, data: bytes | Failure) -> ClientResult:
         """What an answer says, or what is wrong with it."""
         if isinstance(data, Failure):
-            return ClientResult(data, {})
+            return ClientResult(None, {}, data)
         if self.joined[k]["constant"] != self._constant(state):
-            return ClientResult(
-                Failure("what is frozen and the same for all differs on its host from the server's."), {}
-            )
+            problem = "what is frozen and the same for all differs on its host from the server's."
+            return ClientResult(None, {}, Failure(problem))
         try:
             most = BESIDE + 2 * num_bytes(state.expected_upload(k)) if stage.upload == "aggregate" else MOST
             answer = wire.unpack(data, state.fabric.device, most)
             if answer["failed"]:
-                return ClientResult(reported(answer), {})
+                return ClientResult(None, {}, reported(answer))
             names = tuple(map(str, answer.pop("names")))
             result = received({**answer, "memory": {}}, stage, k)
             self._answered[k] = names
             return result
         except Exception as error:  # it may hold anything
-            return ClientResult(unusable(error), {})
+            return ClientResult(None, {}, unusable(error))
 
 
 def travelling(state: FederationState) -> State:
