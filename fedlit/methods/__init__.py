@@ -8,8 +8,7 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.methods.apfl import APFL
 from fedlit.methods.architectures import Architectures
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.dlad import DLAD
 from fedlit.methods.factories import (

@@ -26,8 +26,7 @@ from fedlit.bounds import check_number, check_share
 from fedlit.data.client import Client
 from fedlit.heads import Mixed
 from fedlit.inputs import applied
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import groups
 from fedlit.rng import Stream, derive

@@ -6,7 +6,7 @@ from torch import nn
 
 from fedlit.aggregation import Upload
 from fedlit.data.client import Client, Server
-from fedlit.methods.factories import ClientNetworks, NetworkFactory, build, for_client, kind
+from fedlit.methods.factories import ClientNetworks, NetworkFactory, build, for_client, kind, numbered
 
 
 class Architectures(nn.ModuleList):
@@ -25,7 +25,7 @@ class Architectures(nn.ModuleList):
     """
 
     def __init__(self, network: NetworkFactory, client_networks: ClientNetworks) -> None:
-        others = client_networks.values() if isinstance(client_networks, dict) else client_networks or []
+        others = numbered(client_networks).values()
         factories = {kind(factory): factory for factory in (network, *others)}
         super().__init__(build(factory, "model.network") for factory in factories.values())
         self.kinds = list(factories)

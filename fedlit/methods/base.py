@@ -5,7 +5,7 @@ a `Federation`.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from types import MethodType
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from fedlit.bounds import check_choice, check_kind
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
 from fedlit.inputs import applied, batch_size
-from fedlit.methods.card import Card
 
 # All of them, used here or not: methods written for 0.1 import them from this module.
 from fedlit.methods.factories import (  # noqa: F401
@@ -43,6 +42,33 @@ PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor call
 OF_LOCAL_TRAINING = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
 PARTS = (nn.Module, Tensor)
 Weighting = Literal["examples", "uniform"]
+
+
+@dataclass(frozen=True)
+class Card:
+    """What `fedlit methods` and the README say of a method, declared by its class as `card`.
+
+    Attributes:
+        invariant: The special case in which it is a simpler method.
+        travels: What crosses a client's border.
+        stays: What a client keeps for itself.
+        paper: Authors and year; none is a baseline.
+        link: Where the paper is.
+        stages: Names of its programme, in order.
+        recipes: That come with fedlit.
+        tasks: Names of the tasks that it is for, as fedlit.tasks has them; any by default.
+        use: When to use it, and what it costs.
+    """
+
+    invariant: str
+    travels: str
+    stays: str = "nothing"
+    paper: str | None = None
+    link: str | None = None
+    stages: tuple[str, ...] = ("federate",)
+    recipes: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    use: str = ""
 
 
 class FederatedModule(LightningModule):

@@ -26,8 +26,7 @@ from fedlit.data.client import Client, Public, Server
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Scattered, with_outputs
 from fedlit.losses import density_loss, soft_cross_entropy
-from fedlit.methods.base import FederatedModule
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,

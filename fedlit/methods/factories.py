@@ -44,12 +44,11 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
 def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
     """Refuse an optimiser that is built already: every client has its own."""
     check_builder("model.optimizer", optimizer)
-    per_client = client_optimizers or []
-    if not isinstance(per_client, list | dict):
-        raise TypeError(f"`model.client_optimizers` must be a list or a mapping from client id, got {per_client!r}.")
-    if isinstance(per_client, dict):
-        per_client = list(per_client.values())
-    for chosen in per_client:
+    if not isinstance(client_optimizers, list | dict | None):
+        raise TypeError(
+            f"`model.client_optimizers` must be a list or a mapping from client id, got {client_optimizers!r}."
+        )
+    for chosen in numbered(client_optimizers).values():
         check_builder("model.client_optimizers", chosen)
 
 
@@ -74,9 +73,7 @@ def check_sgd(
         why: Ends the error message.
     """
     chosen = {"model.optimizer": optimizer}
-    some = client_optimizers or {}
-    numbered = some.items() if isinstance(some, dict) else enumerate(some)
-    chosen |= {f"model.client_optimizers[{k}]": factory for k, factory in numbered}
+    chosen |= {f"model.client_optimizers[{k}]": factory for k, factory in numbered(client_optimizers).items()}
     for option, factory in chosen.items():
         try:
             built = factory([nn.Parameter(torch.zeros(1))])
@@ -91,6 +88,18 @@ def check_sgd(
 def _beside_a_rate(optimizer: Optimizer, may_have: Collection[str]) -> list[str]:
     names = [name for name in BESIDE_A_RATE if name not in may_have]
     return [f"{name} {group[name]}" for group in optimizer.param_groups for name in names if group[name]]
+
+
+def numbered(per_client: list | dict | None) -> dict[int, Any]:
+    """The choices of some clients, by client id.
+
+    Example:
+        >>> numbered(["a", "b"]), numbered({4: "c"}), numbered(None)
+        ({0: 'a', 1: 'b'}, {4: 'c'}, {})
+    """
+    if isinstance(per_client, dict):
+        return per_client
+    return dict(enumerate(per_client or []))
 
 
 def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:

@@ -24,8 +24,7 @@ from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
-from fedlit.methods.base import FederatedModule, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, loss_of
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, architecture, build, for_client
 
 

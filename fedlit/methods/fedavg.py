@@ -12,8 +12,7 @@ weightings agree.
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.tasks import Task
 

@@ -12,8 +12,7 @@ Invariants: a network without BatchNorm is FedAvg's; FedAvg under `trainer.batch
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import batch_norm_names
 from fedlit.tasks import Task

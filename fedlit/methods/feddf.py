@@ -27,8 +27,7 @@ from fedlit.bounds import check_count
 from fedlit.data.client import Client, Server
 from fedlit.losses import distillation_loss
 from fedlit.methods.architectures import Architectures, by_architecture, number_in
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.teachers import Ensemble

@@ -24,8 +24,7 @@ from fedlit.aggregation import State, Upload, watched
 from fedlit.bounds import check_positive
 from fedlit.data.client import Client
 from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import FederatedModule
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import Vectors, frozen, numbers, trained
 from fedlit.tasks import Task

@@ -26,8 +26,7 @@ from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
 from fedlit.tasks import Task

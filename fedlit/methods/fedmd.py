@@ -25,8 +25,7 @@ from fedlit.bounds import check_count
 from fedlit.data.batches import num_batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.methods.base import FederatedModule
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, architecture, build, for_client
 from fedlit.methods.stage import Stage
 from fedlit.rng import generator

@@ -22,8 +22,7 @@ from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
 from fedlit.losses import half_squared_error, mmd
-from fedlit.methods.base import FederatedModule, Weighting, loss_of, task_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of, task_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import record
 from fedlit.tasks import Task

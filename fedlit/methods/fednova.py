@@ -28,8 +28,7 @@ from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd, for_client
 from fedlit.methods.states import frozen, numbers, trained
 from fedlit.tasks import Task

@@ -13,8 +13,7 @@ Invariant: a head of 0 layers is FedAvg.
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import head_names
 from fedlit.tasks import Task

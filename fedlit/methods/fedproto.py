@@ -29,8 +29,7 @@ from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import PrototypeReduction, prototype_distance
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, architecture, build, for_client
 from fedlit.methods.states import class_means, evaluating
 

@@ -14,8 +14,7 @@ from torch.optim import Optimizer
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.states import frozen, trained
 from fedlit.tasks import Task

@@ -19,8 +19,7 @@ from torch import nn
 
 from fedlit.bounds import check_count
 from fedlit.data.client import Client
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import head_names
 from fedlit.methods.stage import Stage

@@ -10,8 +10,7 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.bounds import check_count
 from fedlit.data.federated import FederatedData
-from fedlit.methods.base import FederatedModule, Weighting, metrics_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, metrics_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.notices import Notice

@@ -27,8 +27,7 @@ from fedlit.bounds import check_choice, check_kind, check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import mutual_loss
-from fedlit.methods.base import FederatedModule
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -38,7 +37,9 @@ from fedlit.methods.factories import (
     check_choices,
     check_ids,
     for_client,
+    numbered,
 )
+from fedlit.methods.parts import groups
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.states import copy_into, twin
 from fedlit.rng import Stream, derive, isolated
@@ -159,13 +160,12 @@ class FML(FederatedModule):
 
     def _check_starts(self, data: FederatedData) -> None:
         """Every client's own network can take what the server gives."""
+        chosen = numbered(self.client_networks).keys() | numbered(self.client_memes).keys()
         trial = cast(FML, twin(self))  # building the clients' networks must not change the ones that are about to train
         with isolated(0):
-            for k in range(data.num_clients):
-                is_chosen = any(k in _ids(choices) for choices in (self.client_networks, self.client_memes))
-                if is_chosen:
-                    trial.configure_client(data.client(k))
-                    _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
+            for k in sorted(chosen):
+                trial.configure_client(data.client(k))
+                _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
 
     def architecture(self, client: Client) -> Hashable:
         return architecture(client, (self.factory, self.client_networks), (self.meme_factory, self.client_memes))
@@ -181,12 +181,9 @@ class FML(FederatedModule):
         return client is not None and client.id in self.untrained_clients
 
     def parameters_of(self, client: Client | None) -> Iterable[dict[str, Any]]:
-        # A group for each, so that clipping one network's gradient does not depend on the other's.
-        meme = {"params": [p for p in self.meme.parameters() if p.requires_grad]}
         if self.is_untrained(client):
-            return [meme]
-        personal = {"params": [p for p in self.personal.parameters() if p.requires_grad]}
-        return [personal, meme]
+            return groups(self.meme)
+        return groups(self.personal, self.meme)
 
     def on_client_start(self, client: Client | None) -> None:
         # Dropout of the personal network must not move the meme's random numbers, or beta = 1 were not FedAvg.
@@ -205,15 +202,9 @@ class FML(FederatedModule):
 
     def weights(self) -> tuple[float, float]:
         """Alpha and beta of this round."""
-        number = 0
-        if self.client is not None:
-            number = self.client.round
-        alpha = self.alpha
-        if self.alpha_ramp is not None:
-            alpha = self.alpha_ramp(self.alpha, number)
-        beta = self.beta
-        if self.beta_ramp is not None:
-            beta = self.beta_ramp(self.beta, number)
+        number = 0 if self.client is None else self.client.round
+        alpha = self.alpha if self.alpha_ramp is None else self.alpha_ramp(self.alpha, number)
+        beta = self.beta if self.beta_ramp is None else self.beta_ramp(self.beta, number)
         return alpha, beta
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -232,10 +223,8 @@ class FML(FederatedModule):
 
 
 def _check_weight(name: str, start: float, ramp: Ramp | None, way: Literal["fall", "rise"]) -> None:
-    until = start
     check_kind(f"model.{name}_ramp", ramp, (Ramp, NoneType), "a Ramp")
-    if ramp is not None:
-        until = ramp.until
+    until = start if ramp is None else ramp.until
     check_number(f"model.{name}", start)
     in_range = 0 <= start <= 1 and 0 <= until <= 1
     turns_back = until > start if way == "fall" else until < start
@@ -256,13 +245,6 @@ def _check_alike(personal: nn.Module, meme: nn.Module, option: str) -> None:
                 f"`model.personal_from: server` needs {option} of the same architecture as its `model.meme`; "
                 f"{name!r} is {given.get(name, 'missing')} and {wanted.get(name, 'missing')}."
             )
-
-
-def _ids(choices: ClientNetworks) -> Iterable[int]:
-    """Clients that something was chosen for."""
-    if isinstance(choices, list):
-        return range(len(choices))
-    return choices or ()
 
 
 def _factories(

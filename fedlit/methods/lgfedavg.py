@@ -21,8 +21,7 @@ from fedlit.bounds import check_count
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Headed
-from fedlit.methods.base import FederatedModule, Weighting
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
@@ -30,6 +29,7 @@ from fedlit.methods.factories import (
     architecture,
     build,
     for_client,
+    numbered,
 )
 from fedlit.methods.parts import check_head
 from fedlit.rng import isolated
@@ -92,10 +92,7 @@ class LGFedAvg(FederatedModule):
     def check(self, data: FederatedData) -> None:
         super().check(data)
         wanted = _shapes(self.network.head)
-        for k in range(data.num_clients):
-            factory = for_client(None, self.client_networks, data.client(k))
-            if factory is None:
-                continue
+        for k, factory in sorted(numbered(self.client_networks).items()):
             with isolated(0):
                 found = _shapes(self._build(factory, "model.client_networks").head)
             if found != wanted:

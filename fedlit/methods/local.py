@@ -8,8 +8,7 @@ from collections.abc import Hashable
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.data.client import Client
-from fedlit.methods.base import FederatedModule
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,

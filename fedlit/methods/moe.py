@@ -24,8 +24,7 @@ from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
-from fedlit.methods.base import FederatedModule
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import EarlyStopping, Stage

@@ -26,8 +26,7 @@ from fedlit.bounds import check_count, check_number, check_positive
 from fedlit.data.client import Client
 from fedlit.heads import with_features, with_projection
 from fedlit.losses import model_contrastive
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import check_head, groups
 from fedlit.methods.states import copy_into

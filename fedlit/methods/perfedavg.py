@@ -24,8 +24,7 @@ from torch import Tensor
 from fedlit.bounds import check_choice, check_number, check_positive
 from fedlit.data.client import Client
 from fedlit.inputs import applied, batch_size, like
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.tasks import Task
 

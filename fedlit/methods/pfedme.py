@@ -26,8 +26,7 @@ from fedlit.bounds import check_count, check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
 from fedlit.losses import proximal_penalty
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
 from fedlit.methods.parts import groups
 from fedlit.methods.states import copy_into

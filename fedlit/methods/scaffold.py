@@ -27,8 +27,7 @@ from fedlit.bounds import check_choice, check_positive
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients
-from fedlit.methods.base import FederatedModule, Weighting, loss_of
-from fedlit.methods.card import Card
+from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
 from fedlit.methods.states import Vectors, frozen, mean_gradient, numbers, trained
 from fedlit.tasks import Task
