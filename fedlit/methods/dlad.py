@@ -44,6 +44,7 @@ from fedlit.methods.teachers import Confidence, Ensemble, Teachers, optimal_conf
 from fedlit.rng import isolated
 
 DensityStart = Literal["classifier", "scratch"]
+TeacherWeights = Literal["adaptive", "average", "labeled"]
 
 
 class Density(FedAvg):
@@ -136,7 +137,7 @@ class DLAD(FederatedModule):
         network: NetworkFactory,
         optimizer: OptimizerCallable,
         student: NetworkFactory | None = None,
-        aggregator: Literal["adaptive", "average", "labeled"] = "adaptive",
+        aggregator: TeacherWeights = "adaptive",
         temperature: float = 0.05,
         sample_weight: float = 1.5,
         client_epochs: int = 50,
@@ -151,8 +152,7 @@ class DLAD(FederatedModule):
     ) -> None:
         super().__init__(optimizer, client_optimizers)
         check_choice("model.density_from", density_from, DensityStart)
-        if aggregator not in ("adaptive", "average", "labeled"):
-            raise ValueError(f"`model.aggregator` must be adaptive, average or labeled, got {aggregator!r}.")
+        check_choice("model.aggregator", aggregator, TeacherWeights)
         check_positive("model.temperature", temperature)
         check_positive("model.sample_weight", sample_weight)
         for name, epochs in (("client", client_epochs), ("density", density_epochs), ("distil", distil_epochs)):
