@@ -263,7 +263,13 @@ class Fit:
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
         if not clients and not is_noised:
             return RoundRecord()
-        plans = {k: self._watched(self.schedule.plan(number, k)) for k in clients}
+        alike: dict[int, Plan] = {}  # by local epochs, the one thing in which plans differ
+        plans: dict[int, Plan] = {}
+        for k in clients:
+            epochs = self.options.epochs_of(k)
+            if epochs not in alike:
+                alike[epochs] = self._watched(self.schedule.plan(number, k))
+            plans[k] = alike[epochs]
         follow_up = self.schedule.follow_up(number)
         if follow_up is not None:
             follow_up = self._watched(follow_up)

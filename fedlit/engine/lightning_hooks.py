@@ -390,16 +390,16 @@ class LocalOptimizer(LightningOptimizer):
 @contextmanager
 def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterator[None]:
     """Let a method and its parts find the local training as `self.trainer`."""
-    before = [(part, part._trainer, part._fabric) for part in parts]
-    for part, _, _ in before:
-        part._trainer = trainer  # type: ignore[assignment]  # the public setter walks all children
-        part._fabric = None  # or Lightning would ask Fabric, which knows no hooks
+    before = [(vars(part), part._trainer, part._fabric) for part in parts]
+    for own, _, _ in before:  # the public setters walk all children
+        own["_trainer"] = trainer
+        own["_fabric"] = None  # or Lightning would ask Fabric, which knows no hooks
     try:
         yield
     finally:
-        for part, old_trainer, fabric in before:
-            part._trainer = old_trainer
-            part._fabric = fabric
+        for own, old_trainer, fabric in before:
+            own["_trainer"] = old_trainer
+            own["_fabric"] = fabric
 
 
 @contextmanager

@@ -174,14 +174,14 @@ def _refuse(name: str, option: str, is_given: bool, why: str) -> None:
 @contextmanager
 def logging_to(sink: Callable[..., None], parts: Iterable[FederatedModule]) -> Iterator[None]:
     """What these parts log goes to the sink, and afterwards where it went before."""
-    before = [(part, part._log_sink) for part in parts]
-    for part, _ in before:
-        part._log_sink = sink
+    before = [(vars(part), part._log_sink) for part in parts]
+    for own, _ in before:
+        own["_log_sink"] = sink
     try:
         yield
     finally:
-        for part, old_sink in before:
-            part._log_sink = old_sink
+        for own, old_sink in before:
+            own["_log_sink"] = old_sink
 
 
 @contextmanager
