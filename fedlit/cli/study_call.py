@@ -16,9 +16,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from fedlit.cli.app import FederatedCLI
 from fedlit.cli.recipes import find_recipe, with_recipes_found
 from fedlit.records.files import NOT_WRITTEN, is_full
+from fedlit.records.progress import duration
 from fedlit.studies.config_diff import inherited_arguments
-from fedlit.studies.execution import Execution, StudyProgress, duration
-from fedlit.studies.launcher import births
+from fedlit.studies.execution import Execution, StudyProgress
+from fedlit.studies.launcher import launcher
 from fedlit.studies.options import as_arguments, check_keys, read_mapping
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.questions import of_recipes, of_runs
@@ -76,7 +77,7 @@ class StudyCall:
             self.jobs,
             progress,
             waits=self.given.array is None,
-            births=births(),
+            launcher=launcher(),
             run_timeout=self.study.run_timeout,
         )
         execution.run()

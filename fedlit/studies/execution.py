@@ -1,10 +1,9 @@
-"""Runs of a study side by side, each a `fedlit fit` in a process of its own (`births`), and an `adapt` if asked for.
+"""Runs of a study side by side, each a `fedlit fit` in a process of its own, and an `adapt` if asked for.
 
 A run is claimed by a lock on its folder, which its process inherits: two calls never make one run at once, also when
-the first was killed and left its processes behind. What is done is never run again; what was begun goes on.
+the first was killed and left its processes behind. A finished run is never repeated; an unfinished one is resumed.
 
-What goes wrong with one run (its process dies, hangs, or its folder is deleted; the disk is full) is that run's
-failure, and the others go on.
+If a run's process dies or hangs, its folder is deleted or the disk is full, that run has failed, and the others go on.
 """
 
 import os
@@ -23,10 +22,10 @@ from typing import TextIO
 from tqdm.auto import tqdm
 
 from fedlit.records.files import NOT_WRITTEN, is_full
-from fedlit.records.progress import shortened
+from fedlit.records.progress import duration, shortened
 from fedlit.records.run_folder import lock_folder
 from fedlit.records.stop_signals import stop_signals
-from fedlit.studies.launcher import NewProcesses, Nursery, Process
+from fedlit.studies.launcher import Launcher, Process
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.runs import CONFIG, LOG, Command, Run
 
@@ -37,12 +36,12 @@ TAIL = 4096  # bytes of a log in which the last round surely stands
 
 
 class StudyProgress:
-    """Tells how many runs are done and about how long the others will take.
+    """Shows how many runs are done and about how long the others take: a bar on a terminal, lines elsewhere.
 
     Args:
         runs: All that this call is to make.
-        jobs: How many are made at once.
-        enabled: Whether to tell at all.
+        jobs: Runs at once.
+        enabled: Whether to show anything.
     """
 
     def __init__(self, runs: Iterable[Run], jobs: int, enabled: bool = True) -> None:
@@ -56,7 +55,7 @@ class StudyProgress:
         for run in self.runs:
             folder = run.folder
             if folder is not None and run.status == "done":
-                with suppress(ValueError, OSError):  # its records are not as it left them: told when they are gathered
+                with suppress(ValueError, OSError):  # damaged records are reported when results are gathered
                     self.seconds[str(run.cell)].append(seconds_of(run.root, Outcome(folder)))
         if enabled and sys.stderr.isatty():
             self.bar = tqdm(
@@ -65,17 +64,17 @@ class StudyProgress:
                 bar_format="{l_bar}{bar}| {n:.1f}/{total} runs{postfix}",
             )
 
-    def begun(self, run: Run) -> None:
-        """A run begins or goes on."""
+    def started(self, run: Run) -> None:
+        """A run begins or is resumed."""
         self.starts[run] = monotonic()
 
     def done(self, run: Run) -> None:
-        """A run has ended well; one that was done before counts, too."""
+        """A run has finished, in this call or before."""
         self.finished.append(run)
         if run in self.starts:
             seconds = monotonic() - self.starts[run]
             self.seconds[str(run.cell)].append(seconds)
-            self._say(f"{run}: done in {duration(seconds)}{self._left_in_words()}")
+            self._say(f"{run}: done in {duration(seconds)}{self._describe_left()}")
 
     def failed(self, run: Run, reason: str) -> None:
         """A run has failed."""
@@ -83,11 +82,11 @@ class StudyProgress:
         self._say(f"{run}: failed: {reason}")
 
     def show(self, active: list[Run], held: int) -> None:
-        """Draw the bar anew."""
+        """Redraw the bar."""
         if self.bar is None:
             return
         self.bar.n = len(self.finished) + sum(part_done(run) for run in active)
-        words = [self._left_in_words().removeprefix("; "), *map(str, active)]
+        words = [self._describe_left().removeprefix("; "), *map(str, active)]
         if held:
             words.append(f"{held} by another call")
         self.bar.set_postfix_str(shortened(self.bar, filter(None, words)))
@@ -110,7 +109,7 @@ class StudyProgress:
             total += sum(of_cell) / len(of_cell) * (1 - part_done(run))
         return total / self.jobs
 
-    def _left_in_words(self) -> str:
+    def _describe_left(self) -> str:
         left = self.left()
         if not left:
             return ""
@@ -153,14 +152,14 @@ class Execution:
     Args:
         runs: In the order in which they begin.
         jobs: How many are made at once.
-        progress: Where a person is told.
+        progress: Shows what is done.
         waits: Whether to wait for runs that another call is making, and to make those that it leaves.
-        births: How their processes begin.
-        run_timeout: Seconds after which a run is ended and has failed; None waits however long it takes.
+        launcher: Starts their processes.
+        run_timeout: Seconds after which a run is ended and has failed; None is without a limit.
 
     Attributes:
         failures: Why a run has failed.
-        is_disk_full: Whether a run has failed for want of room on the disk.
+        is_disk_full: Whether a run has failed because the disk was full.
         stopped_by: The signal that ended the study early, if one did.
     """
 
@@ -170,14 +169,14 @@ class Execution:
         jobs: int,
         progress: StudyProgress,
         waits: bool,
-        births: NewProcesses | Nursery,
+        launcher: Launcher,
         run_timeout: float | None = None,
     ) -> None:
         self.queue = deque(runs)
         self.jobs = jobs
         self.progress = progress
         self.waits = waits
-        self.births = births
+        self.launcher = launcher
         self.run_timeout = run_timeout
         self.held: deque[Run] = deque()  # by another call
         self.active: list[Job] = []
@@ -187,8 +186,8 @@ class Execution:
         self.is_stopping = False
 
     def run(self) -> None:
-        """All runs, or until a signal asks to stop: then those under way end after their batch and are saved."""
-        with stop_signals(self._note_signal), closing(self.births):
+        """Make all runs; a signal stops those under way after their batch, and they are saved."""
+        with stop_signals(self._note_signal), closing(self.launcher):
             while self.queue or self.active or (self.held and self.waits):
                 self._stop_if_asked()
                 self._begin_some()
@@ -219,7 +218,7 @@ class Execution:
                 self.progress.done(run)
                 continue
             try:
-                job = start(run, self.births)
+                job = start(run, self.launcher)
             except BlockingIOError:
                 self.held.append(run)
                 continue
@@ -230,7 +229,7 @@ class Execution:
                 self.progress.done(run)
             else:
                 self.active.append(job)
-                self.progress.begun(run)
+                self.progress.started(run)
 
     def _end_late(self) -> None:
         """Ask runs that have taken too long to end; kill those that do not."""
@@ -265,7 +264,7 @@ class Execution:
             self._fail(job.run, reason(job.run, code))
         else:
             try:
-                job.process = begun(job.run, left, self.births, job.lock)
+                job.process = start_process(job.run, left, self.launcher, job.lock)
                 job.command = left
                 self.active.append(job)
                 return True
@@ -283,7 +282,7 @@ class Execution:
         self.progress.failed(run, why)
 
 
-def start(run: Run, births: NewProcesses | Nursery) -> Job | None:
+def start(run: Run, launcher: Launcher) -> Job | None:
     """The run's process; None if it is done meanwhile.
 
     Raises:
@@ -297,17 +296,17 @@ def start(run: Run, births: NewProcesses | Nursery) -> Job | None:
         lock.close()
         return None
     try:
-        return Job(run, command, begun(run, command, births, lock), lock)
+        return Job(run, command, start_process(run, command, launcher, lock), lock)
     except (ValueError, OSError):
         lock.close()
         raise
 
 
-def begun(run: Run, command: Command, births: NewProcesses | Nursery, lock: TextIO) -> Process:
-    """A process of a run that is claimed by the lock."""
+def start_process(run: Run, command: Command, launcher: Launcher, lock: TextIO) -> Process:
+    """Start a command of a run that is claimed by the lock."""
     config = run.write_config()
     with (run.root / LOG).open("a") as log:  # the claim outlives us as long as the run does
-        return births.start(run.arguments(command, config), log.fileno(), lock.fileno())
+        return launcher.start(run.arguments(command, config), log.fileno(), lock.fileno())
 
 
 def _claimed(root: Path) -> TextIO:
@@ -332,14 +331,14 @@ def reason(run: Run, code: int) -> str:
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     except OSError as error:
         return f"{log} cannot be read: {error.strerror} (exit {code})"
-    last = lines[-1].strip() if lines else "no word"
+    last = lines[-1].strip() if lines else "no output"
     if code < 0:
         return f"killed by {Signals(-code).name}; its last line: {last} (all of it in {log})"
     return f"{last.removeprefix('fedlit: error: ')} (exit {code}; all of it in {log})"
 
 
 def part_done(run: Run) -> float:
-    """The part of a run's rounds that is behind it, by what it printed last."""
+    """The share of a run's rounds that are done, by what it printed last."""
     try:
         with (run.root / LOG).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
@@ -353,9 +352,9 @@ def part_done(run: Run) -> float:
 
 
 def seconds_of(root: Path, outcome: Outcome) -> float:
-    """How long a run took that an earlier call has made: from its options to its last word, if it was not cut short.
+    """Seconds that a run of an earlier call took: from writing its options to its last output, if it ran in one go.
 
-    Its rounds alone would leave out the start of a process, which a small run feels.
+    Its rounds alone would leave out the start of the process, which counts for a small run.
     """
     in_rounds = outcome.total_seconds
     if sum(event["event"] == "fit" for event in outcome.events) > 1:
@@ -365,17 +364,3 @@ def seconds_of(root: Path, outcome: Outcome) -> float:
     if not (options.exists() and log.exists()):
         return in_rounds
     return max(in_rounds, log.stat().st_mtime - options.stat().st_mtime)
-
-
-def duration(seconds: float) -> str:
-    """A time as one would say it.
-
-    Example:
-        >>> duration(42.3), duration(150), duration(7300)
-        ('42 s', '2.5 min', '2.0 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"

@@ -124,7 +124,7 @@ def targets_of(cells: Iterable[Cell]) -> list[float]:
 
 def reached(results: Results, cell: Cell) -> tuple[int, int]:
     """How many of a cell's runs reached the target, and how many are done."""
-    runs = _runs(results, cell)
+    runs = results.done_runs_of(cell)
     return int(runs["rounds_to_target"].notna().sum()), len(runs)
 
 
@@ -134,18 +134,12 @@ def _to_target(results: Results, cell: Cell) -> list[str]:
         return [NONE] * 4
     shown = [f"{number} of {done}"]
     for at in TO_TARGET:
-        found = estimate(_runs(results, cell)[at].dropna().astype(float).to_list())
+        found = estimate(results.done_runs_of(cell)[at].dropna().astype(float).to_list())
         text = "not reached"
         if found.n:
             text = plus_minus(found.mean, found.sd, Measure(at=at, target=cell.measure.target))
         shown.append(text)
     return shown
-
-
-def _runs(results: Results, cell: Cell) -> pd.DataFrame:
-    """The lines of runs.csv that are a cell's and done."""
-    runs = results.runs
-    return runs[(runs["row"] == cell.row) & (runs["column"] == cell.column) & (runs["status"] == "done")]
 
 
 def _done(results: Results) -> list[tuple[Cell, pd.Series]]:
@@ -163,7 +157,7 @@ def _entry(results: Results, cell: Cell | None) -> str:
     if cell is None:
         return NONE
     seeds = len(results.study.seeds)
-    done = len(_runs(results, cell))
+    done = len(results.done_runs_of(cell))
     found = estimate(list(results.values(cell).values()))
     if done == 0:
         return _why_empty(results, cell)
@@ -181,12 +175,11 @@ def _entry(results: Results, cell: Cell | None) -> str:
 
 
 def _why_empty(results: Results, cell: Cell) -> str:
-    runs = results.runs
-    of_cell = runs[(runs["row"] == cell.row) & (runs["column"] == cell.column)]
-    failed = int((of_cell["status"] == "failed").sum())
+    runs = results.runs_of(cell)
+    failed = int((runs["status"] == "failed").sum())
     if failed:
-        return f"failed ({failed}/{len(of_cell)})"
-    return f"missing (0/{len(of_cell)})"
+        return f"failed ({failed}/{len(runs)})"
+    return f"missing (0/{len(runs)})"
 
 
 def _paper(cell: Cell | None) -> str:

@@ -147,14 +147,6 @@ class Outcome:
         """Of all rounds, with their evaluation and records."""
         return float(self.rounds["seconds"].sum())
 
-    def bytes_by_round(self) -> pd.Series:
-        """Bytes up to and with each round."""
-        return self.ledger.groupby("round")["bytes"].sum().cumsum()
-
-    def seconds_by_round(self) -> pd.Series:
-        """Seconds up to and with each round."""
-        return self.rounds["seconds"].cumsum()
-
     def by_client(self, measure: Measure) -> pd.DataFrame:
         """The measured metric: rounds x clients; one column `all` where it is of the pooled test set."""
         key = (measure.metric, measure.over, measure.stage, measure.client)

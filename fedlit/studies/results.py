@@ -89,6 +89,15 @@ class Results:
         """A line for each cell: summary.csv."""
         return pd.DataFrame([self._summary(cell) for cell in self.study.cells])
 
+    def runs_of(self, cell: Cell) -> pd.DataFrame:
+        """The lines of runs.csv of a cell, done or not."""
+        return self.runs[(self.runs["row"] == cell.row) & (self.runs["column"] == cell.column)]
+
+    def done_runs_of(self, cell: Cell) -> pd.DataFrame:
+        """The lines of a cell's runs that are done."""
+        runs = self.runs_of(cell)
+        return runs[runs["status"] == "done"]
+
     def values(self, cell: Cell) -> dict[SeedPair, float]:
         """The measured number of every run that is done and, if there is a target, reached it."""
         return self._values.get(cell, {})
@@ -177,14 +186,13 @@ class Results:
         return None
 
     def _summary(self, cell: Cell) -> dict[str, Any]:
-        runs = self.runs[(self.runs["row"] == cell.row) & (self.runs["column"] == cell.column)]
-        done = runs[runs["status"] == "done"]
+        done = self.done_runs_of(cell)
         found = estimate(list(self.values(cell).values()))
         line: dict[str, Any] = {
             "row": cell.row,
             "column": cell.column,
             "measure": str(cell.measure),
-            "runs": len(runs),
+            "runs": len(self.runs_of(cell)),
             "done": len(done),
             "n": found.n,
             "mean": found.mean,

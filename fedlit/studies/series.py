@@ -96,10 +96,8 @@ def points_of(results: Results, cell: Cell) -> list[ClientPoint]:
 
 def rounds_to_target(results: Results, cell: Cell) -> dict[SeedPair, float]:
     """Rounds to the target, of every run that is done; nan where it was not reached."""
-    runs = results.runs
-    of_cell = runs[(runs["row"] == cell.row) & (runs["column"] == cell.column) & (runs["status"] == "done")]
     found = {}
-    for _, run in of_cell.iterrows():
+    for _, run in results.done_runs_of(cell).iterrows():
         rounds = run["rounds_to_target"]
         seeds = SeedPair(int(run["training_seed"]), int(run["partition_seed"]))
         found[seeds] = nan if pd.isna(rounds) else float(rounds)

@@ -17,7 +17,7 @@ import yaml
 from toy_recipe import write_recipe
 
 from fedlit.cli.compare import main
-from fedlit.studies.launcher import NewProcesses, Nursery
+from fedlit.studies.launcher import ForkServer, NewProcesses
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +142,7 @@ def full(*_):
 def test_a_full_disk_and_damaged_records_are_failures_of_their_runs(monkeypatch, capsys):
     """The others' results are written; the exit code is 4 where the disk was full, else 1."""
     written = []
-    monkeypatch.setattr("fedlit.cli.study_call.births", lambda: NewProcesses("fake_fit"))
+    monkeypatch.setattr("fedlit.cli.study_call.launcher", lambda: NewProcesses("fake_fit"))
     monkeypatch.setattr("fedlit.cli.study_call.write_all", lambda results, *_: written.append(results.runs))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     write_study(rows={"good": {}, "bad": {"data.dataset": "full.npz"}, "damaged": {"model.optimizer.lr": 0.5}})
@@ -200,10 +200,10 @@ def test_a_run_that_fails_is_named_and_leaves_the_rest_alone(tmp_path):
 @pytest.mark.slow
 def test_a_forked_run_ends_in_the_bits_of_a_new_process():
     ends = {}
-    for births in (NewProcesses(), Nursery()):
-        name = type(births).__name__
-        with open(f"{name}.log", "w") as log, closing(births):
-            process = births.start(
+    for launcher in (NewProcesses(), ForkServer()):
+        name = type(launcher).__name__
+        with open(f"{name}.log", "w") as log, closing(launcher):
+            process = launcher.start(
                 ["fit", "--config", "swift.yaml", f"--trainer.run_name={name}"], log.fileno(), log.fileno()
             )
             while process.poll() is None:
@@ -212,7 +212,7 @@ def test_a_forked_run_ends_in_the_bits_of_a_new_process():
         folder = Path("lightning_logs") / name
         state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
         ends[name] = [tensor.tolist() for tensor in state["global_state"].values()]
-    assert ends["NewProcesses"] == ends["Nursery"]
+    assert ends["NewProcesses"] == ends["ForkServer"]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from runs_by_hand import write_run
 from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
 from fedlit.studies.execution import Execution, StudyProgress
-from fedlit.studies.launcher import NewProcesses, Nursery
+from fedlit.studies.launcher import ForkServer, NewProcesses
 from fedlit.studies.measure import Measure
 from fedlit.studies.runs import Run, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
@@ -24,7 +24,7 @@ from fedlit.studies.study import build_study
 FAKE = Path(__file__).parent / "fake_fit.py"
 
 
-BIRTHS = {"new": lambda: NewProcesses(FAKE.stem), "forked": lambda: Nursery(FAKE.stem, "runs_by_hand")}
+LAUNCHERS = {"new": lambda: NewProcesses(FAKE.stem), "forked": lambda: ForkServer(FAKE.stem, "runs_by_hand")}
 
 
 @pytest.fixture(autouse=True)
@@ -33,10 +33,10 @@ def fit_ends_at_once(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKE.parent))
 
 
-@pytest.fixture(params=BIRTHS)
-def births(request):
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request):
     """The two ways in which processes begin, each with a fit that ends at once."""
-    with closing(BIRTHS[request.param]()) as found:
+    with closing(LAUNCHERS[request.param]()) as found:
         yield found
 
 
@@ -60,9 +60,9 @@ def planned(output, rows=None, seeds=2, **more):
     return plan_runs(study, output, resolve)
 
 
-def make(runs, jobs=2, waits=True, births=None, run_timeout=None):
-    births = births or NewProcesses(FAKE.stem)
-    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, births, run_timeout)
+def make(runs, jobs=2, waits=True, launcher=None, run_timeout=None):
+    launcher = launcher or NewProcesses(FAKE.stem)
+    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, launcher, run_timeout)
     made.run()
     return made
 
@@ -105,21 +105,21 @@ def test_seeds_are_those_of_the_study_and_not_of_the_recipe(tmp_path):
     assert run.whole_config["trainer"]["default_root_dir"] == str(tmp_path / "runs" / "a" / "seed_2")
 
 
-def test_what_is_done_is_never_run_again(births, tmp_path):
+def test_what_is_done_is_never_run_again(launcher, tmp_path):
     runs = in_order(planned(tmp_path))
-    make(runs, births=births)
+    make(runs, launcher=launcher)
     assert [run.status for run in runs] == ["done"] * 4
-    make(runs, births=births)
+    make(runs, launcher=launcher)
     assert [calls(run) for run in runs] == [1, 1, 1, 1]
 
 
-def test_what_was_begun_is_run_again(births, tmp_path):
+def test_what_was_begun_is_run_again(launcher, tmp_path):
     run = in_order(planned(tmp_path))[0]
     folder = write_run(run.root / "lightning_logs" / "version_0", [[0.5]])
     events = (folder / "events.jsonl").read_text().splitlines()
     (folder / "events.jsonl").write_text("\n".join(events[:-1]) + '\n{"event": "e')  # killed in the middle of a line
     assert run.status == "begun"
-    make([run], births=births)
+    make([run], launcher=launcher)
     assert run.status == "done"
     assert calls(run) == 1
 
@@ -127,11 +127,11 @@ def test_what_was_begun_is_run_again(births, tmp_path):
 JOINING = {"a": {"data.unseen_clients": 1}}
 
 
-def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tmp_path):
+def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(launcher, tmp_path):
     (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=2))
-    make([run], births=births)
+    make([run], launcher=launcher)
     assert (run.status, commands(run)) == ("done", ["fit", "adapt"])
-    make([run], births=births)
+    make([run], launcher=launcher)
     assert calls(run) == 2
     (longer,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=3))
     assert longer.status == "begun"
@@ -139,7 +139,7 @@ def test_newcomers_join_once_the_fit_is_done_and_for_as_long_as_asked(births, tm
     assert longer.has(Measure())  # of rounds, which are done
     assert not longer.has(newcomers)
     assert run.has(newcomers)
-    make([longer], births=births)
+    make([longer], launcher=launcher)
     assert (longer.status, commands(run)) == ("done", ["fit", "adapt", "adapt"])
     (without,) = in_order(planned(tmp_path, rows=JOINING, seeds=1))
     assert without.status == "done"
@@ -150,11 +150,11 @@ def test_adapt_needs_clients_that_are_kept_out(tmp_path):
         planned(tmp_path, rows={"a": {}}, seeds=1, adapt=2)
 
 
-def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_again(births, tmp_path):
+def test_where_nobody_could_join_the_run_has_failed_and_its_fit_is_not_made_again(launcher, tmp_path):
     (run,) = in_order(planned(tmp_path, rows=JOINING, seeds=1, adapt=13))
-    made = make([run], births=births)
+    made = make([run], launcher=launcher)
     assert made.failures[run].startswith("nobody could join (exit 1; ")
-    make([run], births=births)
+    make([run], launcher=launcher)
     assert commands(run) == ["fit", "adapt", "adapt"]
 
 
@@ -164,13 +164,13 @@ def test_a_run_that_a_signal_ended_is_not_done(stopped_by, is_done, tmp_path):
     assert is_finished(tmp_path) is is_done
 
 
-def test_a_run_that_fails_leaves_the_rest_alone_and_is_tried_again_by_the_next_call(births, tmp_path):
+def test_a_run_that_fails_leaves_the_rest_alone_and_is_tried_again_by_the_next_call(launcher, tmp_path):
     runs = in_order(planned(tmp_path, rows={"bad": {"data.dataset": "bad"}, "good": {}}, seeds=1))
-    made = make(runs, births=births)
+    made = make(runs, launcher=launcher)
     assert [run.status for run in runs] == ["new", "done"]
     assert [*made.failures] == [runs[0]]
     assert made.failures[runs[0]].startswith("a line that says why (exit 1; all of it in ")
-    make(runs, births=births)
+    make(runs, launcher=launcher)
     assert [calls(run) for run in runs] == [2, 1]
 
 
@@ -212,18 +212,18 @@ def test_a_run_that_another_call_holds_is_left_to_it(tmp_path):
     assert [run.status for run in runs] == ["done", "done"]
 
 
-def test_a_signal_ends_the_runs_that_are_under_way(births, tmp_path):
+def test_a_signal_ends_the_runs_that_are_under_way(launcher, tmp_path):
     runs = in_order(planned(tmp_path, rows={"a": {"data.dataset": "slow"}}))
     threading.Timer(0.5, signal.raise_signal, [signal.SIGTERM]).start()
     start = time.monotonic()
-    made = make(runs, births=births)
+    made = make(runs, launcher=launcher)
     assert time.monotonic() - start < 20
     assert made.stopped_by == signal.SIGTERM
     assert not made.failures
 
 
-@pytest.mark.parametrize("birth", BIRTHS)
-def test_the_runs_end_with_a_caller_that_was_killed(birth, tmp_path):
+@pytest.mark.parametrize("kind", LAUNCHERS)
+def test_the_runs_end_with_a_caller_that_was_killed(kind, tmp_path):
     """The process of a run is asked to end when its caller dies of SIGKILL (on Linux)."""
     script = tmp_path / "caller.py"
     script.write_text(
@@ -233,8 +233,8 @@ def test_the_runs_end_with_a_caller_that_was_killed(birth, tmp_path):
         "from fedlit.studies import execution\n"
         "rows = {'a': {'data.dataset': 'slow'}}\n"
         f"(run,) = t.in_order(t.planned(t.Path({str(tmp_path)!r}), rows, seeds=1))\n"
-        f"births = t.BIRTHS[{birth!r}]()\n"
-        "print(execution.start(run, births).process.pid, flush=True)\n"
+        f"launcher = t.LAUNCHERS[{kind!r}]()\n"
+        "print(execution.start(run, launcher).process.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
     caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
@@ -281,21 +281,21 @@ def test_a_run_that_finds_the_disk_full_has_failed_and_the_others_go_on(tmp_path
 
 def test_where_the_process_that_is_forked_has_died_the_next_run_begins_with_another(tmp_path):
     first, second = in_order(planned(tmp_path, seeds=1))
-    births = BIRTHS["forked"]()
-    with closing(births):
-        births.start(["--config", "look"], 1, 1)
-        births.server.kill()
-        births.server.wait()
-        made = make([first, second], births=births)
+    launcher = LAUNCHERS["forked"]()
+    with closing(launcher):
+        launcher.start(["--config", "look"], 1, 1)
+        launcher.server.kill()
+        launcher.server.wait()
+        made = make([first, second], launcher=launcher)
     assert not made.failures
     assert [first.status, second.status] == ["done", "done"]
 
 
-def test_a_run_that_hangs_is_ended_and_has_failed(births, tmp_path, monkeypatch):
+def test_a_run_that_hangs_is_ended_and_has_failed(launcher, tmp_path, monkeypatch):
     """Though it does not end when it is asked to."""
     monkeypatch.setattr(execution, "GRACE", 0.1)
     bad, good = one_beside_a_good_one(tmp_path, "stuck")
-    assert not make([good], births=births, run_timeout=30).failures
-    made = make([bad], births=births, run_timeout=1)
+    assert not make([good], launcher=launcher, run_timeout=30).failures
+    made = make([bad], launcher=launcher, run_timeout=1)
     assert made.failures == {bad: "it took longer than `run_timeout`, 1 s, and was ended"}
     lock_folder(bad.root).close()  # its process is gone
