@@ -28,9 +28,6 @@ def is_disjoint(parts):
     return len(np.unique(together)) == len(together)
 
 
-# Opt-out
-
-
 def withheld_clients(masks):
     return [k for k, mask in enumerate(masks) if not mask.any()]
 
@@ -55,9 +52,6 @@ def test_a_fraction_of_samples_is_withheld_at_every_other_client():
     assert all(mask.dtype == bool and len(mask) == 1000 for mask in masks)
     others = opt_in_masks(train, [], 0.1, seed=0)
     assert all_equal(masks[5:], others[5:])  # one client's choice moves nobody else's
-
-
-# Validation and pool
 
 
 @pytest.mark.parametrize(("val_size", "held"), [(0.1, 1000), (400, 400), (400.0, 400), (0.925, 9250), (1, 1)])
@@ -86,17 +80,13 @@ def test_validation_refuses_to_take_everything():
             split_validation([np.arange(5)], bad, seed=0)
 
 
-@pytest.mark.parametrize(("counts", "sizes"), [(MNIST, (48_000, 12_000)), ([5000] * 10, (40_000, 10_000))])
-def test_the_pool_is_a_fifth_of_each_class(counts, sizes):
-    labels = shuffled(counts)
+def test_the_pool_is_a_fifth_of_each_class():
+    labels = shuffled(MNIST)
     rest, pool = split_off(labels, 0.2, seed=0)
-    assert (len(rest), len(pool)) == sizes
-    assert np.bincount(labels[pool]).tolist() == [round(0.2 * n) for n in counts]
+    assert (len(rest), len(pool)) == (48_000, 12_000)
+    assert np.bincount(labels[pool]).tolist() == [round(0.2 * n) for n in MNIST]
     assert is_disjoint([rest, pool])
     assert not np.array_equal(pool, split_off(labels, 0.2, seed=1)[1])
-
-
-# Assignments on disk
 
 
 def an_assignment(val_split="test"):
@@ -125,17 +115,13 @@ def test_what_is_written_is_read_back(tmp_path, val_split):
     ("text", "message"),
     [
         ("", "line 1: expected 'client,split,index,label,shared' and rows, got ''"),
-        (HEADER, "line 1: expected .* and rows"),
         ("client,index\n0,1\n", "line 1: expected .* got 'client,index'"),
         (HEADER + "0,train,0,0,1\n0,train,x,0,1\n", "line 3: expected .* got '0,train,x,0,1'"),
         (HEADER + "0,train,-1,0,1\n", "line 2: expected .* whole numbers from 0"),
         (HEADER + f"0,train,0,{2**63},1\n", r"line 2: expected .* below 2\*\*63"),
         (HEADER + "0,test,1,0,1\n", "line 2: expected .* split in"),
         (HEADER + "0,train,1,0,2\n", "line 2: expected .* shared 0 or 1"),
-        (HEADER + "0,train,1,0\n", "line 2: expected"),
         (HEADER + "0,train,1,0,1\n2,train,1,0,1\n", "line 3: client 1 is without train rows"),
-        (HEADER + "0,train,1,0,1\n1,val_test,1,0,1\n", "line 3: client 1 is without train rows"),
-        (HEADER + "1,train,1,0,1\n", "line 2: client 0 is without train rows"),
         (HEADER + "0,train,1,0,1\n0,val_test,1,0,0\n0,val_train,1,0,0\n", "line 4: val_train in a file that has val_t"),
     ],
 )
@@ -152,7 +138,6 @@ def test_a_broken_file_is_refused_by_name_and_line(tmp_path, text, message):
         ("0,val_test,2,0,0", "line 4: index 2, but the test set has 2 samples"),
         ("1,train,0,8,1", "line 4: label 8, but sample 0 of the training set has label 7; was it saved with another"),
         ("0,val_test,1,8,0", "line 4: label 8, but sample 1 of the test set has label 5"),
-        ("0,val_train,1,5,0", "line 4: label 5, but sample 1 of the training set has label 8"),
     ],
 )
 def test_a_file_of_another_data_set_is_refused_by_name_and_line(tmp_path, row, message):
@@ -190,9 +175,8 @@ def test_an_own_test_set_is_written_and_read_back(tmp_path):
     path = tmp_path / "partition.csv"
     parts = [np.array([0, 2]), np.array([1])]
     marks = [np.ones(len(part), dtype=bool) for part in parts]
-    assignment = Assignment(
-        parts, [np.array([3]), np.array([4])], "train", marks, own_test=[np.array([4, 0]), np.array([2])]
-    )
+    val, own_test = [np.array([3]), np.array([4])], [np.array([4, 0]), np.array([2])]
+    assignment = Assignment(parts, val, "train", marks, own_test=own_test)
     assignment.write(path, CIFAR, CIFAR_TEST)
     again = Saved(str(path)).read(CIFAR, CIFAR_TEST)
     assert all_equal(again.own_test, assignment.own_test)

@@ -19,9 +19,6 @@ def ready(**options) -> FederatedData:
     return data
 
 
-# --- batches
-
-
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
     batches = Batches(torch.arange(10.0), torch.arange(10), 4, torch.Generator().manual_seed(0))
     epochs = [[y.tolist() for _, y in batches] for _ in range(2)]
@@ -33,7 +30,7 @@ def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
 
 @pytest.mark.parametrize(
     ("size", "batch_size", "default", "kept"),
-    [(449, 32, 14, 15), (33, 32, 1, 2), (34, 32, 2, 2), (32, 32, 1, 1), (1, 32, 1, 1), (5, 1, 5, 5)],
+    [(33, 32, 1, 2), (34, 32, 2, 2), (1, 32, 1, 1), (5, 1, 5, 5)],
 )
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_last_batch_of_one_sample_is_skipped_unless_it_is_the_only_one(size, batch_size, default, kept, in_memory):
@@ -51,9 +48,6 @@ def test_every_sample_is_evaluated_also_one_that_is_alone_in_its_batch():
     batches, sizes = data.val_batches([0, 1, 2])
     assert [len(y) for _, y in batches] == [8, 1]
     assert sum(sizes) == 9
-
-
-# --- validation
 
 
 def test_validation_from_train_holds_back_and_never_trains_on_it():
@@ -100,9 +94,6 @@ def test_an_own_test_set_is_refused_where_choices_look_at_the_test_set():
         FederatedData(validation="test", own_test=True)
 
 
-# --- what a client sees
-
-
 def test_images_are_scaled_then_normalised():
     data = ready(mean=0.5, std=0.25)
     x, y = next(iter(data.client(0).train_batches()))
@@ -127,12 +118,8 @@ def test_permuted_pixels_are_one_permutation_per_client_in_training_and_evaluati
     plain, permuted = ready(), ready(partition=PermutedPixels(IID()))
     for k in (0, 3):
         order = torch.as_tensor(permuted.partition.pixel_permutation(k, 784, permuted.partition_seed))
-        for batches, expected in zip(
-            (permuted.client(k).train_batches(), permuted.client(k).val_batches()),
-            (plain.client(k).train_batches(), plain.client(k).val_batches()),
-            strict=True,
-        ):
-            seen, straight = next(iter(batches))[0], next(iter(expected))[0]
+        for batches in ("train_batches", "val_batches"):
+            seen, straight = (next(iter(getattr(data.client(k), batches)()))[0] for data in (permuted, plain))
             assert torch.equal(seen.flatten(2), straight.flatten(2)[:, :, order])
             assert not torch.equal(seen, straight)
 
@@ -158,22 +145,10 @@ def test_the_public_pool_belongs_to_no_client_and_has_no_labels():
 
 def test_a_saved_partition_is_the_same_again(tmp_path):
     data = ready(partition=Shards(2), opt_out=[2])
-    labels = data.images.train_y.numpy(), data.images.test_y.numpy()
-    data.assignment.write(tmp_path / "partition.csv", *labels)
-    again = ready(partition=Saved(str(tmp_path / "partition.csv")))
+    data.assignment.write(tmp_path / "partition.csv", data.images.train_y.numpy(), data.images.test_y.numpy())
+    again = ready(partition=Saved(str(tmp_path / "partition.csv"))).assignment
     for name in ("train", "val", "opted_in"):
-        pairs = zip(getattr(data.assignment, name), getattr(again.assignment, name), strict=True)
-        assert all(np.array_equal(a, b) for a, b in pairs)
-
-
-def test_features_that_are_not_images_are_taken_as_they_are():
-    data = toy_data()
-    data.setup()
-    x, _ = next(iter(data.client(0).train_batches()))
-    assert torch.equal(x, data.images.train_x[data.assignment.train[0][:8]])
-
-
-# --- refusals
+        assert all(map(np.array_equal, getattr(data.assignment, name), getattr(again, name)))
 
 
 @pytest.mark.parametrize(
@@ -186,6 +161,7 @@ def test_features_that_are_not_images_are_taken_as_they_are():
         ({"client_batch_sizes": {5: 2}}, "names client 5"),
         ({"unseen_clients": 5}, "must leave a client to train: 0 to 4, got 5"),
         ({"public": 1.0}, r"`data.public` must lie in \[0, 1\)"),
+        ({"drop_last": "one"}, "`data.drop_last` must be single, true or false, got 'one'"),
         ({"train_dataset": toy_datasets()[0]}, "go together"),
         ({"mean": [0.1, 0.2]}, "`data.mean` must be one number or 1, one per channel, got 2"),
         ({"validation": "reserve", "val_size": 3}, r"`data.val_size` with `data.validation: reserve` is a fraction"),
@@ -196,13 +172,11 @@ def test_an_impossible_option_is_refused_by_name(options, message):
         ready(**options)
 
 
-@pytest.mark.parametrize("what", ["images", "assignment", "public_pool"])
-def test_what_is_there_only_after_setup_says_so(what):
+def test_what_is_there_only_after_setup_says_so():
     data = toy_data()
-    with pytest.raises(RuntimeError, match=r"`data` is not set up yet; call its setup\(\) first"):
-        getattr(data, what)
-    data.setup()
-    assert getattr(data, what) is not None
+    for what in ("images", "assignment", "public_pool"):
+        with pytest.raises(RuntimeError, match=r"`data` is not set up yet; call its setup\(\) first"):
+            getattr(data, what)
 
 
 FLAT = torch.arange(12.0).view(6, 2)
@@ -225,17 +199,11 @@ def test_features_without_places_are_normalised_one_by_one_or_all_alike():
         flat(mean=[1.0, 2.0, 3.0])
 
 
-def test_drop_last_is_one_of_three():
-    with pytest.raises(ValueError, match=r"`data.drop_last` must be single, true or false, got 'one'"):
-        toy_data(drop_last="one")
-
-
 def images(**options) -> FederatedData:
     x = torch.arange(24 * 9 * 9).remainder(251).to(torch.uint8).view(24, 1, 9, 9)
     y = torch.arange(24) % 3
-    data = FederatedData(
-        train_dataset=TensorDataset(x, y), test_dataset=TensorDataset(x, y), num_clients=3, batch_size=5, **options
-    )
+    samples = TensorDataset(x, y)
+    data = FederatedData(train_dataset=samples, test_dataset=samples, num_clients=3, batch_size=5, **options)
     data.setup()
     return data
 
@@ -246,7 +214,7 @@ def seen(data: FederatedData) -> list[torch.Tensor]:
     return [x for batches in [*train, data.val_batches([0, 2])[0], data.test_batches()] for x, _ in batches]
 
 
-@pytest.mark.parametrize("options", [{}, {"augmentation": [PadEdge(1)]}, {"partition": PermutedPixels()}])
+@pytest.mark.parametrize("options", [{"augmentation": [PadEdge(1)]}, {"partition": PermutedPixels()}])
 def test_samples_that_are_kept_normalised_have_the_bits_of_those_that_are_not(options, monkeypatch):
     kept = seen(images(**options))
     monkeypatch.setattr("fedlit.data.preprocessing.MOST_READY", 0)

@@ -37,14 +37,9 @@ def test_clients_are_numbered_on_and_hold_their_own_task(validation):
 
 
 def test_fml_trains_clients_of_different_tasks_on_one_trunk():
-    method = FML(
-        linear,
-        TrunkAndHead,
-        SGD,
-        share="extractor",
-        client_networks={2: lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 7))},
-        client_memes={2: lambda: TrunkAndHead(7)},
-    )
+    other = {"client_networks": {2: lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 7))}}
+    other["client_memes"] = {2: lambda: TrunkAndHead(7)}
+    method = FML(linear, TrunkAndHead, SGD, share="extractor", **other)
     federation = fitted(method, two_tasks())
     assert set(federation.global_state) == {"meme.extractor.0.weight", "meme.extractor.0.bias"}
     heads = [state["meme.head.1.weight"].shape[0] for state in federation.personal_states.values()]
@@ -54,9 +49,7 @@ def test_fml_trains_clients_of_different_tasks_on_one_trunk():
 
 def test_inputs_of_different_shapes_are_refused():
     data = JointData([part(3), FederatedData()])
-    with pytest.raises(
-        ValueError, match=r"`data.parts` must have inputs of one shape, got \[\[1, 8, 8\], \[1, 28, 28\]\]"
-    ):
+    with pytest.raises(ValueError, match=r"`data.parts` must have inputs of one shape, got .*\[1, 28, 28\]\]"):
         data.setup()
 
 
@@ -67,15 +60,13 @@ def test_samples_that_are_read_or_come_in_trees_cannot_be_joined():
             return {"a": self.tensors[0][index], "b": torch.zeros(2)}, int(self.tensors[1][index])
 
     x, y = torch.zeros(20, 2), torch.arange(20) % 2
-    for dataset, message in (
-        (FederatedData(train_dataset=TensorDataset(x, y), test_size=0.2, num_clients=2, in_memory=False), "in memory"),
-        (
-            FederatedData(train_dataset=[*Pairs(x, y)], test_size=0.2, num_clients=2),
-            r"one tensor, got \{a: float32 \[N, 2\]",
-        ),
+    options = {"test_size": 0.2, "num_clients": 2}
+    for data, message in (
+        (FederatedData(train_dataset=TensorDataset(x, y), in_memory=False, **options), "in memory"),
+        (FederatedData(train_dataset=[*Pairs(x, y)], **options), r"one tensor, got \{a: float32 \[N, 2\]"),
     ):
         with pytest.raises(ValueError, match=rf"`data.parts` must .*{message}"):
-            JointData([dataset]).setup()
+            JointData([data]).setup()
 
 
 def held(**options) -> list[list[int]]:

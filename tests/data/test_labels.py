@@ -95,10 +95,8 @@ def test_the_table_of_who_holds_what_says_it_too(capsys):
     labels = np.arange(20) % 2 + 3
     np.savez("own.npz", train_images=images, train_labels=labels, test_images=images, test_labels=labels)
     partition(["--data.dataset=own.npz", "--data.num_clients=2"])
-    told = (
-        "labels of `data.dataset` own.npz are 3 to 4, so that no sample is of class 0; if they count from 3, subtract 3"
-    )
-    assert capsys.readouterr().err == f"fedlit: note: {told}.\n"
+    note = "labels of `data.dataset` own.npz are 3 to 4, so that no sample is of class 0; if they count from 3, "
+    assert capsys.readouterr().err == f"fedlit: note: {note}subtract 3.\n"
 
 
 def test_one_of_several_data_sets_that_counts_from_1_is_told():

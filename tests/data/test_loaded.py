@@ -59,38 +59,28 @@ def epochs(batches, number: int = 2) -> list:
     return [list(batches) for _ in range(number)]
 
 
-@pytest.fixture
-def noisy() -> Noisy:
-    return Noisy()
-
-
 # What decides
 
 
-def test_two_workers_read_the_bits_that_one_process_reads(noisy):
-    alone, with_two = (epochs(read(noisy, num_workers)) for num_workers in (0, 2))
+def test_two_workers_read_the_bits_that_one_process_reads():
+    alone, with_two = (epochs(read(Noisy(), num_workers)) for num_workers in (0, 2))
     assert equal(alone, with_two)
-    assert not equal(alone, epochs(read(noisy, seed=1)))
+    assert not equal(alone, epochs(read(Noisy(), seed=1)))
     assert active_children() == []
 
 
-def test_a_random_transform_gives_another_sample_in_every_epoch(noisy):
-    by_epoch = [
+@pytest.mark.parametrize(("dataset", "same"), [(Noisy(), 0), (Plain(), 20)])
+def test_a_random_transform_gives_another_sample_in_every_epoch(dataset, same):
+    first, second = (
         {int(i): x for xs, _, index in epoch for x, i in zip(xs, index, strict=True)}
-        for epoch in epochs(read(noisy, indexed=True))
-    ]
-    assert all(not torch.equal(by_epoch[0][i], by_epoch[1][i]) for i in range(20))
-    same = [
-        {int(i): x for xs, _, index in epoch for x, i in zip(xs, index, strict=True)}
-        for epoch in epochs(read(Plain(), indexed=True))
-    ]
-    assert all(torch.equal(same[0][i], same[1][i]) for i in range(20))
+        for epoch in epochs(read(dataset, indexed=True))
+    )
+    assert sum(torch.equal(first[i], second[i]) for i in range(20)) == same
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"augmentation": [Flip()]},
         {"partition": PermutedPixels()},
         {"partition": FeatureSkew([0, 90, 30], colour=0.1)},
@@ -98,21 +88,15 @@ def test_a_random_transform_gives_another_sample_in_every_epoch(noisy):
         {"validation": "test", "opt_out_samples": 0.3, "mean": 0.4, "std": 0.3},
         {"own_test": True, "client_batch_sizes": {1: 3}},
     ],
-    ids=lambda options: "-".join(options) or "plain",
+    ids="-".join,
 )
 def test_what_is_not_random_is_the_same_in_memory_and_read(options):
     pixels = (toy_datasets()[0].tensors[0].clamp(-2, 2) * 60 + 128).to(torch.uint8)
     images = TensorDataset(pixels.expand(-1, 3, -1, -1).contiguous(), torch.arange(60) % 3)
     found = []
     for in_memory in (True, False):
-        data = FederatedData(
-            train_dataset=images,
-            test_dataset=Subset(images, range(30)),
-            num_clients=3,
-            batch_size=8,
-            in_memory=in_memory,
-            **options,
-        )
+        given = {"num_clients": 3, "batch_size": 8, "in_memory": in_memory, **options}
+        data = FederatedData(train_dataset=images, test_dataset=Subset(images, range(30)), **given)
         data.setup()
         batches = [data.client(k).train_batches(torch.Generator().manual_seed(k)) for k in range(3)]
         batches += [data.val_batches([0, 2])[0], data.test_batches(), data.train_dataloader()]
@@ -121,9 +105,8 @@ def test_what_is_not_random_is_the_same_in_memory_and_read(options):
             batches += [data.train_batches(1, torch.Generator().manual_seed(1), "all", public=True)]
         if "own_test" in options:
             batches.append(data.own_test_batches([1, 2])[0])
-        found.append(
-            [epochs(some) for some in batches] + [data.splits.mean, [part.tolist() for part in data.assignment.train]]
-        )
+        held = [part.tolist() for part in data.assignment.train]
+        found.append([epochs(some) for some in batches] + [data.splits.mean, held])
         assert data.client(0).class_shares().sum() == pytest.approx(1)
     assert equal(*found)
 
@@ -158,17 +141,15 @@ def test_a_data_set_that_looks_at_another_generators_state_has_it_seeded():
 # What auto finds out
 
 
-def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest(noisy):
-    with pytest.warns(
-        Notice, match="`data.train_dataset` gives other samples at each reading: they are read one by one"
-    ):
-        assert isinstance(part_of(noisy, "data.train_dataset", ReadOptions()), LazySamples)
+def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest():
+    with pytest.warns(Notice, match="`d` gives other samples at each reading: they are read one by one"):
+        assert isinstance(part_of(Noisy(), "d", ReadOptions()), LazySamples)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), StackedSamples)
-        frozen = part_of(noisy, "data.train_dataset", ReadOptions(in_memory=True))
+        assert isinstance(part_of(Plain(), "d", ReadOptions()), StackedSamples)
+        frozen = part_of(Noisy(), "d", ReadOptions(in_memory=True))
     assert isinstance(frozen, StackedSamples)
-    assert torch.equal(frozen.x, part_of(noisy, "d", ReadOptions(in_memory=True)).x)  # the same on every process
+    assert torch.equal(frozen.x, part_of(Noisy(), "d", ReadOptions(in_memory=True)).x)  # the same on every process
 
 
 def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
@@ -193,8 +174,7 @@ def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
 
     for in_memory in ("auto", False):
         with pytest.raises(
-            ValueError,
-            match=r"item 0 of `d` is another one at every reading, whatever the seed: .*`data.in_memory: true`",
+            ValueError, match=r"item 0 of `d` is another one at every reading, .*`data.in_memory: true`"
         ):
             part_of(Own(), "d", ReadOptions(in_memory=in_memory))
     assert isinstance(part_of(Own(), "d", ReadOptions(in_memory=True)), StackedSamples)
@@ -236,9 +216,7 @@ class Broken(Plain):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_sample_that_cannot_be_read_is_named_wherever_it_is_read(num_workers):
-    with pytest.raises(
-        ValueError, match=r"^item 13 of `data.train_dataset` cannot be read: OSError: a truncated image$"
-    ):
+    with pytest.raises(ValueError, match=r"^item 13 of `data.train_dataset` cannot be read: OSError: a truncated"):
         epochs(read(Broken(), num_workers))
     assert active_children() == []
 
@@ -249,9 +227,7 @@ def test_shapes_that_do_not_fit_into_a_batch_are_named():
             return torch.zeros(index + 1), 0
 
     for in_memory in ("auto", True, False):
-        with pytest.raises(
-            ValueError, match=r"`d` gives samples of different shapes or dtypes, .* give `data.collate_fn`"
-        ):
+        with pytest.raises(ValueError, match=r"`d` gives samples of different shapes .* give `data.collate_fn`"):
             part_of(Ragged(), "d", ReadOptions(in_memory=in_memory))
 
 
@@ -275,14 +251,14 @@ def test_workers_that_hang_do_not_outlive_the_batches_that_are_wanted(monkeypatc
     assert time.monotonic() - start < 20
 
 
-def test_a_signal_for_the_run_does_not_end_its_workers(noisy):
-    batches = iter(read(noisy, num_workers=2))
+def test_a_signal_for_the_run_does_not_end_its_workers():
+    batches = iter(read(Noisy(), num_workers=2))
     first = [next(batches), next(batches)]  # both workers are up: one for each
     for worker in active_children():
         os.kill(worker.pid, signal.SIGTERM)
         os.kill(worker.pid, signal.SIGINT)
     rest = list(batches)
-    assert equal([*first, *rest], list(read(noisy)))
+    assert equal([*first, *rest], list(read(Noisy())))
 
 
 # Texts: a collate_fn
@@ -306,9 +282,8 @@ def pad(items: list[dict]) -> dict:
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_texts_of_different_lengths_come_as_the_collate_fn_has_them(in_memory):
-    data = FederatedData(
-        train_dataset=Texts(), test_dataset=Texts(), num_clients=2, batch_size=6, collate_fn=pad, in_memory=in_memory
-    )
+    options = {"num_clients": 2, "batch_size": 6, "collate_fn": pad, "in_memory": in_memory}
+    data = FederatedData(train_dataset=Texts(), test_dataset=Texts(), **options)
     data.setup()
     assert data.splits.num_classes == 2
     held = data.assignment.train[0][:6]

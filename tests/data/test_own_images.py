@@ -70,8 +70,6 @@ def test_a_folder_is_resized_as_the_data_were():
 
 def write_bad_ones() -> None:
     np.savez("size.npz", images=np.zeros((2, 9, 9), np.uint8))
-    np.savez("colour.npz", images=np.zeros((2, 8, 8, 3), np.uint8))
-    np.savez("float.npz", images=np.zeros((2, 1, 8, 8), np.float32))
     np.savez("double.npz", images=np.zeros((2, 8, 8)))
     np.savez("none.npz", images=np.zeros((0, 8, 8), np.uint8))
     np.savez("key.npz", pictures=np.zeros((2, 8, 8), np.uint8))
@@ -86,10 +84,7 @@ def write_bad_ones() -> None:
     ("images", "told"),
     [
         ("nowhere", r"must be an .npz or a folder of images, got nowhere, and there is no such file\.$"),
-        ("new.npz", r"must be an .npz or a folder of images, got new.npz, and there is no such file\.$"),
         ("size.npz", r"size.npz holds uint8 \[N, 1, 9, 9\], but the data are uint8 \[N, 1, 8, 8\]"),
-        ("colour.npz", r"colour.npz holds uint8 \[N, 3, 8, 8\], but the data are uint8 \[N, 1, 8, 8\]"),
-        ("float.npz", r"float.npz holds float32 \[N, 1, 8, 8\], but the data are uint8"),
         ("double.npz", r"`images` of double.npz must be uint8 .*, got float64 \[2, 8, 8\]"),
         ("none.npz", r"none.npz holds no image"),
         ("key.npz", r"key.npz must hold an array `images`, got pictures"),

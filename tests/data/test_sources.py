@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 from PIL import Image
+from torch import zeros
 from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedData
@@ -47,35 +48,18 @@ class Made(Dataset):
 @pytest.mark.parametrize(
     ("item", "inputs", "targets"),
     [
-        (lambda i: (torch.zeros(3, dtype=torch.float64), 0.5), "float64 [4, 3]", "float32 [4]"),
-        (lambda i: (torch.zeros(3), np.float64(i)), "float32 [4, 3]", "float64 [4]"),
+        (lambda i: (zeros(3, dtype=torch.float64), 0.5), "float64 [4, 3]", "float32 [4]"),
+        (lambda i: (zeros(3), np.float64(i)), "float32 [4, 3]", "float64 [4]"),
         (lambda i: (torch.arange(5), torch.arange(1, 6)), "int64 [4, 5]", "int64 [4, 5]"),
         (lambda i: ([1, 2, i], [0.5, 1.5]), "int64 [4, 3]", "float32 [4, 2]"),
         (lambda i: (np.zeros(3, dtype=bool), torch.tensor([1.0, 0.0])), "bool [4, 3]", "float32 [4, 2]"),
-        (
-            lambda i: (torch.zeros(1, 6, 6), torch.zeros(6, 6, dtype=torch.int64)),
-            "float32 [4, 1, 6, 6]",
-            "int64 [4, 6, 6]",
-        ),
         (lambda i: (Image.new("RGB", (5, 6)), Image.new("L", (5, 6))), "float32 [4, 3, 6, 5]", "int64 [4, 6, 5]"),
-        (lambda i: (torch.zeros(2), torch.zeros(3), i % 2), "(float32 [4, 2], float32 [4, 3])", "int64 [4]"),
-        (
-            lambda i: ({"a": torch.zeros(2), "b": (i, 0.5)}, i % 2),
-            "{a: float32 [4, 2], b: float32 [4, 2]}",
-            "int64 [4]",
-        ),
-        (
-            lambda i: {"x": torch.zeros(2), "y": {"box": [0.5] * 4, "what": i % 3}},
-            "float32 [4, 2]",
-            "{box: float32 [4, 4], what: int64 [4]}",
-        ),
-        (
-            lambda i: {"ids": [i, 1], "mask": [True, False], "label": i % 3},
-            "{ids: int64 [4, 2], mask: bool [4, 2]}",
-            "int64 [4]",
-        ),
+        (lambda i: (zeros(2), zeros(3), i % 2), "(float32 [4, 2], float32 [4, 3])", "int64 [4]"),
+        (lambda i: ({"a": zeros(2), "b": (i, 0.5)}, i % 2), "{a: float32 [4, 2], b: float32 [4, 2]}", "int64 [4]"),
+        (lambda i: {"x": i, "y": {"box": [0.5] * 4, "a": i % 3}}, "int64 [4]", "{box: float32 [4, 4], a: int64 [4]}"),
+        (lambda i: {"ids": [i], "old": True, "label": i % 3}, "{ids: int64 [4, 1], old: bool [4]}", "int64 [4]"),
         (lambda i: (np.zeros((3, 5, 5), dtype=np.uint8), i % 2), "float32 [4, 3, 5, 5]", "int64 [4]"),
-        (lambda i: (torch.zeros(7, dtype=torch.uint8), i % 2), "uint8 [4, 7]", "int64 [4]"),
+        (lambda i: (zeros(7, dtype=torch.uint8), i % 2), "uint8 [4, 7]", "int64 [4]"),
         (lambda i: (0.5, i % 2), "float32 [4]", "int64 [4]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -106,34 +90,18 @@ def test_keys_of_a_dict_are_chosen_by_name():
 @pytest.mark.parametrize(
     ("item", "options", "message"),
     [
-        (
-            lambda i: {"a": 1.0, "b": 2.0},
-            {},
-            "`data.target` must say which of the keys of `data.train_dataset` is the target: a, b",
-        ),
-        (lambda i: {"a": 1.0, "b": 2.0}, {"target": "c"}, "`data.target` must be one of the keys of .*: a, b; got c"),
-        (
-            lambda i: {"a": 1.0, "y": 2.0},
-            {"features": ["c"]},
-            "`data.features` must name inputs among the keys of .*, a, got c",
-        ),
-        (
-            lambda i: {"a": 1.0, "y": 2.0},
-            {"client": "who"},
-            "`data.client` must be one of the keys of .*: a, y; got who",
-        ),
-        (lambda i: (1.0, 2.0), {"target": "y"}, "`data.target` names a key or a column, but .* gives a tuple"),
-        (lambda i: (1.0, 2.0), {"client": "who"}, "`data.client` names a key or a column, but .* gives a tuple"),
-        (
-            lambda i: {"x": {"a": 1.0}, "y": 0},
-            {"mean": 0.5},
-            r"`data.mean` is for images or features in one tensor, but .*\{a: float32",
-        ),
+        ({"a": 1.0, "b": 2.0}, {}, "`data.target` must say which of the keys of `data.train_dataset` .*: a, b"),
+        ({"a": 1.0, "b": 2.0}, {"target": "c"}, "`data.target` must be one of the keys of .*: a, b; got c"),
+        ({"a": 1.0, "y": 2.0}, {"features": ["c"]}, "`data.features` must name inputs among the keys of .*, a, got c"),
+        ({"a": 1.0, "y": 2.0}, {"client": "who"}, "`data.client` must be one of the keys of .*: a, y; got who"),
+        ((1.0, 2.0), {"target": "y"}, "`data.target` names a key or a column, but .* gives a tuple"),
+        ((1.0, 2.0), {"client": "who"}, "`data.client` names a key or a column, but .* gives a tuple"),
+        ({"x": {"a": 1.0}, "y": 0}, {"mean": 0.5}, r"`data.mean` is for images or .*, but .*\{a: float32"),
     ],
 )
 def test_names_that_are_not_there_are_refused(item, options, message):
     with pytest.raises(ValueError, match=message) as refusal:
-        ready(Made(item), **options)
+        ready(Made(lambda i: item), **options)
     assert "\n" not in str(refusal.value)
 
 
@@ -168,7 +136,7 @@ def test_a_test_set_is_set_apart_of_every_class_by_the_partition_seed():
 )
 def test_options_of_reading_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
-        ready(Made(lambda i: (torch.zeros(2), i % 2)), **options)
+        ready(Made(lambda i: (zeros(2), i % 2)), **options)
 
 
 # Hugging Face
@@ -249,37 +217,20 @@ def test_floats_of_a_frame_are_values_and_whole_numbers_classes():
     assert classes.splits.train.x.shape == (16, 1)
 
 
+USER = {"client": "user"}
+
+
 @pytest.mark.parametrize(
     ("table", "options", "message"),
     [
-        (
-            frame(),
-            {},
-            "column `user` of `data.train_dataset` must be numbers to be a feature, got .*: encode or drop it",
-        ),
-        (
-            frame(size=np.nan),
-            {"client": "user"},
-            "column `size` of `data.train_dataset` must be finite, got nan in row 0",
-        ),
-        (
-            frame(label=None),
-            {"client": "user"},
-            "column `label` of .* must have a value in every row, got none in row 0",
-        ),
+        (frame(), {}, "column `user` of `data.train_dataset` must be numbers .*, got .*: encode or drop it"),
+        (frame(size=np.nan), USER, "column `size` of `data.train_dataset` must be finite, got nan in row 0"),
+        (frame(label=None), USER, "column `label` of .* must have a value in every row, got none in row 0"),
         (frame(), {"client": "owner"}, "`data.client` must be one of the columns of .*: size, rooms, .*; got owner"),
         (frame(), {"target": "price"}, "`data.target` must be one of the columns of .*: size, .*, label; got price"),
-        (
-            frame(),
-            {"client": "user", "in_memory": False},
-            "`data.in_memory: false` has no meaning for `data.train_dataset`",
-        ),
-        (
-            frame(),
-            {"client": "user", "collate_fn": list},
-            "`data.collate_fn` has no meaning for `data.train_dataset`, which",
-        ),
-        (frame()[:0], {"client": "user"}, "`data.train_dataset` must not be empty, got no rows"),
+        (frame(), {**USER, "in_memory": False}, "`data.in_memory: false` has no meaning for `data.train_dataset`"),
+        (frame(), {**USER, "collate_fn": list}, "`data.collate_fn` has no meaning for `data.train_dataset`, which"),
+        (frame()[:0], USER, "`data.train_dataset` must not be empty, got no rows"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
@@ -326,9 +277,9 @@ def write_images(folder: Path, mode: str = "RGB", size: int = 5, per_class: int 
     for label, name in enumerate(("ant", "bee")):
         (folder / name).mkdir(parents=True)
         for i in range(per_class):
-            Image.new(mode, (size, size), 10 * label + i if mode == "L" else (10 * label + i,) * 3).save(
-                folder / name / f"{i}.png"
-            )
+            shade = 10 * label + i
+            image = Image.new(mode, (size, size), shade if mode == "L" else (shade,) * 3)
+            image.save(folder / name / f"{i}.png")
 
 
 def of_folder(folder: str, **options) -> FederatedData:
@@ -371,13 +322,9 @@ def test_options_that_have_no_meaning_are_refused(tmp_path):
     for options in ({"dataset": "photos", "test_size": 0.2}, {"test_size": 0.2}):
         with pytest.raises(ValueError, match=r"`data.test_size` is for data without a test set, but these have one"):
             of_folder(options.pop("dataset", "fashion_sample"), **options)
-    with pytest.raises(
-        ValueError, match=r"`data.image_size` is for a folder of images, but `data.dataset` is fashion_sample"
-    ):
+    with pytest.raises(ValueError, match=r"`data.image_size` is for a folder .* but `data.dataset` is fashion_sample"):
         of_folder("fashion_sample", image_size=8)
-    with pytest.raises(
-        ValueError, match=r"`data.image_size` is for a folder of images, but `data.train_dataset` is given"
-    ):
+    with pytest.raises(ValueError, match=r"`data.image_size` is for a folder .* but `data.train_dataset` is given"):
         FederatedData(train_dataset=frame(), test_size=0.2, image_size=8)
 
 
@@ -393,12 +340,10 @@ def test_a_folder_without_images_or_with_a_broken_one_is_refused(tmp_path):
 # Options are fixed
 
 
-@pytest.mark.parametrize("name", ["partition", "batch_size", "num_clients", "in_memory", "test_dataset"])
+@pytest.mark.parametrize("name", ["partition", "test_dataset"])
 def test_an_option_that_is_set_after_setup_is_refused(name):
     data = FederatedData(train_dataset=frame(), client="user", num_clients=2, test_size=0.25)
     setattr(data, name, getattr(data, name))  # before, it may be
     data.setup()
-    with pytest.raises(
-        AttributeError, match=rf"`data.{name}` is fixed once the data are set up: make another FederatedData\({name}="
-    ):
+    with pytest.raises(AttributeError, match=rf"`data.{name}` is fixed .*: make another FederatedData\({name}="):
         setattr(data, name, getattr(data, name))

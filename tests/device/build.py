@@ -22,8 +22,7 @@ LIBRARIES = ("torch", "torch_cpu", "c10", "torch_python")
 SITECUSTOMIZE = """\
 import pretend_cuda
 
-if pretend_cuda.is_on():
-    pretend_cuda.library()
+pretend_cuda.library()
 """
 METADATA = "Metadata-Version: 2.1\nName: pretend-cuda\nVersion: 0\n"
 ENTRY_POINT = "[torch.backends]\npretend_cuda = pretend_cuda:autoload\n"

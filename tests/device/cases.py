@@ -105,12 +105,6 @@ def waits(optimizer: Any, precision: str, steps: int) -> dict[str, int]:
 
     torch.manual_seed(7)
     pretend_cuda.reset()
-    fitted(
-        FedAvg(Normalised, optimizer),
-        data_for(""),
-        accelerator="gpu",
-        precision=precision,
-        num_rounds=1,
-        local_steps=steps,
-    )
+    options = {"accelerator": "gpu", "precision": precision, "num_rounds": 1, "local_steps": steps}
+    fitted(FedAvg(Normalised, optimizer), data_for(""), **options)
     return pretend_cuda.counts()

@@ -45,9 +45,7 @@ using c10::Device;
 using c10::DeviceIndex;
 using c10::DeviceType;
 
-constexpr int MOST_DEVICES = 8;
-int num_devices = 1;
-bool shares_cpu_rng = false;  // draw from the CPU's generator, so that a run with dropout equals that on the CPU
+constexpr int num_devices = 1;
 pid_t owner = 0;              // the process that used the device first; 0 before
 thread_local DeviceIndex current = 0;
 thread_local bool inside = false;  // a kernel is running: what it does is not the caller's doing
@@ -57,7 +55,6 @@ thread_local bool inside = false;  // a kernel is running: what it does is not t
 // The autograd engine has a thread for the device, and a DataLoader one that pins.
 std::mutex counting, copying, pinning;
 std::map<std::string, int64_t> counts;
-void (*on_wait)(const char*) = nullptr;
 
 void count(const std::string& what) {
   if (inside) return;
@@ -81,7 +78,6 @@ void wait(const std::string& why) {
   if (inside) return;
   count("waits");
   count("wait:" + why);
-  if (on_wait) on_wait(why.c_str());
 }
 
 void use() {
@@ -203,7 +199,7 @@ struct DeviceGenerator final : c10::GeneratorImpl {
 std::vector<at::Generator>& generators() {
   static std::vector<at::Generator> all = [] {
     std::vector<at::Generator> made;
-    for (int i = 0; i < MOST_DEVICES; i++) made.push_back(at::make_generator<DeviceGenerator>(i));
+    for (int i = 0; i < num_devices; i++) made.push_back(at::make_generator<DeviceGenerator>(i));
     return made;
   }();
   return all;
@@ -354,7 +350,7 @@ void run_on_cpu(const c10::OperatorHandle& op, Stack* stack) {
   count("kernels");
   count_waits(schema, arguments);
   bool has_generator = replace_generators(schema, arguments);
-  bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator && !shares_cpu_rng;
+  bool draws = op.hasTag(at::Tag::nondeterministic_seeded) && !has_generator;
   Inside kernel;
   std::optional<DrawsFromDevice> drawing;
   if (draws) drawing.emplace(where.index());
@@ -587,11 +583,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 // ------------------------------------------------------------------------------------------- what Python calls
 
 extern "C" {
-void pretend_start(int devices, bool shares_rng) {
-  c10::SetAllocator(DeviceType::CUDA, &device_memory, 255);
-  num_devices = std::min(devices, MOST_DEVICES);
-  shares_cpu_rng = shares_rng;
-}
+void pretend_start() { c10::SetAllocator(DeviceType::CUDA, &device_memory, 255); }
 void pretend_use() { use(); }
 bool pretend_is_used() { return owner != 0; }
 bool pretend_is_forked() { return owner != 0 && owner != getpid(); }
@@ -604,7 +596,6 @@ void pretend_synchronize() {
 int64_t pretend_allocated() { return allocated; }
 int64_t pretend_most_allocated() { return most_allocated; }
 void pretend_reset_peak() { most_allocated = allocated; }
-void pretend_on_wait(void (*call)(const char*)) { on_wait = call; }
 void pretend_reset() { counts.clear(); }
 void pretend_counts(void (*call)(const char*, int64_t)) {
   std::lock_guard<std::mutex> lock(counting);

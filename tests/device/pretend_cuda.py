@@ -2,15 +2,11 @@
 
 A copy of this module lies in the folder that `device.build` makes. With that folder on PYTHONPATH, `sitecustomize`
 loads the library before torch, and torch calls `autoload` at the end of its import (entry point `torch.backends`).
-Environment: PRETEND_CUDA=0 turns the device off, PRETEND_CUDA_DEVICES is their number (1), PRETEND_CUDA_RNG=shared
-makes the device draw from the CPU's generator.
 """
 
 import ctypes
-import os
 from collections import namedtuple
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,17 +27,10 @@ RETURNED = {  # by the functions of the library
     "allocated": ctypes.c_int64,
     "most_allocated": ctypes.c_int64,
     "reset_peak": None,
-    "on_wait": None,
     "counts": None,
     "reset": None,
     "generator": ctypes.py_object,
 }
-WAITED = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-
-
-def is_on() -> bool:
-    """Whether this process is to have the device."""
-    return os.environ.get("PRETEND_CUDA", "1") != "0"
 
 
 @cache
@@ -56,9 +45,6 @@ def _plain(function: Any, returned: Any) -> Callable[..., Any]:
     return lambda *args: function(*args)
 
 
-# ------------------------------------------------------------------------------------------------------- for tests
-
-
 def counts() -> dict[str, int]:
     """Since the last `reset`: `kernels`, copies `to_device` and `to_host`, `waits`, and waits by cause `wait:...`."""
     found = {"kernels": 0, "to_device": 0, "to_host": 0, "waits": 0}
@@ -71,31 +57,14 @@ def reset() -> None:
     library().reset()
 
 
-@contextmanager
-def each_wait(call: Callable[[str], None]) -> Iterator[None]:
-    """Call a function at each wait of the host inside, with its cause: to see who asked, by `traceback`."""
-    waited = WAITED(lambda cause: call(cause.decode()))
-    library().on_wait(waited)
-    try:
-        yield
-    finally:
-        library().on_wait(None)
-
-
-# ------------------------------------------------------------------------------------------------------ torch.cuda
-
-
 def autoload() -> None:
     """Put the device in the place of the one that this torch has been built without."""
-    if not is_on():
-        return
     import torch
 
     if torch.version.cuda is not None:
         raise RuntimeError("The pretend CUDA device is for a torch that is built without CUDA.")
-    number = int(os.environ.get("PRETEND_CUDA_DEVICES", "1"))
-    library().start(number, os.environ.get("PRETEND_CUDA_RNG") == "shared")
-    for name, value in {**_devices(number), **_waits(), **_memory(), **_random_numbers(number)}.items():
+    library().start()
+    for name, value in {**_devices(), **_waits(), **_memory(), **_random_numbers()}.items():
         setattr(torch.cuda, name, value)
         if hasattr(torch.cuda.random, name):
             setattr(torch.cuda.random, name, value)
@@ -124,7 +93,7 @@ def _lazy_init() -> None:
     library().use()
 
 
-def _devices(number: int) -> dict[str, Any]:
+def _devices() -> dict[str, Any]:
     c = library()
 
     def current_device() -> int:
@@ -144,9 +113,9 @@ def _devices(number: int) -> dict[str, Any]:
         "init": _lazy_init,
         "_is_in_bad_fork": c.is_forked,
         "is_initialized": lambda: c.is_used() and not c.is_forked(),
-        "is_available": lambda: number > 0,
-        "device_count": lambda: number,
-        "_device_count_nvml": lambda: number,
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "_device_count_nvml": lambda: 1,
         "current_device": current_device,
         "set_device": set_device,
         "get_device_properties": get_device_properties,
@@ -185,35 +154,31 @@ def _memory() -> dict[str, Any]:
     }
 
 
-def _random_numbers(number: int) -> dict[str, Any]:
-    generators = tuple(library().generator(i) for i in range(number))
+def _random_numbers() -> dict[str, Any]:
+    generator = library().generator(0)
 
     def get_rng_state(device: Any = "cuda") -> Any:
         _lazy_init()
-        return generators[_index(device)].get_state()
+        return generator.get_state()
 
     # These do not begin the device; the real ones are put off until something does.
     def set_rng_state(state: Any, device: Any = "cuda") -> None:
-        generators[_index(device)].set_state(state)
+        generator.set_state(state)
 
     def manual_seed(seed: int) -> None:
-        generators[_index()].manual_seed(int(seed))
-
-    def manual_seed_all(seed: int) -> None:
-        for generator in generators:
-            generator.manual_seed(int(seed))
+        generator.manual_seed(int(seed))
 
     return {
-        "default_generators": generators,
+        "default_generators": (generator,),
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
-        "get_rng_state_all": lambda: [get_rng_state(i) for i in range(number)],
-        "set_rng_state_all": lambda states: [set_rng_state(state, i) for i, state in enumerate(states)],
+        "get_rng_state_all": lambda: [get_rng_state()],
+        "set_rng_state_all": lambda states: set_rng_state(*states),
         "manual_seed": manual_seed,
-        "manual_seed_all": manual_seed_all,
-        "seed": lambda: generators[_index()].seed(),
-        "seed_all": lambda: [generator.seed() for generator in generators],
-        "initial_seed": lambda: generators[_index()].initial_seed(),
+        "manual_seed_all": manual_seed,
+        "seed": generator.seed,
+        "seed_all": generator.seed,
+        "initial_seed": generator.initial_seed,
     }
 
 

@@ -27,13 +27,9 @@ class FailedOnDevice(AssertionError):
 
 
 class DeviceProcess:
-    """Runs functions on the pretend device.
+    """Runs functions on the pretend device."""
 
-    Args:
-        environment: Variables of the process, see `pretend_cuda`.
-    """
-
-    def __init__(self, **environment: str) -> None:
+    def __init__(self) -> None:
         folder = built()
         path = os.pathsep.join([str(folder), *(entry for entry in sys.path if entry)])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
@@ -42,7 +38,7 @@ class DeviceProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **environment, "PYTHONPATH": path},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": path},
         )
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **options: Any) -> Any:
@@ -86,9 +82,6 @@ def _send(stream: IO[bytes], message: bytes) -> None:
 def _receive(stream: IO[bytes]) -> bytes | None:
     length = stream.read(8)
     return stream.read(int.from_bytes(length, "big")) if len(length) == 8 else None
-
-
-# --------------------------------------------------------------------------------------- the other side of the pipe
 
 
 def serve() -> None:

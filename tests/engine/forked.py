@@ -12,8 +12,8 @@ from fedlit.engine.liveness import ProcessLost
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        return door.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def forked(work: Callable[[int], None], folder: Path, number: int = 2) -> list[int]:

@@ -21,12 +21,9 @@ class InPlace(FedAvg):
 
 
 def test_a_rule_that_writes_into_the_current_state_does_not_reach_clients_still_to_come():
-    states = []
-    for method in (InPlace(linear, SGD), FedAvg(linear, SGD)):
-        torch.manual_seed(3)
-        method.network.load_state_dict(linear().state_dict())
-        states.append(fitted(method, num_rounds=1).global_state)
-    torch.testing.assert_close(*states)
+    torch.testing.assert_close(
+        *(fitted(seeded(kind, linear, SGD), num_rounds=1).global_state for kind in (InPlace, FedAvg))
+    )
 
 
 class Noisy(FedAvg):
@@ -37,9 +34,8 @@ class Noisy(FedAvg):
 def test_noise_of_the_server_follows_from_the_seed():
     states = []
     for seed in (0, 0, 1):
-        torch.manual_seed(0)
-        method = Noisy(linear, SGD)
-        torch.manual_seed(torch.seed())
+        method = seeded(Noisy, linear, SGD)
+        torch.seed()
         states.append(fitted(method, seed=seed).global_state)
     assert equal(states[0], states[1])
     assert not equal(states[0], states[2])
@@ -142,11 +138,9 @@ class Scales(FedAvg):
 
 @pytest.mark.parametrize("personal_memory", [0, 2])
 def test_what_is_written_into_an_upload_is_gone_at_the_next_look(personal_memory):
-    states = []
-    for kind in (Scales, type("Plain", (Scales,), {"factor": 1.0})):
-        torch.manual_seed(0)
-        states.append(fitted(kind(linear, SGD), num_rounds=2, personal_memory=personal_memory).global_state)
-    assert equal(*states)
+    plain = type("Plain", (Scales,), {"factor": 1.0})
+    options = {"num_rounds": 2, "personal_memory": personal_memory}
+    assert equal(*(fitted(seeded(kind, linear, SGD), **options).global_state for kind in (Scales, plain)))
 
 
 class GivesLive(FedAvg):
@@ -158,8 +152,4 @@ class GivesLive(FedAvg):
 
 
 def test_an_aggregate_may_give_the_tensors_of_the_module():
-    states = []
-    for kind in (GivesLive, FedAvg):
-        torch.manual_seed(0)
-        states.append(fitted(kind(linear, SGD), num_rounds=3).global_state)
-    assert equal(*states)
+    assert equal(*(fitted(seeded(kind, linear, SGD)).global_state for kind in (GivesLive, FedAvg)))

@@ -14,35 +14,35 @@ UNHEARD = sorted(
 )
 
 
-class Ear(FederationCallback):
-    """Notes what it is told."""
+class Noting(FederationCallback):
+    """Notes its calls."""
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
     def setup(self, trainer, pl_module, stage):
-        self.told.append(f"setup {stage}")
+        self.calls.append(f"setup {stage}")
 
     def teardown(self, trainer, pl_module, stage):
-        self.told.append(f"teardown {stage}")
+        self.calls.append(f"teardown {stage}")
 
     def on_fit_start(self, trainer, pl_module):
-        self.told.append("fit start")
+        self.calls.append("fit start")
 
     def on_fit_end(self, trainer, pl_module):
-        self.told.append("fit end")
+        self.calls.append("fit end")
 
     def on_train_start(self, trainer, pl_module):
-        self.told.append("train start")
+        self.calls.append("train start")
 
     def on_train_end(self, trainer, pl_module):
-        self.told.append("train end")
+        self.calls.append("train end")
 
     def on_round_start(self, federation, module, round, clients):
-        self.told.append(f"round {round}")
+        self.calls.append(f"round {round}")
 
     def on_exception(self, trainer, pl_module, exception):
-        self.told.append(f"exception {exception}")
+        self.calls.append(f"exception {exception}")
 
 
 class Counter(FederationCallback):
@@ -61,34 +61,30 @@ class Counter(FederationCallback):
         self.rounds = state_dict["rounds"]
 
 
-# --- which are called, and when
-
-
-def test_a_fit_is_told_of_from_set_up_to_tear_down():
-    ear = Ear()
-    fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=ear)
+def test_a_fit_is_called_back_from_set_up_to_tear_down():
+    noting = Noting()
+    fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=noting)
     rounds = ["fit start", "train start", "round 1", "round 2", "train end", "fit end"]
-    assert ear.told == ["setup fit", *rounds, "teardown fit"]
+    assert noting.calls == ["setup fit", *rounds, "teardown fit"]
 
 
-@pytest.mark.parametrize("command", ["validate", "test", "predict", "adapt"])
-def test_the_stage_is_the_command(command):
-    ear = Ear()
-    federation = Federation(callbacks=ear, enable_progress_bar=False, accelerator="cpu")
-    data = toy_data(num_clients=4, unseen_clients=1)
-    getattr(federation, command)(FedAvg(linear, SGD), data)
-    assert ear.told == [f"setup {command}", f"teardown {command}"]
+def test_the_stage_is_the_command():
+    for command in ("validate", "test", "predict", "adapt"):
+        noting = Noting()
+        federation = Federation(callbacks=noting, enable_progress_bar=False, accelerator="cpu")
+        getattr(federation, command)(FedAvg(linear, SGD), toy_data(num_clients=4, unseen_clients=1))
+        assert noting.calls == [f"setup {command}", f"teardown {command}"]
 
 
-def test_an_error_in_a_fit_is_told_of_in_place_of_its_end():
+def test_an_error_in_a_fit_is_passed_on_in_place_of_its_end():
     class Broken(FederationCallback):
         def on_round_start(self, federation, module, round, clients):
             raise RuntimeError("broken")
 
-    ear = Ear()
+    noting = Noting()
     with pytest.raises(RuntimeError, match="broken"):
-        fitted(FedAvg(linear, SGD), callbacks=[ear, Broken()])
-    assert ear.told == ["setup fit", "fit start", "train start", "round 1", "exception broken"]
+        fitted(FedAvg(linear, SGD), callbacks=[noting, Broken()])
+    assert noting.calls == ["setup fit", "fit start", "train start", "round 1", "exception broken"]
 
 
 def test_a_callback_remembers_over_a_resumed_run():
@@ -99,15 +95,12 @@ def test_a_callback_remembers_over_a_resumed_run():
 
 
 def test_a_lambda_callback_and_a_model_summary_run(caplog):
-    told = []
-    callback = callbacks.LambdaCallback(on_train_start=lambda *args: told.append("start"))
+    calls = []
+    callback = callbacks.LambdaCallback(on_train_start=lambda *args: calls.append("start"))
     with caplog.at_level("INFO", logger="lightning.pytorch.callbacks.model_summary"):
         fitted(FedAvg(linear, SGD), num_rounds=1, callbacks=[callback, callbacks.ModelSummary()])
-    assert told == ["start"]
+    assert calls == ["start"]
     assert "195" in caplog.text  # weights of a linear network, 64 x 3 and 3
-
-
-# --- which are refused
 
 
 @pytest.mark.parametrize(
@@ -128,7 +121,7 @@ def test_what_needs_the_trainers_loops_is_refused_with_what_to_use_instead(callb
 
 
 @pytest.mark.parametrize("base", [Callback, FederationCallback])
-def test_a_callback_that_waits_for_what_never_comes_is_refused(base):
+def test_a_callback_with_a_hook_that_is_never_called_is_refused(base):
     for hook in UNHEARD:
         deaf = type("Deaf", (base,), {hook: lambda self, *args: None})
         with pytest.raises(ValueError, match=f"^`trainer.callbacks`: Deaf waits for `{hook}`"):
@@ -136,26 +129,26 @@ def test_a_callback_that_waits_for_what_never_comes_is_refused(base):
 
 
 def test_what_is_no_callback_of_this_lightning_is_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"Ear is a class; give a callback, such as Ear\(\)"):
-        Federation(callbacks=[Ear], accelerator="cpu")
+    with pytest.raises(ValueError, match=r"Noting is a class; give a callback, such as Noting\(\)"):
+        Federation(callbacks=[Noting], accelerator="cpu")
     base = type("Callback", (), {"__module__": "pytorch_lightning.callbacks.callback"})
     with pytest.raises(ValueError, match=r"Mine is of the package pytorch_lightning, .*import from lightning.pytorch"):
         Federation(callbacks=type("Mine", (base,), {})(), accelerator="cpu")
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "instead"),
     [
         ("max_epochs", "here it is `num_rounds` and `local_epochs`, options"),
         ("callback_metrics", "here it is `state.scores.last`"),
         ("fit_loop", "there are .*fabric, .*should_stop, .*state"),
     ],
 )
-def test_a_callback_that_asks_for_what_only_the_trainer_has_is_told_what_there_is(name, told):
+def test_a_callback_that_asks_for_what_only_the_trainer_has_is_refused_with_what_there_is(name, instead):
     class Asks(FederationCallback):
         def on_train_start(self, trainer, pl_module):
             getattr(trainer, name)
 
-    with pytest.raises(ValueError, match=f"^`trainer.{name}`: a federation has none; {told}"):
+    with pytest.raises(ValueError, match=f"^`trainer.{name}`: a federation has none; {instead}"):
         fitted(FedAvg(linear, SGD), callbacks=[Asks()])
     assert getattr(Federation(accelerator="cpu"), name, None) is None

@@ -46,8 +46,7 @@ def sizes(federation, direction, kind):
 
 def test_a_frozen_trunk_is_sent_once_to_each_client_and_never_comes_back(averaged):
     assert sizes(averaged, "down", "constant") == [TRUNK] * 3
-    visits = 3 * 2
-    assert sizes(averaged, "down", "model") == sizes(averaged, "up", "model") == [MODEL] * visits
+    assert sizes(averaged, "down", "model") == sizes(averaged, "up", "model") == [MODEL] * 6
     first = {}
     for row in rows(averaged, "ledger.csv"):
         first.setdefault(row["client"], row["round"])
@@ -64,7 +63,7 @@ def test_the_server_holds_all_of_it_and_statistics_of_a_frozen_norm_are_averaged
 
 
 class Thawed(FedAvg):
-    """The same arithmetic without being told: frozen only while a client trains."""
+    """The same arithmetic, frozen only while a client trains."""
 
     def on_client_start(self, client):
         self.network.trunk.requires_grad_(False)
@@ -94,9 +93,6 @@ def torch_trunk():
     with torch.no_grad():
         network.trunk[1].weight.copy_(torch.linspace(-1, 1, 64 * WIDTH).view(WIDTH, 64))
     return network
-
-
-# --- what is refused
 
 
 class Writes(FedAvg):

@@ -1,4 +1,4 @@
-"""A client's model after every epoch of a stage at home: what is told of it, and that nobody else notices."""
+"""A client's model after every epoch of a local stage: what is recorded, and that nothing else changes."""
 
 from functools import partial
 from pathlib import Path
@@ -46,12 +46,10 @@ def test_classifiers_are_evaluated_after_every_epoch_and_densities_and_the_serve
 def test_the_last_epoch_is_what_the_round_ends_with_and_the_first_is_not(followed):
     curve = values(rows(followed, "epochs.csv"), "loss", data="pooled")
     wanted = ("classify", "pooled", "loss")
-    for line in rows(followed):
-        if (line["stage"], line["data"], line["metric"]) != wanted:
-            continue
-        k = int(line["client"])
-        assert curve[4, k] == pytest.approx(float(line["value"]), rel=1e-6)
-        assert curve[1, k] != pytest.approx(float(line["value"]), rel=1e-6)
+    ends = [line for line in rows(followed) if (line["stage"], line["data"], line["metric"]) == wanted]
+    values_at_end = {int(line["client"]): float(line["value"]) for line in ends}
+    assert {k: curve[4, k] for k in values_at_end} == pytest.approx(values_at_end, rel=1e-6)
+    assert {k: curve[1, k] for k in values_at_end} != pytest.approx(values_at_end, rel=1e-6)
 
 
 def test_training_and_all_other_records_are_as_if_nobody_had_looked(followed):
@@ -78,11 +76,11 @@ def test_local_training_counts_the_epochs_of_each_round_and_a_federated_stage_ha
     assert not Path(federation.log_dir, "epochs.csv").exists()
 
 
-def test_a_resumed_run_tells_each_epoch_once():
+def test_a_resumed_run_records_each_epoch_once():
     method = FineTuned(linear, SGD, 2)
     whole = fitted(method, num_rounds=1, eval_every_n_epochs=1)
     before = rows(whole, "epochs.csv")
-    path = f"{whole.log_dir}/checkpoints/previous.ckpt"  # before the stage at home
+    path = f"{whole.log_dir}/checkpoints/previous.ckpt"  # before the local stage
     again = fitted(method, None, path, num_rounds=1, eval_every_n_epochs=1)
     assert again.log_dir == whole.log_dir
     assert rows(again, "epochs.csv") == before

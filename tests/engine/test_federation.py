@@ -1,8 +1,9 @@
-"""The loop: who takes part, what a visit does, what is left out."""
+"""The loop: who takes part, what is left out, what is measured."""
 
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from toys import SGD, SmallCNN, Spy, equal, fitted, linear, rows, seeded, toy_data
 
 from fedlit import FedAvg, FineTuned, LocalOnly
@@ -11,9 +12,7 @@ from fedlit.partition import Dirichlet
 # --- who takes part
 
 
-@pytest.mark.parametrize(
-    ("fraction", "min_clients", "expected"), [(1.0, 1, 10), (0.3, 1, 3), (0.01, 1, 1), (0.1, 4, 4)]
-)
+@pytest.mark.parametrize(("fraction", "min_clients", "expected"), [(0.3, 1, 3), (0.01, 1, 1), (0.1, 4, 4)])
 def test_a_round_has_as_many_clients_as_asked_for(fraction, min_clients, expected):
     spy = Spy()
     fitted(spy, toy_data(num_clients=10), fraction_fit=fraction, min_clients=min_clients, num_rounds=2)
@@ -47,16 +46,13 @@ def test_opted_out_samples_change_no_upload_whatever_they_are_and_shared_ones_do
     assert equal(*states) != is_shared
 
 
-# --- what is left out
-
-
 def test_a_round_without_a_single_usable_client_is_an_error_with_its_reason():
     class AllFail(FedAvg):
         def training_step(self, batch, batch_idx):
             raise KeyError("forgotten")
 
-    told = r"Every client of round 1 failed; client 0: KeyError: 'forgotten' \(test_federation.py, line \d+\)\nTrace"
-    with pytest.raises(RuntimeError, match=told):
+    message = r"Every client of round 1 failed; client 0: KeyError: 'forgotten' \(test_federation.py, line \d+\)\nTrac"
+    with pytest.raises(RuntimeError, match=message):
         fitted(AllFail(linear, SGD))
 
 
@@ -70,15 +66,12 @@ def test_an_aggregate_that_is_not_the_shared_state_is_an_error():
         fitted(Undeclared(linear, SGD))
 
 
-# --- what is counted, what is measured
-
-
 def test_every_client_is_evaluated_and_every_number_says_which_model_on_whose_data():
     federation = fitted(FineTuned(linear, SGD), toy_data(num_clients=4), fraction_fit=0.5, num_rounds=1)
     accuracy = [row for row in rows(federation) if row["metric"] == "acc"]
-    found = {(row["round"], row["model"], row["data"]): set() for row in accuracy}
+    found = {}
     for row in accuracy:
-        found[row["round"], row["model"], row["data"]].add(row["client"])
+        found.setdefault((row["round"], row["model"], row["data"]), set()).add(row["client"])
     everyone = {"0", "1", "2", "3"}
     assert found["1", "global", "own"] == everyone
     assert found["1", "global", "pooled"] == {"all"}
@@ -98,19 +91,14 @@ def test_the_accuracies_are_those_of_a_count_by_hand():
         assert own[str(k)] == pytest.approx(np.mean((predicted == data.images.train_y[index]).numpy()))
 
 
-# --- callbacks, precision, plain Trainer
-
-
 def test_bfloat16_is_refused_where_a_trial_run_dies(monkeypatch):
     monkeypatch.setattr("fedlit.engine.precision.PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     with pytest.raises(ValueError, match=r"`trainer.precision: bf16-mixed` does not work on this CPU"):
         fitted(FedAvg(linear, SGD), precision="bf16-mixed")
 
 
-@pytest.mark.parametrize("method", [FedAvg, FineTuned, LocalOnly])
+@pytest.mark.parametrize("method", [FedAvg, LocalOnly])
 def test_the_same_module_trains_under_a_plain_trainer(method):
-    from lightning.pytorch import Trainer
-
     data, module = toy_data(num_clients=1), method(linear, SGD)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = Trainer(max_epochs=5, accelerator="cpu", enable_model_summary=False, **quiet)
@@ -119,15 +107,12 @@ def test_the_same_module_trains_under_a_plain_trainer(method):
     assert trainer.validate(module, data, verbose=False)[0]["val_acc"] > before
 
 
-# --- a share of the test set for every client
-
-
 def test_global_and_personal_models_are_evaluated_on_the_clients_share_of_the_test_set():
     federation = fitted(FineTuned(linear, SGD), toy_data(own_test=True, unseen_clients=1), num_rounds=1)
     found = {(row["model"], row["client"]) for row in rows(federation) if row["data"] == "own_test"}
     assert found == {("global", "0"), ("global", "1"), ("personal", "0"), ("personal", "1")}
     batches, _ = federation.state.data.own_test_batches([1])
     right = federation.network(client=1)(batches.x).argmax(dim=1) == batches.y
-    [told] = [row for row in rows(federation) if (row["model"], row["data"]) == ("personal", "own_test")][2::4]
-    assert (told["client"], told["metric"]) == ("1", "acc")
-    assert float(told["value"]) == pytest.approx(float(right.float().mean()))
+    [own] = [row for row in rows(federation) if (row["model"], row["data"]) == ("personal", "own_test")][2::4]
+    assert (own["client"], own["metric"]) == ("1", "acc")
+    assert float(own["value"]) == pytest.approx(float(right.float().mean()))

@@ -2,7 +2,6 @@
 
 import signal
 import warnings
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -48,8 +47,7 @@ def test_rounds_since_the_last_checkpoint_are_saved_before_an_error_is_shown(mom
 
 def test_a_run_that_went_back_and_was_killed_at_once_has_records_without_a_gap(tmp_path):
     def run(**options):
-        folder = str(tmp_path / "cut")
-        return fitted(seeded(FedAvg, linear, SGD), num_rounds=4, default_root_dir=folder, **options)
+        return fitted(seeded(FedAvg, linear, SGD), num_rounds=4, default_root_dir=str(tmp_path), **options)
 
     whole = run()
     metrics = Path(whole.log_dir, "metrics.csv").read_text()
@@ -78,7 +76,7 @@ class Picky(Metric):
         return self.size
 
 
-def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_told_of():
+def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_reported():
     data = toy_data(partition=Dirichlet(0.5))
     data.setup()
     labels = [data.images.train_y[held].tolist() for held in data.assignment.val]
@@ -88,8 +86,8 @@ def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_told_
         federation = fitted(LocalOnly(linear, SGD), data, metrics={"picky": Picky(labels[1])}, num_rounds=2)
     measured = {int(row["client"]) for row in rows(federation) if row["metric"] == "picky"}
     assert measured == set(range(3)) - refused
-    told = events(federation.log_dir, "metric_left_out")
-    assert {(event["client"], event["metric"]) for event in told} == {(k, "picky") for k in refused}
+    found = {(event["client"], event["metric"]) for event in events(federation.log_dir, "metric_left_out")}
+    assert found == {(k, "picky") for k in refused}
     assert events(federation.log_dir, "left_out") == []
 
 
@@ -105,19 +103,16 @@ def test_a_metric_of_a_name_that_is_taken_or_cannot_be_printed_is_refused(name, 
         fitted(FedAvg(linear, SGD), metrics={name: MulticlassAccuracy(3)})
 
 
-def changed(before, after, tmp_path):
-    """What is said of a run that goes on with something else."""
-    fitted(before(), toy_data(), num_rounds=1, default_root_dir=str(tmp_path))
-    with warnings.catch_warnings(record=True) as said:
+@pytest.mark.parametrize(
+    ("rate", "notices"), [(0.2, ["`model.optimizer.lr`: 0.1 -> 0.2, from round 2 on."]), (0.1, [])]
+)
+def test_in_python_an_optimiser_in_a_function_is_known_by_what_it_builds(rate, notices, tmp_path):
+    def run(rate, **options):
+        method = FedAvg(linear, lambda parameters: torch.optim.SGD(parameters, lr=rate))
+        fitted(method, default_root_dir=str(tmp_path), **options)
+
+    run(0.1, num_rounds=1)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fitted(after(), toy_data(), num_rounds=2, default_root_dir=str(tmp_path), ckpt_path="last")
-    return [str(warning.message) for warning in said if issubclass(warning.category, Notice)]
-
-
-def test_in_python_an_optimiser_in_a_function_is_known_by_what_it_builds(tmp_path):
-    def method(rate):
-        return seeded(FedAvg, linear, lambda parameters: torch.optim.SGD(parameters, lr=rate))
-
-    told = changed(partial(method, 0.1), partial(method, 0.2), tmp_path / "other")
-    assert told == ["`model.optimizer.lr`: 0.1 -> 0.2, from round 2 on."]
-    assert changed(partial(method, 0.1), partial(method, 0.1), tmp_path / "same") == []
+        run(rate, num_rounds=2, ckpt_path="last")
+    assert [str(warning.message) for warning in caught if issubclass(warning.category, Notice)] == notices

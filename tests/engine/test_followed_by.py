@@ -48,11 +48,11 @@ def test_asked_to_stop_between_them_it_forgets_the_round_that_is_not_whole(undis
 
 
 def test_the_round_is_evaluated_after_the_server_has_trained(undisturbed):
-    found = undisturbed.validate(undisturbed.state.module, undisturbed.state.data)
-    told = {(row.client, row.metric): row.value for row in found if (row.model, row.data) == ("global", "pooled")}
+    found = undisturbed.validate()
+    values = {(row.client, row.metric): row.value for row in found if (row.model, row.data) == ("global", "pooled")}
     wanted = ("3", "global", "pooled")
     last = [line for line in rows(undisturbed) if (line["round"], line["model"], line["data"]) == wanted]
-    assert {(line["client"], line["metric"]): float(line["value"]) for line in last} == pytest.approx(told)
+    assert {(line["client"], line["metric"]): float(line["value"]) for line in last} == pytest.approx(values)
 
 
 class Kept(FedDF):

@@ -2,14 +2,13 @@
 
 import gc
 import io
-import json
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from toys import SGD, SmallCNN, equal, fitted, seeded, toy_data
+from toys import SGD, SmallCNN, equal, events, fitted, seeded, toy_data
 
 from fedlit import FedAvg
 from fedlit.methods import LocalOnly
@@ -25,23 +24,15 @@ def run(method, data=None, **options):
     return federation, {name: tensor.cpu() for name, tensor in federation.global_state.items()}
 
 
-# --------------------------------------------------------------------------------------------------- mixed precision
-
-
-# --------------------------------------------------------------------------------------------------- random numbers
-
-
 def on_the_cpu_beside_a_gpu():
-    federation, _ = run(
-        lambda: FedAvg(SmallCNN, SGD), num_rounds=1, accelerator="cpu", client_timeout=60.0, default_root_dir="."
-    )
-    with open(f"{federation.log_dir}/events.jsonl") as file:
-        events = [json.loads(line)["event"] for line in file]
-    return torch.cuda.is_available(), torch.cuda.is_initialized(), events.count("left_out")
+    options = {"num_rounds": 1, "accelerator": "cpu", "client_timeout": 60.0}
+    federation, _ = run(lambda: FedAvg(SmallCNN, SGD), default_root_dir=".", **options)
+    left_out = events(federation.log_dir, "left_out")
+    return torch.cuda.is_available(), torch.cuda.is_initialized(), len(left_out)
 
 
 def test_a_run_on_the_cpu_leaves_the_gpu_alone(device_process):
-    """Or no client could be visited in a forked process."""
+    """Or no client could be trained in a forked process."""
     assert device_process.run(on_the_cpu_beside_a_gpu) == (True, False, 0)
 
 
@@ -111,9 +102,6 @@ def test_an_optimiser_goes_on_on_a_gpu_as_if_it_had_not_been_moved(device_proces
     assert last <= first or name == "LBFGS"  # which reads its history
 
 
-# ---------------------------------------------------------------------------------------------- 16-mixed: loss scales
-
-
 class Steep(FedAvg):
     """Gradients that overflow in half precision at first, and not at a smaller scale."""
 
@@ -130,10 +118,8 @@ def skipped_of(folder, **options):
     printed = io.StringIO()
     with redirect_stderr(printed), redirect_stdout(printed):
         federation, state = run(STEEP, default_root_dir=folder, **ONE_STEP, **options)
-    with open(f"{federation.log_dir}/events.jsonl") as file:
-        events = [event for event in map(json.loads, file) if event["event"] == "steps_skipped"]
     found = {}
-    for event in events:
+    for event in events(federation.log_dir, "steps_skipped"):
         found.setdefault(event["round"], []).append((event["client"], event["steps"]))
     return found, state, printed.getvalue()
 

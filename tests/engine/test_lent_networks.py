@@ -48,12 +48,6 @@ class Noisy(nn.Module):
         return self.linear(x) + self.noise
 
 
-@pytest.fixture
-def counting():
-    Counting.built = Counting.most = 0
-    return Counting
-
-
 def fit(method, **options):
     torch.manual_seed(1)
     public = 0.5 if isinstance(method, FedMD) else 0.0
@@ -70,17 +64,19 @@ def test_lending_changes_no_bit(name, monkeypatch):
     assert same(lent, states(fit(method)))
 
 
-def test_a_network_is_built_for_initial_values_alone(counting, monkeypatch):
-    fit(LocalOnly(counting, SGD))
-    lent = counting.built
+def test_a_network_is_built_for_initial_values_alone(monkeypatch):
+    Counting.built = 0
+    fit(LocalOnly(Counting, SGD))
+    lent = Counting.built
     monkeypatch.setattr(LocalOnly, "architecture", lambda self, client: None)
-    fit(LocalOnly(counting, SGD))
-    assert lent < (counting.built - lent) / 2
+    fit(LocalOnly(Counting, SGD))
+    assert lent < (Counting.built - lent) / 2
 
 
-def test_what_one_client_left_in_a_lent_network_does_not_reach_the_next(counting):
-    fit(LocalOnly(counting, SGD), local_steps=2)
-    assert counting.most == 2
+def test_what_one_client_left_in_a_lent_network_does_not_reach_the_next():
+    Counting.most = 0
+    fit(LocalOnly(Counting, SGD), local_steps=2)
+    assert Counting.most == 2
 
 
 def test_what_no_state_holds_is_each_client_s_own(monkeypatch):

@@ -99,7 +99,7 @@ def run(name, devices, folder, **more):
     return fitted(build(), data, **options)
 
 
-def told(federation):
+def digest_of(federation):
     """A hash of all states."""
     digest = hashlib.sha256()
     states = [federation.global_state, *federation.personal_states.values()]
@@ -118,11 +118,11 @@ def on_several(name, number, folder, **more):
     folder.mkdir(exist_ok=True)
 
     def work(rank):
-        (folder / f"told_{rank}").write_text(told(run(name, number, folder, **more)))
+        (folder / f"digest_{rank}").write_text(digest_of(run(name, number, folder, **more)))
 
     codes = exit_codes(forked(work, folder, number=number))
     assert codes == [0] * number, (folder / "rank_0.txt").read_text() + (folder / "rank_1.txt").read_text()
-    return [(folder / f"told_{rank}").read_text() for rank in range(number)]
+    return [(folder / f"digest_{rank}").read_text() for rank in range(number)]
 
 
 QUICK = ("failing", "DLAD", "encoded", "other downloads", "changing server")
@@ -132,17 +132,17 @@ QUICK = ("failing", "DLAD", "encoded", "other downloads", "changing server")
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
 )
 def test_several_processes_end_in_the_bits_of_one(name, tmp_path):
-    one = told(run(name, 1, tmp_path / "one"))
+    one = digest_of(run(name, 1, tmp_path / "one"))
     assert set(on_several(name, 3, tmp_path / "three")) == {one}
     assert recorded(tmp_path / "three") == recorded(tmp_path / "one")
 
 
 def test_what_differs_has_another_hash(tmp_path):
-    assert told(run("failing", 1, tmp_path / "a", seed=6)) != told(run("failing", 1, tmp_path / "b"))
+    assert digest_of(run("failing", 1, tmp_path / "a", seed=6)) != digest_of(run("failing", 1, tmp_path / "b"))
 
 
 def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
-    whole = told(run("failing", 1, tmp_path / "whole"))
+    whole = digest_of(run("failing", 1, tmp_path / "whole"))
     folder = tmp_path / "run"
     on_several("failing", 3, folder, num_rounds=1)
     run("failing", 1, folder, num_rounds=2, ckpt_path="last")
@@ -151,17 +151,17 @@ def test_a_run_goes_on_with_other_numbers_of_processes(tmp_path):
 
 @pytest.mark.parametrize("name", ["encoded", "other downloads", "frozen", "one-way state", "changing server"])
 def test_a_killed_run_goes_on_to_the_same_hash_and_records(name, tmp_path):
-    whole = told(run(name, 1, tmp_path / "whole"))
+    whole = digest_of(run(name, 1, tmp_path / "whole"))
     folder = tmp_path / "cut"
     assert in_a_child(lambda: run(name, 1, folder, callbacks=KillAt(3, "start"))) == -signal.SIGKILL
-    assert told(run(name, 1, folder, ckpt_path="last")) == whole
+    assert digest_of(run(name, 1, folder, ckpt_path="last")) == whole
     assert recorded(folder) == recorded(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["failing", "adam", "encoded", "other downloads"])
 def test_what_stays_with_clients_may_lie_on_disk(name, tmp_path):
-    in_memory = told(run(name, 1, tmp_path / "memory"))
-    assert told(run(name, 1, tmp_path / "disk", personal_memory=0.0)) == in_memory
+    in_memory = digest_of(run(name, 1, tmp_path / "memory"))
+    assert digest_of(run(name, 1, tmp_path / "disk", personal_memory=0.0)) == in_memory
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):
@@ -174,9 +174,9 @@ def test_what_did_not_change_is_not_written_again(tmp_path, monkeypatch):
     assert {k for k in names[1] if names[1][k] != names[0].get(k)} == set(drawn)
 
 
-def test_a_damaged_file_of_a_client_is_told_and_the_checkpoint_before_is_read(tmp_path, monkeypatch):
+def test_a_damaged_file_of_a_client_is_named_and_the_checkpoint_before_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("fedlit.engine.checkpointing.MUCH", 0)
-    whole = told(run("failing", 1, tmp_path))
+    whole = digest_of(run("failing", 1, tmp_path))
     last = tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt"
     names = [torch.load(path)["client_files"] for path in (last, last.with_name("previous.ckpt"))]
     changed = next(k for k in names[0] if names[0][k] != names[1].get(k))
@@ -185,6 +185,6 @@ def test_a_damaged_file_of_a_client_is_told_and_the_checkpoint_before_is_read(tm
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.warns(
-        Notice, match=rf"of client {changed}, does not match its digest.*going back to previous.ckpt, of round 2"
+        Notice, match=rf"of client {changed}, does not match its digest.*back to previous.ckpt, of round 2"
     ):
-        assert told(run("failing", 1, tmp_path, ckpt_path="last")) == whole
+        assert digest_of(run("failing", 1, tmp_path, ckpt_path="last")) == whole

@@ -31,8 +31,9 @@ def pruned():
 
 
 def test_a_network_that_cannot_be_copied_is_refused():
-    told = r"`model`: FedAvg cannot be copied for clients: Only Tensors created explicitly by the user"
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(
+        ValueError, match="`model`: FedAvg cannot be copied for clients: Only Tensors created explicitly"
+    ):
         fitted(FedAvg(pruned, SGD), num_rounds=1)
 
 
@@ -57,7 +58,6 @@ def test_early_stopping_looks_at_least_once():
     ("option", "told"),
     [
         ("max_epochs", r"^`max_epochs` is not an option of Federation. Did you mean `num_rounds` or `local_epochs`\?$"),
-        ("num_round", r"^`num_round` is not an option of Federation. Did you mean `num_rounds`\?$"),
         ("learning_rate", r"Did you mean `model.optimizer.lr`\?$"),
         ("xyz", r"^`xyz` is not an option of Federation.$"),
     ],

@@ -74,8 +74,8 @@ def test_who_fails_is_left_out_by_name_and_the_others_are_as_ever():
     federation = fitted(Bad(linear, SGD), num_rounds=2)
     assert values(rows(federation), "personal", "own").keys() == {0, 2}
     assert values(rows(federation), "global", "own").keys() == {0, 1, 2}
-    told = str([event for event in events(federation.log_dir, "left_out") if event["round"] == 2])
-    assert "could not be evaluated: OSError: out of luck" in told
+    left_out = str([event for event in events(federation.log_dir, "left_out") if event["round"] == 2])
+    assert "could not be evaluated: OSError: out of luck" in left_out
 
 
 class Random(LocalOnly):
@@ -92,7 +92,7 @@ class Random(LocalOnly):
         self.drawn.append((client.id, client.round, client.samples, self.network[-1].bias.tolist()))
 
 
-def test_it_is_drawn_alike_for_every_look_at_a_round_and_epochs_are_looked_at_with_it_too():
+def test_it_is_drawn_alike_for_every_evaluation_of_a_round_and_of_its_epochs():
     Random.drawn.clear()
     federation = fitted(Random(linear, SGD), num_rounds=1, local_epochs=2, eval_every_n_epochs=1)
     by_epoch = [look for look in Random.drawn[:6] if look[0] == 0]

@@ -83,16 +83,14 @@ def test_what_was_whole_is_saved_and_every_client_is_named_when_a_run_is_given_u
 
 def test_a_repeated_round_is_the_same_after_a_resume(tmp_path):
     first = first_of_round_2()
-    data = lambda: toy_data(num_clients=6)  # noqa: E731
-    straight = fitted(failing({first}), data(), fraction_fit=0.1, num_rounds=3)
-    cut = {"fraction_fit": 0.1, "default_root_dir": str(tmp_path)}
-    fitted(failing({first}), data(), num_rounds=1, **cut)
-    resumed = fitted(failing({first}), data(), num_rounds=3, ckpt_path="last", **cut)
-    assert equal(resumed.global_state, straight.global_state)
-    assert not equal(straight.global_state, fitted(failing(()), data(), fraction_fit=0.1, num_rounds=3).global_state)
 
+    def run(bad, **options):
+        return fitted(failing(bad), toy_data(num_clients=6), fraction_fit=0.1, **options).global_state
 
-# --- rules
+    straight = run({first})
+    run({first}, num_rounds=1, default_root_dir=str(tmp_path))
+    assert equal(run({first}, ckpt_path="last", default_root_dir=str(tmp_path)), straight)
+    assert not equal(run(()), straight)
 
 
 def odd(uploads, current):
@@ -109,23 +107,19 @@ def empty(uploads, current):
 
 @pytest.mark.parametrize(
     ("rule", "why"),
-    [
-        (odd, "KeyError: 'a third'"),
-        (empty, "it gave an impossible state, 'network.1.weight' is not finite"),
-    ],
+    [(odd, "KeyError: 'a third'"), (empty, "it gave an impossible state, 'network.1.weight' is not finite")],
 )
 def test_a_rule_that_fails_in_a_round_ends_the_run_by_name_with_everything_saved(rule, why, tmp_path):
     options = {"aggregator": rule, "default_root_dir": str(tmp_path), "num_rounds": 4, "save_every_n_rounds": 9}
     with pytest.raises(RuntimeError) as failed:
         fitted(failing({1}, rounds=(3,)), **options)
-    told = f"`trainer.aggregator` {rule.__name__} could not combine the 2 uploads of round 3: {why}"
-    assert str(failed.value) == told
+    message = f"`trainer.aggregator` {rule.__name__} could not combine the 2 uploads of round 3: {why}"
+    assert str(failed.value) == message
     folder = tmp_path / "lightning_logs/version_0"
     [event] = events(folder, "gave_up")
-    assert (event["round"], event["reason"]) == (3, told)
+    assert (event["round"], event["reason"]) == (3, message)
     assert torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["round"] == 2
-    resumed = fitted(failing(()), ckpt_path="last", **options)
-    assert resumed.state.round == 4
+    assert fitted(failing(()), ckpt_path="last", **options).state.round == 4
 
 
 def test_a_rule_that_says_how_many_it_needs_has_a_quorum():
@@ -137,9 +131,6 @@ def test_a_rule_that_says_how_many_it_needs_has_a_quorum():
     assert federation.state.round == 2
     with pytest.raises(RuntimeError, match=r"Only [34] of the 5 clients of round 2 were usable, 5 are needed"):
         fitted(failing({1, 2}), toy_data(num_clients=6, size=90), **first)
-
-
-# --- who outweighs the others
 
 
 class Heavy(FedAvg):

@@ -13,11 +13,6 @@ from fedlit.notices import Notice
 from fedlit.partition import Dirichlet
 
 
-def clients(*sizes):
-    n = sum(sizes)
-    return torch.randn(n, 3), torch.arange(n) % 3, sizes
-
-
 def batch_statistics():
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False), nn.Linear(64, 3))
 
@@ -88,8 +83,8 @@ class SplitInParts(InParts):
     shared = ("extractor.",)
 
 
-def models_on_own(method, **options):
-    federation = fitted(method, toy_data(unseen_clients=1), num_rounds=1, **options)
+def models_on_own(method):
+    federation = fitted(method, toy_data(unseen_clients=1), num_rounds=1)
     return {(row["model"], row["data"]) for row in rows(federation) if row["model"] != "trained"}
 
 
@@ -105,7 +100,7 @@ def test_a_model_that_the_server_holds_is_global(method):
     assert models_on_own(method(TrunkAndHead, SGD)) == of_the_server
 
 
-def test_a_method_without_network_and_forward_is_told_what_it_lacks():
+def test_a_method_without_network_and_forward_is_refused():
     class Bare(InParts):
         forward = FederatedModule.forward
 
@@ -113,11 +108,9 @@ def test_a_method_without_network_and_forward_is_told_what_it_lacks():
         fitted(Bare(TrunkAndHead, SGD))
 
 
-def test_it_is_told_who_has_no_validation_samples_and_what_unseen_clients_lack():
+def test_a_notice_says_how_many_clients_have_no_validation_samples():
     with pytest.warns(Notice, match=r"^\d+ of 20 clients have no validation samples \(see `data.val_size`\)"):
         fitted(FedAvg(linear, SGD), toy_data(num_clients=20, partition=Dirichlet(alpha=0.5)), num_rounds=1)
-    with pytest.warns(Notice, match=r"^`data.unseen_clients`: LocalOnly has no global model"):
-        fitted(LocalOnly(linear, SGD), toy_data(unseen_clients=1), num_rounds=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)
         fitted(FedAvg(linear, SGD), toy_data(unseen_clients=1), num_rounds=1)

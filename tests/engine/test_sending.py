@@ -122,16 +122,6 @@ def test_a_mixture_is_loaded_as_the_clients_network():
         torch.testing.assert_close(method.started[2, k], mixture)
 
 
-# --- whatever happens, the same bits
-
-
-def same(a, b):
-    return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-# --- what goes wrong
-
-
 class Bad(FedAvg):
     given: object = None
 

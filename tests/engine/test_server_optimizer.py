@@ -47,7 +47,7 @@ def test_sgd_of_half_the_rate_goes_half_of_the_way(method):
         assert_close(half.global_state[name], expected)
 
 
-class Told(FedAvg):
+class Noting(FedAvg):
     """Notes what the server holds and what uploads come to."""
 
     def aggregate(self, uploads, current):
@@ -76,14 +76,14 @@ def by_hand(kind, rounds, name, lr=0.05, b1=0.9, b2=0.99, tau=1e-3):
 
 @pytest.mark.parametrize(("kind", "b1"), [(FedAdam, 0.9), (FedYogi, 0.9), (FedAdagrad, 0.0)])
 def test_two_rounds_are_algorithm_2_by_hand(kind, b1):
-    method = Told(linear, SGD)
+    method = Noting(linear, SGD)
     state = fitted(method, num_rounds=2, server_optimizer=partial(kind, lr=0.05)).global_state
     for name in state:
         assert_close(state[name], by_hand(kind, method.rounds[-2:], name, b1=b1))
 
 
 def test_momentum_is_fedavgm_by_hand():
-    method = Told(linear, SGD)
+    method = Noting(linear, SGD)
     state = fitted(method, num_rounds=2, server_optimizer=partial(torch.optim.SGD, lr=1.0, momentum=0.9)).global_state
     (first, mean_1), (second, mean_2) = method.rounds[-2:]
     for name in state:
@@ -113,9 +113,6 @@ def test_a_parameter_with_two_names_moves_under_both_and_a_frozen_one_not_at_all
     state = fitted(method, num_rounds=1, server_optimizer=decaying).global_state
     assert torch.equal(state["network.a.weight"], state["network.b.weight"])
     assert torch.equal(state["network.out.bias"], before)
-
-
-# --- refusals
 
 
 class Twice(FedAvg):

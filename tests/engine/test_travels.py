@@ -1,4 +1,4 @@
-"""What goes down only, up only or both ways: where it is before, during and after a visit, and what the ledger says."""
+"""What goes down only, up only or both ways: where it is around local training, and what the ledger says."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from fedlit.privacy import ClientLevelDP
 
 
 class Counted(FederatedModule):
-    """Shares its network; the server tells how often it has agreed, clients how many steps they took."""
+    """Shares its network; the server sends how often it has averaged, clients how many steps they took."""
 
     shared = ("network.",)
     download_only = ("agreed",)
@@ -36,27 +36,15 @@ class Counted(FederatedModule):
         self.agreed += 100  # of no consequence: it does not go back
 
     def aggregate(self, uploads, current):
-        steps = []
-
-        def noted():
-            for upload in uploads:
-                steps.append(upload.state["steps"])
-                yield upload
-
-        agreed = self.combine(noted(), current)
-        total = current["sum_of_steps"] + sum(int(given[0]) - 5 for given in steps)
-        return {**agreed, "agreed": current["agreed"] + 1, "sum_of_steps": total}
+        uploads = list(uploads)
+        total = current["sum_of_steps"] + sum(int(upload.state["steps"][0]) - 5 for upload in uploads)
+        return {**self.combine(uploads, current), "agreed": current["agreed"] + 1, "sum_of_steps": total}
 
 
-@pytest.fixture
-def counted():
-    torch.manual_seed(7)
-    return Counted()
-
-
-def test_every_entry_is_where_its_method_says_it_is(counted):
+def test_every_entry_is_where_its_method_says_it_is():
+    counted = Counted()
     federation = fitted(counted, num_rounds=2)
-    # 18 samples a client in batches of 8: three steps a visit. What goes up begins as it was made, every time.
+    # 18 samples a client in batches of 8: three steps a round. What goes up begins as it was made, every time.
     assert counted.seen[0] == (1, 0, 0.0, [5, 5])
     assert counted.seen[-1] == (2, 2, 1.0, [5, 5])
     held = federation.global_state
@@ -68,8 +56,8 @@ def test_every_entry_is_where_its_method_says_it_is(counted):
         assert equal(state, {"own_steps": torch.tensor([6])})
 
 
-def test_the_ledger_counts_what_goes_each_way(counted, tmp_path):
-    federation = fitted(counted, num_rounds=1, default_root_dir=str(tmp_path))
+def test_the_ledger_counts_what_goes_each_way():
+    federation = fitted(Counted(), num_rounds=1)
     network = 4 * (64 * 3 + 3)
     ledger = rows(federation, "ledger.csv")
     found = {(row["client"], row["direction"], row["kind"]): int(row["bytes"]) for row in ledger}
@@ -83,14 +71,15 @@ def test_the_ledger_counts_what_goes_each_way(counted, tmp_path):
 class Strange(Counted):
     """Its second client sends what nobody can use."""
 
-    def on_client_end(self, client):
-        if client.id == 1:
-            self.extra.fill_(float("nan"))
+    upload_only = ("steps", "extra")
 
     def __init__(self):
         super().__init__()
         self.register_buffer("extra", torch.zeros(2))
-        self.upload_only = ("steps", "extra")
+
+    def on_client_end(self, client):
+        if client.id == 1:
+            self.extra.fill_(float("nan"))
 
 
 def test_what_goes_up_is_checked_as_what_is_shared():
@@ -111,30 +100,25 @@ def test_names_that_cannot_be_are_refused(members, told):
         fitted(type("Own", (Counted,), members)())
 
 
-# --- who takes part
-
-
 class Choosy(FedAvg):
-    """Takes whom it is told to."""
-
-    chosen = None
+    """Takes given clients."""
 
     def __init__(self, chosen):
         super().__init__(linear, SGD)
         self.chosen = chosen
-        self.told = []
+        self.asked = []
 
     def select_clients(self, round, candidates):
-        self.told.append((round, list(candidates), self.num_clients))
+        self.asked.append((round, list(candidates), self.num_clients))
         return self.chosen(round) if callable(self.chosen) else self.chosen
 
 
-def test_a_method_chooses_who_takes_part(tmp_path):
+def test_a_method_chooses_who_takes_part():
     method = Choosy(lambda round: [2, 0] if round == 1 else [1])
-    federation = fitted(method, num_rounds=2, default_root_dir=str(tmp_path))
+    federation = fitted(method, num_rounds=2)
     up = [row for row in rows(federation, "ledger.csv") if row["direction"] == "up"]
     assert [(row["round"], row["client"]) for row in up] == [("1", "0"), ("1", "2"), ("2", "1")]
-    assert method.told == [(1, [0, 1, 2], 3), (2, [0, 1, 2], 3)]
+    assert method.asked == [(1, [0, 1, 2], 3), (2, [0, 1, 2], 3)]
 
 
 @pytest.mark.parametrize("chosen", [[], [0, 0], [3]])

@@ -21,30 +21,13 @@ FEW = TopK(0.1)
 AT_RANDOM = Int8(stochastic=True, error_feedback=True)
 
 
-class Same(Encoder):
-    """Of a user's own: it loses nothing."""
-
-    def encode(self, state, before, draw):
-        return state
-
-    def decode(self, encoded, before):
-        return encoded
-
-
 def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
     torch.manual_seed(7)
     return fitted(method(), **options)
 
 
-def residuals(federation):
-    return {k: memory.residual for k, memory in federation.state.memories.items()}
-
-
 def sent_up(federation):
     return [int(row["bytes"]) for row in rows(federation, "ledger.csv") if row["direction"] == "up"]
-
-
-# --- nothing lost, nothing changed
 
 
 @pytest.mark.parametrize("method", ["FML", "SCAFFOLD"])
@@ -63,11 +46,8 @@ def test_the_encoder_in_the_docs_runs_as_printed():
     assert set(sent_up(federation)) == {192 + 4 + 3 + 4}
 
 
-# --- error feedback
-
-
-class Told(FedAvg):
-    """Notes what clients have learned, and what the server was told."""
+class Noting(FedAvg):
+    """Notes what clients have learned, and what has arrived at the server."""
 
     learned = Diary(dict)
     arrived = Diary(dict)
@@ -81,26 +61,20 @@ class Told(FedAvg):
     def aggregate(self, uploads, current):
         held = list(uploads)
         for upload in held:
-            told = upload.state["network.1.weight"] - current["network.1.weight"]
-            self.arrived[upload.client] = self.arrived.get(upload.client, 0) + told
+            change = upload.state["network.1.weight"] - current["network.1.weight"]
+            self.arrived[upload.client] = self.arrived.get(upload.client, 0) + change
         return super().aggregate(held, current)
 
 
 @pytest.mark.parametrize("encoder", [FEW, AT_RANDOM])
 def test_what_arrived_and_what_is_left_over_is_what_was_learned(encoder):
-    method = Told(linear, SGD)
+    method = Noting(linear, SGD)
     federation = fitted(method, upload_encoder=encoder)
-    for k, residual in residuals(federation).items():
-        lost = residual["network.1.weight"]
+    for k, memory in federation.state.memories.items():
+        lost = memory.residual["network.1.weight"]
         assert lost.abs().max() > 1e-6
         assert_close(method.arrived[k] + lost, method.learned[k], rtol=0, atol=1e-6)
         assert not torch.allclose(method.arrived[k], method.learned[k], rtol=0, atol=1e-6)
-
-
-# --- wherever a client is visited, the same bits
-
-
-# --- bytes
 
 
 def test_half_precision_halves_the_bytes_of_parameters_and_buffers_go_as_they_are():
@@ -111,9 +85,6 @@ def test_half_precision_halves_the_bytes_of_parameters_and_buffers_go_as_they_ar
     assert sent_up(run(num_rounds=1, upload_encoder=Float16()))[0] == parameters / 2 + buffers
     local = run(num_rounds=1, upload_encoder=Float16(), batch_norm="local")
     assert sent_up(local)[0] == (parameters - 4 * 8) / 2
-
-
-# --- beside other options
 
 
 @pytest.mark.parametrize(
@@ -129,9 +100,6 @@ def test_other_options_see_what_was_decoded(options):
     without = run(build, num_rounds=1, **options).global_state
     assert equal(run(build, num_rounds=1, upload_encoder=TopK(1.0), **options).global_state, without)
     assert not equal(run(build, num_rounds=1, upload_encoder=FEW, **options).global_state, without)
-
-
-# --- what is damaged on its way
 
 
 class Damaged(Encoder):
@@ -176,15 +144,15 @@ def test_a_damaged_upload_leaves_its_client_out_and_no_other(encoder, spoil, tol
     assert equal(federation.global_state, others.global_state)
 
 
-# --- refusals
+class Short(Encoder):
+    def encode(self, state, before, draw):
+        return state
 
-
-class Short(Same):
     def decode(self, encoded, before):
         return dict(list(encoded.items())[1:])
 
 
-class SendsNumbers(Same):
+class SendsNumbers(Short):
     def encode(self, state, before, draw):
         return {"mean": 0.5}
 
