@@ -209,7 +209,6 @@ def images(**options) -> FederatedData:
 
 
 def seen(data: FederatedData) -> list[torch.Tensor]:
-    """All inputs that networks are given."""
     train = [data.train_batches(k, torch.Generator().manual_seed(k), "all") for k in range(3)]
     return [x for batches in [*train, data.val_batches([0, 2])[0], data.test_batches()] for x, _ in batches]
 

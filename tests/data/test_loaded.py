@@ -27,8 +27,6 @@ from fedlit.partition import FeatureSkew, PermutedPixels
 
 
 class Noisy(Dataset):
-    """The toy images with noise of each kind of generator."""
-
     def __init__(self, size: int = 60, by: str = "all") -> None:
         self.images = toy_datasets(size)[0]
         self.by = by
@@ -265,8 +263,6 @@ def test_a_signal_for_the_run_does_not_end_its_workers():
 
 
 class Texts(Dataset):
-    """Words of different numbers, as ids; the target is whether the first is even."""
-
     def __len__(self) -> int:
         return 40
 

@@ -29,8 +29,6 @@ def batch(data: FederatedData):
 
 
 class Made(Dataset):
-    """Items by a function of their number."""
-
     def __init__(self, item: Callable[[int], object], size: int = 20) -> None:
         self.item = item
         self.size = size

@@ -25,8 +25,6 @@ class Cut(Exception):
 
 
 class CutBefore(FederationCallback):
-    """Ends a fit before a round."""
-
     def __init__(self, round: int) -> None:
         self.round = round
 
@@ -36,7 +34,6 @@ class CutBefore(FederationCallback):
 
 
 def fit(method: str, accelerator: str, precision: str, fast: bool, folder: str, **options: Any) -> Federation:
-    """A method from the same initial weights every time."""
     torch.manual_seed(7)
     given = {"num_rounds": ROUNDS, "default_root_dir": folder, **options}
     with patch("fedlit.engine.run_setup.check_precision", lambda fabric: None):
@@ -46,13 +43,11 @@ def fit(method: str, accelerator: str, precision: str, fast: bool, folder: str, 
 
 
 def states(federation: Federation) -> dict[str, Tensor]:
-    """What the server and the clients hold, in one dictionary."""
     owners = {"global": federation.global_state, **federation.personal_states}
     return {f"{owner} {name}": tensor.cpu() for owner, state in owners.items() for name, tensor in state.items()}
 
 
 def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The largest difference between values of the same name."""
     assert one.keys() == other.keys()
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one if one[name].numel())
 

@@ -64,7 +64,6 @@ class DeviceProcess:
         return value
 
     def close(self) -> None:
-        """End the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):

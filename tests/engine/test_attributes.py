@@ -14,8 +14,6 @@ from fedlit.callbacks import FederationCallback
 
 
 class Tracker:
-    """An object of a user's own."""
-
     def __init__(self):
         self.seen = {"clients": []}
 

@@ -106,8 +106,6 @@ def test_a_server_that_exits_does_not_end_a_run_in_silence():
 
 
 class Looked(nn.Module):
-    """A network that counts in every forward pass."""
-
     def __init__(self):
         super().__init__()
         self.network = linear()

@@ -15,8 +15,6 @@ UNHEARD = sorted(
 
 
 class Noting(FederationCallback):
-    """Notes its calls."""
-
     def __init__(self):
         self.calls = []
 
@@ -46,8 +44,6 @@ class Noting(FederationCallback):
 
 
 class Counter(FederationCallback):
-    """Counts rounds over all fits of a run."""
-
     def __init__(self):
         self.rounds = 0
 

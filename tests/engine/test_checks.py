@@ -14,8 +14,6 @@ from fedlit.methods import LocalOnly
 
 
 class Forward(nn.Module):
-    """A network of a forward."""
-
     def __init__(self, forward):
         super().__init__()
         self.layer = nn.Linear(64, 3)

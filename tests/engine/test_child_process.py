@@ -16,7 +16,6 @@ from fedlit.methods import FML
 
 RUNS = {
     "FML": ((FML, SmallCNN, SmallCNN, SGD), {}),
-    "FedAvg": ((FedAvg, SmallCNN, SGD), {}),
     "encoded": ((FedAvg, SmallCNN, SGD), {"upload_encoder": Int8(stochastic=True, error_feedback=True)}),
     "other downloads": ((FedAMP, SmallCNN, SGD), {}),
     "frozen": ((FedAvg, LoRA, SGD), {}),
@@ -42,8 +41,6 @@ def send_far(module):
 
 
 class Failing(FedAvg):
-    """Client 1 does something at the end of its training."""
-
     action = staticmethod(lambda module: None)
     weight = 1.0
 

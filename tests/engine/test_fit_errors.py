@@ -17,8 +17,6 @@ from fedlit.partition import Dirichlet
 
 
 class FailsAt(FederationCallback):
-    """An unexpected error in the middle of a run."""
-
     def __init__(self, moment: str, round: int = 3) -> None:
         self.moment, self.round = moment, round
 
@@ -60,8 +58,6 @@ def test_a_run_that_went_back_and_was_killed_at_once_has_records_without_a_gap(t
 
 
 class Picky(Metric):
-    """Cannot score what one client holds."""
-
     def __init__(self, cannot: list[int]) -> None:
         super().__init__()
         self.cannot = cannot

@@ -1,4 +1,4 @@
-"""What a visit freezes is frozen until it ends; what is frozen between visits stays so."""
+"""What local training freezes is frozen until it ends; what is frozen between rounds stays so."""
 
 from functools import partial
 from itertools import pairwise
@@ -19,8 +19,6 @@ def two_layers():
 
 
 class Freezes(FederationCallback):
-    """From a round on, and notes the layer after every round."""
-
     def __init__(self, first):
         self.first = first
         self.layers = []
@@ -43,14 +41,14 @@ def test_what_a_callback_freezes_between_rounds_stays_frozen():
 
 
 class FreezesInside(FedAvg):
-    """In the second epoch of a visit."""
+    """In the second epoch of local training."""
 
     def on_train_epoch_start(self):
         if self.current_epoch == 1:
             self.network[1].requires_grad_(False)
 
 
-def test_what_a_visit_freezes_ends_with_it():
+def test_what_local_training_freezes_ends_with_it():
     watch = Freezes(first=9)
     method = FreezesInside(two_layers, SGD)
     fitted(method, num_rounds=2, local_epochs=2, callbacks=[watch])
@@ -58,7 +56,7 @@ def test_what_a_visit_freezes_ends_with_it():
     assert all(parameter.requires_grad for parameter in method.parameters())
 
 
-def test_within_the_visit_it_holds():
+def test_within_local_training_it_holds():
     def layer(kind, epochs):
         torch.manual_seed(1)
         method = kind(two_layers, SGD)

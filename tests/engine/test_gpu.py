@@ -19,7 +19,6 @@ def with_dropout():
 
 
 def run(method, data=None, **options):
-    """A federation on the device, and its global state in host memory."""
     federation = fitted(seeded(method), data, **{"accelerator": "gpu", "seed": 1, **options})
     return federation, {name: tensor.cpu() for name, tensor in federation.global_state.items()}
 
@@ -114,7 +113,6 @@ ONE_STEP = {"precision": "16-mixed", "local_steps": 1, "local_epochs": None, "en
 
 
 def skipped_of(folder, **options):
-    """By round, who was not trained; and what was printed of it."""
     printed = io.StringIO()
     with redirect_stderr(printed), redirect_stdout(printed):
         federation, state = run(STEEP, default_root_dir=folder, **ONE_STEP, **options)

@@ -102,8 +102,6 @@ class Skips(FedAvg):
 
 
 class Stops(FedAvg):
-    """Has enough in the middle of an epoch."""
-
     def on_train_batch_end(self, outputs, batch, batch_idx):
         self.trainer.should_stop = batch_idx == 3
 
@@ -155,8 +153,6 @@ class Scheduled(FedAvg):
 
 
 class Cycle(FedAvg):
-    """Needs to know how long the visit is."""
-
     def configure_optimizers(self):
         optimizer = super().configure_optimizers()
         steps = self.trainer.estimated_stepping_batches
@@ -174,15 +170,11 @@ class Plateau(FedAvg):
 
 
 class Quasi(FedAvg):
-    """An optimiser that asks for the loss several times a step."""
-
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
 
 
 class FrozenWhenMade(FedAvg):
-    """Keeps its statistics, as it was made."""
-
     def __init__(self, *args):
         super().__init__(*args)
         self.network[1].eval()
@@ -222,9 +214,6 @@ def test_a_gradient_is_clipped_as_under_the_trainer():
 def test_a_hook_that_alone_is_overridden_is_called(hook):
     method = in_federation(partial(seeded, recording(Plain, {hook}), network, SGD), epochs=1)
     assert hook in {name for name, *_ in method.calls}
-
-
-# --- training and evaluation mode, over visits and evaluations
 
 
 class Moody(FedAvg):

@@ -27,8 +27,6 @@ def test_batch_norm_trains_where_the_last_batch_would_hold_one_sample():
 
 
 class NoLoss(FedAvg):
-    """Whose steps forget to return their loss."""
-
     def training_step(self, batch, batch_idx):
         super().training_step(batch, batch_idx)
 

@@ -25,8 +25,6 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 
 
 class Failing(FML):
-    """Some fail in round 2, after they have trained."""
-
     def on_client_end(self, client):
         if client.id < 3 and client.round == 2:
             raise RuntimeError
@@ -100,7 +98,6 @@ def run(name, devices, folder, **more):
 
 
 def digest_of(federation):
-    """A hash of all states."""
     digest = hashlib.sha256()
     states = [federation.global_state, *federation.personal_states.values()]
     for state in states:
@@ -114,7 +111,6 @@ def recorded(folder):
 
 
 def on_several(name, number, folder, **more):
-    """What every process comes to."""
     folder.mkdir(exist_ok=True)
 
     def work(rank):

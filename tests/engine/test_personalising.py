@@ -60,8 +60,6 @@ def test_tests_predictions_and_networks_of_a_client_have_it_and_the_global_ones_
 
 
 class Bad(Biased):
-    """Client 1 fails, client 2 gives the module other parts."""
-
     def personalise(self, client):
         super().personalise(client)
         if client.id == 1:
@@ -79,8 +77,6 @@ def test_who_fails_is_left_out_by_name_and_the_others_are_as_ever():
 
 
 class Random(LocalOnly):
-    """Draws what it adds."""
-
     drawn: list = []  # noqa: RUF012
 
     def configure_stages(self):

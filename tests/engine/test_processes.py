@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import toys
 from toys import equal
 
 from fedlit.records import checkpoint
@@ -55,12 +56,7 @@ def finished(folder: Path, *args: str) -> dict:
 
 
 def same(a: dict, b: dict) -> bool:
-    personal, other = a["personal_states"], b["personal_states"]
-    return (
-        equal(a["global_state"], b["global_state"])
-        and personal.keys() == other.keys()
-        and all(equal(personal[k], other[k]) for k in personal)
-    )
+    return equal(a["global_state"], b["global_state"]) and toys.same(a["personal_states"], b["personal_states"])
 
 
 def second_of(process: subprocess.Popen) -> int:

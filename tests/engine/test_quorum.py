@@ -10,8 +10,6 @@ from fedlit.callbacks import FederationCallback
 
 
 def failing(bad, rounds=(2,), method=FedAvg):
-    """A method whose clients fail in some rounds."""
-
     class Fails(method):
         def on_client_end(self, client):
             if client.round in rounds and client.id in bad:
@@ -21,8 +19,6 @@ def failing(bad, rounds=(2,), method=FedAvg):
 
 
 class Drawn(FederationCallback):
-    """Notes who was drawn, attempt by attempt."""
-
     def __init__(self):
         self.clients = []
 

@@ -13,8 +13,6 @@ from fedlit import FedAvg, FederatedData
 
 
 class Crops(Dataset):
-    """The toy images, shifted at random."""
-
     def __init__(self, split: int = 0, seed: int = 0) -> None:
         self.images = toy_datasets(seed=seed)[split]
         self.targets = self.images.tensors[1]

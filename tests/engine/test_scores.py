@@ -31,8 +31,6 @@ def test_a_client_has_the_score_that_it_has_alone(network):
 
 
 class Fails(nn.Module):
-    """Cannot say anything from `broken` on."""
-
     broken = None
 
     def __init__(self):
@@ -60,14 +58,10 @@ def test_a_client_that_cannot_be_evaluated_is_named(capsys, monkeypatch):
 
 
 class Split(FedAvg):
-    """A trunk that travels, and a head that stays."""
-
     shared = ("network.extractor.",)
 
 
 class InParts(FederatedModule):
-    """A trunk and a head, and no `network`; all of it travels."""
-
     def __init__(self, network, optimizer):
         super().__init__(optimizer)
         whole = network()
@@ -78,8 +72,6 @@ class InParts(FederatedModule):
 
 
 class SplitInParts(InParts):
-    """The same, with a head that stays."""
-
     shared = ("extractor.",)
 
 

@@ -48,8 +48,6 @@ def test_sgd_of_half_the_rate_goes_half_of_the_way(method):
 
 
 class Noting(FedAvg):
-    """Notes what the server holds and what uploads come to."""
-
     def aggregate(self, uploads, current):
         held = list(uploads)
         self.rounds = [*getattr(self, "rounds", []), (current, weighted_mean(held))]
@@ -93,8 +91,6 @@ def test_momentum_is_fedavgm_by_hand():
 
 
 class Tied(nn.Module):
-    """One parameter under two names."""
-
     def __init__(self):
         super().__init__()
         self.a = nn.Linear(64, 64)

@@ -118,8 +118,6 @@ def _torch_as_before(monkeypatch):
 
 
 class Seeing(Spy):
-    """Notes what is set while a client trains."""
-
     seen = Diary()
 
     def training_step(self, batch, batch_idx):

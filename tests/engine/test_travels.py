@@ -69,8 +69,6 @@ def test_the_ledger_counts_what_goes_each_way():
 
 
 class Strange(Counted):
-    """Its second client sends what nobody can use."""
-
     upload_only = ("steps", "extra")
 
     def __init__(self):
@@ -101,8 +99,6 @@ def test_names_that_cannot_be_are_refused(members, told):
 
 
 class Choosy(FedAvg):
-    """Takes given clients."""
-
     def __init__(self, chosen):
         super().__init__(linear, SGD)
         self.chosen = chosen

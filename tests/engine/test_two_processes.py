@@ -35,8 +35,6 @@ def listening(family: str, process: int | str = "self") -> set[str]:
 
 
 class InRound(Callback):
-    """Does something to a process in a round."""
-
     def __init__(self, rank, number, what):
         self.rank, self.number, self.what = rank, number, what
 

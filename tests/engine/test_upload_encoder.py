@@ -7,6 +7,7 @@ import printed
 import pytest
 import torch
 from test_agreement import AVERAGING
+from test_server_optimizer import run
 from torch.testing import assert_close
 from toys import SGD, Diary, SmallCNN, equal, events, fitted, linear, rows, toy_data
 
@@ -19,11 +20,6 @@ from fedlit.privacy import ClientLevelDP
 PLAIN = partial(torch.optim.SGD, lr=0.1)
 FEW = TopK(0.1)
 AT_RANDOM = Int8(stochastic=True, error_feedback=True)
-
-
-def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
-    torch.manual_seed(7)
-    return fitted(method(), **options)
 
 
 def sent_up(federation):
@@ -47,8 +43,6 @@ def test_the_encoder_in_the_docs_runs_as_printed():
 
 
 class Noting(FedAvg):
-    """Notes what clients have learned, and what has arrived at the server."""
-
     learned = Diary(dict)
     arrived = Diary(dict)
 

@@ -32,8 +32,6 @@ class Sharp(torch.optim.SGD):
 
 
 class Demanding(torch.optim.SGD):
-    """Needs a closure."""
-
     def step(self, closure):
         loss = closure()
         super().step()

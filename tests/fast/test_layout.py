@@ -30,8 +30,6 @@ class Convolution(nn.Module):
 
 
 class Viewed(Convolution):
-    """As in PyTorch's tutorial."""
-
     def forward(self, x):
         return self.head(self.features(x).view(-1, 36))
 

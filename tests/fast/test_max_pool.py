@@ -27,15 +27,13 @@ OPTIONS = [
     {"kernel_size": (2, 3)},
     {"kernel_size": 3, "stride": (1, 2)},
     {"kernel_size": 3, "padding": (0, 1)},
-    {"kernel_size": 3, "padding": 1},
     {"kernel_size": 2, "stride": 1},
 ]
 
 
-@pytest.mark.parametrize("trains", [False, True])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_whatever_it_is_asked_for_a_pool_is_pytorch_s(options, trains):
-    x = torch.randn(2, 3, 7, 8, requires_grad=trains)
+def test_whatever_it_is_asked_for_a_pool_is_pytorch_s(options):
+    x = torch.randn(2, 3, 7, 8)
     ours, theirs = MaxPool(**options)(x), nn.MaxPool2d(**options)(x)
     if not options.get("return_indices"):
         ours, theirs = (ours,), (theirs,)

@@ -5,13 +5,13 @@ from functools import partial
 
 import pytest
 import torch
+from test_quorum import Drawn
 from torch import nn
 from toys import fitted
 
 from benchmarks import tight
 from benchmarks.workloads import WORKLOADS, quiet_federation
-from fedlit import FedAvg, Federation, LocalOnly
-from fedlit.callbacks import FederationCallback
+from fedlit import FedAvg, Federation
 from fedlit.networks import MLP, McMahanCNN
 from fedlit.rng import derive, generator, isolated
 
@@ -54,22 +54,12 @@ WORK = {  # with fewer clients and samples, and fedlit's own networks
 }
 
 
-class Drawn(FederationCallback):
-    """Notes the clients of each round."""
-
-    def __init__(self) -> None:
-        self.clients: list[list[int]] = []
-
-    def on_round_start(self, federation, module, round, clients) -> None:
-        self.clients.append(clients)
-
-
 @pytest.mark.parametrize("name", WORK)
 def test_exact_mode_has_the_bits_of_a_hand_written_loop(name, tmp_path):
     drawn = Drawn()
     federation = after_rounds(WORK[name], False, tmp_path, callbacks=drawn)
     plain = replace(WORK[name], network=WORKLOADS[name].network)  # of PyTorch's own layers
-    loop = by_hand(plain, federation, drawn.clients)
+    loop = by_hand(plain, federation, [clients for _, clients in drawn.clients])
     for ours, theirs in zip(federation.global_state.values(), loop.network.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     for k, network in enumerate(getattr(loop, "personal", [])):
@@ -97,10 +87,6 @@ class FrozenNorm(nn.Sequential):
         return self
 
 
-@pytest.mark.parametrize("method", [FedAvg, LocalOnly])
-def test_a_network_s_own_train_is_called(method):
-    federation = fitted(method(FrozenNorm, SGD), num_rounds=2)
-    states = [federation.global_state, *federation.personal_states.values()]
-    found = [state["network.2.running_mean"] for state in states if "network.2.running_mean" in state]
-    assert found
-    assert not any(mean.any() for mean in found)
+def test_a_network_s_own_train_is_called():
+    federation = fitted(FedAvg(FrozenNorm, SGD), num_rounds=2)
+    assert not federation.global_state["network.2.running_mean"].any()
