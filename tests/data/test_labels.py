@@ -1,4 +1,4 @@
-"""Classes count from 0: labels that begin at 1 are told, and refused where a network has no output for them."""
+"""Classes count from 0: labels that begin at 1 get a notice, and are refused where a network has no output for them."""
 
 import warnings
 
@@ -37,7 +37,7 @@ def test_labels_that_count_from_1_are_refused_and_what_to_subtract_is_said():
         fit(from_one(), outputs=5)
 
 
-def test_who_gives_class_0_an_output_is_told_that_no_sample_has_it():
+def test_an_output_for_class_0_without_samples_gives_a_notice():
     with pytest.warns(Notice, match=ONE_TO_FIVE + r", so that no sample is of class 0; if .* from 1, subtract 1\.$"):
         fit(from_one(), outputs=6)
     with pytest.warns(Notice, match=ONE_TO_FIVE):  # labels of the pool are hidden, not absent
@@ -76,7 +76,7 @@ def test_the_highest_classes_need_no_samples_where_the_user_says_how_many_there_
 
 
 @pytest.mark.parametrize(
-    ("labels", "num_classes", "told"),
+    ("labels", "num_classes", "message"),
     [
         (torch.arange(40) % 5, 3, r"`data.num_classes` must be at least 5, since labels go up to 4, got 3\."),
         (torch.arange(40.0), 3, r"`data.num_classes` has no meaning for these data: their targets are no classes"),
@@ -84,8 +84,8 @@ def test_the_highest_classes_need_no_samples_where_the_user_says_how_many_there_
         (torch.arange(40) % 5, 2.5, r"`data.num_classes` must be a whole number, got 2.5"),
     ],
 )
-def test_classes_that_cannot_be_are_refused(labels, num_classes, told):
-    with pytest.raises(ValueError, match=told):
+def test_classes_that_cannot_be_are_refused(labels, num_classes, message):
+    with pytest.raises(ValueError, match=message):
         labelled(labels, labels, num_classes=num_classes).setup()
 
 
@@ -99,7 +99,7 @@ def test_the_table_of_who_holds_what_says_it_too(capsys):
     assert capsys.readouterr().err == f"fedlit: note: {note}subtract 3.\n"
 
 
-def test_one_of_several_data_sets_that_counts_from_1_is_told():
+def test_one_of_several_data_sets_that_counts_from_1_gives_a_notice():
     data = JointData([labelled(torch.arange(40) % 6, torch.arange(12) % 6), from_one()])
     with pytest.warns(Notice, match=r"^labels of one of `data.parts` are 1 to 5"):
         fit(data, outputs=6)

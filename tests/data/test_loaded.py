@@ -57,9 +57,6 @@ def epochs(batches, number: int = 2) -> list:
     return [list(batches) for _ in range(number)]
 
 
-# What decides
-
-
 def test_two_workers_read_the_bits_that_one_process_reads():
     alone, with_two = (epochs(read(Noisy(), num_workers)) for num_workers in (0, 2))
     assert equal(alone, with_two)
@@ -109,19 +106,18 @@ def test_what_is_not_random_is_the_same_in_memory_and_read(options):
     assert equal(*found)
 
 
-@pytest.mark.parametrize("by", ["numpy", "random"])
-def test_generators_that_are_seldom_drawn_from_are_seeded_all_the_same(by):
+def test_generators_that_are_seldom_drawn_from_are_seeded_all_the_same():
     class Seldom(Noisy):
         def __getitem__(self, index: int):
             x, y = self.images[index]
             return x + torch.rand(()) + (self.noise() if index == 7 else 0), y
 
-    found = part_of(Seldom(by=by), "d", ReadOptions(in_memory=False)).reader
+    found = part_of(Seldom(), "d", ReadOptions(in_memory=False)).reader
     assert found.draws_from_torch_alone  # as far as a few samples show, of which 7 is none
     for num_workers in (0, 2):
         batches = (
             LoadedBatches(replace(reader, num_workers=num_workers), np.arange(20), 6, torch.Generator().manual_seed(0))
-            for reader in (found, Reader(Seldom(by=by), "d"))
+            for reader in (found, Reader(Seldom(), "d"))
         )
         assert equal(*map(epochs, batches))
 
@@ -134,9 +130,6 @@ def test_a_data_set_that_looks_at_another_generators_state_has_it_seeded():
     assert not part_of(Looks(), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
     assert not part_of(Noisy(by="numpy"), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
     assert part_of(Noisy(by="torch"), "d", ReadOptions(in_memory=False)).reader.draws_from_torch_alone
-
-
-# What auto finds out
 
 
 def test_auto_reads_what_is_random_and_says_so_and_stacks_the_rest():
@@ -154,9 +147,9 @@ def test_auto_reads_what_is_too_large_by_the_first_samples(monkeypatch):
     size = 60 * (64 * 4 + 8)
     for room, kind in ((size, StackedSamples), (size - 1, LazySamples)):
         monkeypatch.setattr("fedlit.data.sources.ROOM", room)
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as caught:
             assert isinstance(part_of(Plain(), "data.train_dataset", ReadOptions()), kind)
-        assert bool(told) == (kind is LazySamples)
+        assert bool(caught) == (kind is LazySamples)
 
 
 def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
@@ -180,7 +173,7 @@ def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
     assert equal(*(epochs(read(Seeded(), num_workers)) for num_workers in (0, 2)))
 
 
-def test_classes_are_those_that_a_data_set_tells_if_they_are_true_else_they_are_read():
+def test_classes_are_the_targets_of_a_data_set_if_they_are_true_else_they_are_read():
     class Told(Noisy):
         reads = 0
 
@@ -200,9 +193,6 @@ def test_classes_are_those_that_a_data_set_tells_if_they_are_true_else_they_are_
         assert (dataset.reads >= 60) == is_read
     some = part_of(Subset(honest, [4, 7, 2]), "d", ReadOptions(in_memory=False))
     assert some.labels.tolist() == [1, 1, 2]
-
-
-# What goes wrong
 
 
 class Broken(Plain):
@@ -257,9 +247,6 @@ def test_a_signal_for_the_run_does_not_end_its_workers():
         os.kill(worker.pid, signal.SIGINT)
     rest = list(batches)
     assert equal([*first, *rest], list(read(Noisy())))
-
-
-# Texts: a collate_fn
 
 
 class Texts(Dataset):

@@ -81,7 +81,7 @@ def write_bad_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "told"),
+    ("images", "message"),
     [
         ("nowhere", r"must be an .npz or a folder of images, got nowhere, and there is no such file\.$"),
         ("size.npz", r"size.npz holds uint8 \[N, 1, 9, 9\], but the data are uint8 \[N, 1, 8, 8\]"),
@@ -94,9 +94,9 @@ def write_bad_ones() -> None:
         ("broken", r"broken/a.png cannot be read as an image"),
     ],
 )
-def test_what_does_not_fit_is_refused(images, told, data):
+def test_what_does_not_fit_is_refused(images, message, data):
     write_bad_ones()
-    with pytest.raises(ValueError, match=told) as refused:
+    with pytest.raises(ValueError, match=message) as refused:
         read_own_images(images, data)
     assert "\n" not in str(refused.value)
 
@@ -108,8 +108,8 @@ def test_features_have_no_folder_of_images(data):
     features.setup()
     Path("photos").mkdir()
     Image.fromarray(np.zeros((8, 8), np.uint8)).save("photos/a.png")
-    told = r"a folder of images is for grey or RGB data, these are float32 \[N, 1, 8, 8\]"
-    with pytest.raises(ValueError, match=told):
+    message = r"a folder of images is for grey or RGB data, these are float32 \[N, 1, 8, 8\]"
+    with pytest.raises(ValueError, match=message):
         read_own_images("photos", features)
     np.savez("mine.npz", images=floats["test_images"][:2])
     assert read_own_images("mine.npz", features).x.shape == (2, 1, 8, 8)

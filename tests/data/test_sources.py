@@ -40,9 +40,6 @@ class Made(Dataset):
         return self.item(index)
 
 
-# Items of any kind
-
-
 @pytest.mark.parametrize(
     ("item", "inputs", "targets"),
     [
@@ -103,9 +100,6 @@ def test_names_that_are_not_there_are_refused(item, options, message):
     assert "\n" not in str(refusal.value)
 
 
-# A test set of its own
-
-
 def test_a_test_set_is_set_apart_of_every_class_by_the_partition_seed():
     whole = TensorDataset(torch.arange(40.0)[:, None], torch.arange(40) % 4)
     data = ready(whole)
@@ -135,9 +129,6 @@ def test_a_test_set_is_set_apart_of_every_class_by_the_partition_seed():
 def test_options_of_reading_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         ready(Made(lambda i: (zeros(2), i % 2)), **options)
-
-
-# Hugging Face
 
 
 class Feature:
@@ -183,9 +174,6 @@ def test_text_classes_are_sorted_over_training_and_test():
     assert data.splits.num_classes == 3
     with pytest.raises(ValueError, match=r"x at item 0 of `data.train_dataset` must be numbers, .* got str"):
         ready(Hugging({"text": ["a", "b"] * 5, "label": [0, 1] * 5}))
-
-
-# Tables
 
 
 def frame(**more) -> pd.DataFrame:
@@ -268,9 +256,6 @@ def test_a_file_that_is_no_table_is_refused(tmp_path, monkeypatch):
     assert refusal("empty.csv").endswith("needs pandas: pip install 'fedlit[report]'.")
 
 
-# Folders of images
-
-
 def write_images(folder: Path, mode: str = "RGB", size: int = 5, per_class: int = 4) -> None:
     for label, name in enumerate(("ant", "bee")):
         (folder / name).mkdir(parents=True)
@@ -333,9 +318,6 @@ def test_a_folder_without_images_or_with_a_broken_one_is_refused(tmp_path):
     (tmp_path / "photos/ant/a.png").write_text("no image")
     with pytest.raises(ValueError, match=r"`data.dataset`: photos/ant/a.png cannot be read as an image"):
         of_folder("photos", test_size=0.25)
-
-
-# Options are fixed
 
 
 @pytest.mark.parametrize("name", ["partition", "test_dataset"])

@@ -14,7 +14,7 @@ from fedlit.methods import Ditto
 
 # What a method differs by from the CPU. The pretend device rounds as the CPU does, so that single precision is exact;
 # fast mode has shortcuts on the CPU that round otherwise. In mixed precision the two autocast other operations; in
-# 16-mixed a step whose scaled gradients overflow is left out as well, of three or four that a visit has here.
+# 16-mixed a step whose scaled gradients overflow is left out as well, of three or four that a client takes here.
 TOLERANCE = {("32-true", True): 1e-5, ("32-true", False): 0.0}
 TOLERANCE |= {("bf16-mixed", fast): 0.1 for fast in (True, False)}
 TOLERANCE |= {("16-mixed", fast): 0.5 for fast in (True, False)}

@@ -79,7 +79,7 @@ def failing(uploads, current):
 
 
 @pytest.mark.parametrize(
-    ("model", "rule", "told"),
+    ("model", "rule", "message"),
     [
         (Ignores, Median(), r"`trainer.aggregator` Median would be ignored: `aggregate` of Ignores .*`self.combine"),
         (LocalOnly, Median(), r"`trainer.aggregator` Median would never be asked: LocalOnly averages nothing"),
@@ -90,8 +90,8 @@ def failing(uploads, current):
         (FedAvg, lambda uploads, current: {}, r"`trainer.aggregator` <lambda>, .*: missing 'network.1.bias'"),
     ],
 )
-def test_a_rule_that_would_be_ignored_or_cannot_work_is_refused_before_the_first_round(model, rule, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_rule_that_would_be_ignored_or_cannot_work_is_refused_before_the_first_round(model, rule, message):
+    with pytest.raises(ValueError, match=message):
         fitted(model(linear, SGD), aggregator=rule)
 
 

@@ -83,8 +83,8 @@ def test_a_counter_beyond_what_anybody_can_count_leaves_its_client_out(far, is_l
     others = fitted(seeded(Counts, 0), toy_data(opt_out=[1]), num_rounds=2)
     assert equal(federation.global_state, others.global_state) == is_left_out
     reasons = {event["reason"] for event in events(federation.log_dir, "left_out")}
-    told = f"unusable state: 'network.1.num_batches_tracked' has grown by {far:.4g} in one round"
-    assert [reason.startswith(told) for reason in reasons] == [True] * is_left_out
+    message = f"unusable state: 'network.1.num_batches_tracked' has grown by {far:.4g} in one round"
+    assert [reason.startswith(message) for reason in reasons] == [True] * is_left_out
 
 
 def leaves(uploads, current):

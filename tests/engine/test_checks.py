@@ -38,13 +38,9 @@ def double():
 
 NETWORKS = {
     "the network of client 0 must give one tensor, got a tuple": partial(Forward, lambda z: (z, z)),
-    "the network of client 0 must give one tensor, got a mapping of a, b; of": partial(
-        Forward, lambda z: {"a": z, "b": z}
-    ),
+    "the network .* must give one tensor, got a mapping of a, b; of": partial(Forward, lambda z: {"a": z, "b": z}),
     r"the network of client 0 cannot take inputs of shape \[1, 8, 8\]: AssertionError: three": partial(Forward, fails),
-    r"the network of client 0 cannot take inputs of .*: 'Tensor' object has no attribute 'logits'": partial(
-        Forward, lambda z: z.logits
-    ),
+    "the network .* cannot take inputs .*: 'Tensor' .* no attribute 'logits'": partial(Forward, lambda z: z.logits),
     r"the network of client 0 cannot take inputs of .*Double; see `trainer.precision`": double,
     "Attempted to use an uninitialized parameter": Lazy,
     "`model.network` cannot be built: TypeError: empty": partial(nn.Linear, 2, "ten"),
@@ -52,40 +48,35 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize(("told", "network"), NETWORKS.items())
-def test_a_network_that_cannot_be_used_is_told_by_its_own_words(told, network):
-    with pytest.raises((ValueError, TypeError), match=f"^(`model`: )?{told}"):
+@pytest.mark.parametrize(("message", "network"), NETWORKS.items())
+def test_a_network_that_cannot_be_used_is_refused_by_its_own_error(message, network):
+    with pytest.raises((ValueError, TypeError), match=f"^(`model`: )?{message}"):
         fitted(FedAvg(network, SGD))
 
 
 def test_a_network_of_doubles_is_welcome_where_precision_says_so():
     federation = fitted(FedAvg(double, SGD), num_rounds=1, precision="64-true")
     assert federation.global_state["network.1.bias"].dtype == torch.float64
-    fitted(LocalOnly(double, SGD), num_rounds=1)  # what is built in visits is given the method's dtype
+    fitted(LocalOnly(double, SGD), num_rounds=1)  # what is built for a client is given the method's dtype
 
 
+STEP, PLATEAU = partial(torch.optim.lr_scheduler.StepLR, step_size=1), torch.optim.lr_scheduler.ReduceLROnPlateau
 OPTIMIZERS = {
     "automatic optimisation takes one optimiser, got 2": lambda method, one: [one, SGD(method.parameters())],
     "'AttributeDict' object has no attribute 'lr'": lambda method, one: method.hparams.lr,
-    "Found unsupported keys in the optimizer configuration: {'lr_schedulr'}": lambda method, one: {
-        "optimizer": one,
-        "lr_schedulr": torch.optim.lr_scheduler.StepLR(one, 1),
-    },
-    ".*must include a monitor": lambda method, one: {
-        "optimizer": one,
-        "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(one),
-    },
+    "Found unsupported keys .*: {'lr_schedulr'}": lambda method, one: {"optimizer": one, "lr_schedulr": STEP(one)},
+    ".*must include a monitor": lambda method, one: {"optimizer": one, "lr_scheduler": PLATEAU(one)},
     "Unknown configuration .* should be one of: .*Optimizer": lambda method, one: None,
 }
 
 
-@pytest.mark.parametrize(("told", "configure"), OPTIMIZERS.items())
-def test_optimisers_that_cannot_be_used_are_told(told, configure):
+@pytest.mark.parametrize(("message", "configure"), OPTIMIZERS.items())
+def test_optimisers_that_cannot_be_used_are_refused(message, configure):
     class Mine(FedAvg):
         def configure_optimizers(self):
             return configure(self, super().configure_optimizers())
 
-    with pytest.raises(ValueError, match=f"^`model`: `configure_optimizers` of Mine of client 0: {told}"):
+    with pytest.raises(ValueError, match=f"^`model`: `configure_optimizers` of Mine of client 0: {message}"):
         fitted(Mine(linear, SGD))
 
 

@@ -88,14 +88,14 @@ def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_repor
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("acc", "^`trainer.metrics` must leave acc and loss .* give 'acc' another name"),
         ("two\nlines", "`trainer.metrics` must have names of printable characters"),
     ],
 )
-def test_a_metric_of_a_name_that_is_taken_or_cannot_be_printed_is_refused(name, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_metric_of_a_name_that_is_taken_or_cannot_be_printed_is_refused(name, message):
+    with pytest.raises(ValueError, match=message):
         fitted(FedAvg(linear, SGD), metrics={name: MulticlassAccuracy(3)})
 
 

@@ -111,14 +111,14 @@ def test_what_says_which_checkpoints_there_are_is_refused_where_there_are_none()
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"report": True, "logger": True}, r"Look at \S+report.html and curves.png beside it, or run: tensorboard"),
         ({"report": False, "logger": False}, r"Look at \S+version_0, or run: fedlit report \S+version_0$"),
     ],
 )
-def test_the_end_of_a_fit_says_where_to_look(options, told, tmp_path, capsys):
+def test_the_end_of_a_fit_says_where_to_look(options, message, tmp_path, capsys):
     given = {**QUIET, "enable_progress_bar": True, "num_rounds": 1, **options, "default_root_dir": str(tmp_path)}
     found = Federation(**given).fit(FedAvg(linear, SGD), toy_data())
-    assert re.search(told, capsys.readouterr().out, re.MULTILINE)
+    assert re.search(message, capsys.readouterr().out, re.MULTILINE)
     assert (found.folder / "report.html").exists() == options["report"]

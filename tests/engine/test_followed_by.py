@@ -79,14 +79,14 @@ DISTIL = Stage("distil", side="server", upload="none", public="inputs")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"upload": "none", "followed_by": DISTIL}, "`followed_by` is for clients whose uploads are aggregated"),
         ({"followed_by": Stage("other")}, "`followed_by` must be a stage of the server"),
     ],
 )
-def test_what_cannot_follow_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_follow_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         Stage("federate", **options)
 
 

@@ -1,4 +1,4 @@
-"""A visit is a `fit`: one client with all data sees what the Trainer would show it, hook by hook, bit by bit."""
+"""Local training is a `fit`: one client with all data sees what the Trainer would show it, hook by hook, bit by bit."""
 
 import warnings
 from functools import partial
@@ -184,7 +184,7 @@ KINDS = [Plain, OwnUpdate, Accumulates, Skips, Stops, TwoOptimisers, Closures, S
 KINDS += [FrozenWhenMade]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*in eval(uation)? mode")  # Lightning tells, and so do we
+pytestmark = pytest.mark.filterwarnings("ignore:.*in eval(uation)? mode")  # Lightning warns, and so do we
 
 
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
@@ -217,7 +217,7 @@ def test_a_hook_that_alone_is_overridden_is_called(hook):
 
 
 class Moody(FedAvg):
-    """Notes the modes that a visit begins with, and leaves others behind."""
+    """Notes the modes that local training begins in, and leaves others behind."""
 
     modes = Diary()
 
@@ -230,7 +230,7 @@ class Moody(FedAvg):
         self.network.train(self.client.id == 1)
 
 
-def test_every_visit_begins_in_the_modes_that_the_method_was_made_in():
+def test_local_training_begins_in_the_modes_that_the_method_was_made_in():
     method = Moody(network, SGD)
     made = [part.training for part in method.modules()]
     assert made.count(False) == 1
@@ -241,7 +241,7 @@ def test_every_visit_begins_in_the_modes_that_the_method_was_made_in():
     assert [part.training for part in method.modules()] == made
 
 
-def test_who_trains_with_parts_in_evaluation_mode_is_told():
+def test_training_with_parts_in_evaluation_mode_gives_a_notice():
     with pytest.warns(Notice, match=r"FrozenWhenMade is trained with parts in evaluation mode, .*: network.1\."):
         fitted(FrozenWhenMade(network, SGD), num_rounds=1)
     with warnings.catch_warnings():

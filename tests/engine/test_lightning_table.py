@@ -85,9 +85,7 @@ def test_a_hook_of_a_method_whose_stages_train_its_parts_is_refused():
             return [Stage("part", module=self.part)]
 
     for hook in sorted(CALLED):
-        with pytest.raises(
-            ValueError, match=f"Mine overrides `{hook}`, but its stages train FedAvg; override"
-        ):
+        with pytest.raises(ValueError, match=f"Mine overrides `{hook}`, but its stages train FedAvg; override"):
             fitted(overriding(Whole, hook)())
 
 
@@ -173,11 +171,11 @@ def test_every_attribute_of_the_table_is_tried():
 
 
 @pytest.mark.parametrize(
-    ("use", "told"),
+    ("use", "message"),
     [*ENDS.values(), (lambda self, _: self.trainer.fit_loop, r"`self.trainer.fit_loop` has no meaning.*global_step")],
 )
-def test_what_would_go_wrong_for_every_client_ends_the_run(use, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_would_go_wrong_for_every_client_ends_the_run(use, message):
+    with pytest.raises(ValueError, match=message):
         first_of(use)
 
 
@@ -204,7 +202,7 @@ def test_values_are_reduced_as_asked_for():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"enable_graph": True}, "enable_graph=True.* has no meaning in a federation"),
         ({"sync_dist_group": 1}, "sync_dist_group.* has no meaning in a federation"),
@@ -213,9 +211,9 @@ def test_values_are_reduced_as_asked_for():
         ({"on_stepp": True}, "there is no such argument"),
     ],
 )
-def test_an_argument_without_a_meaning_ends_the_run(options, told):
+def test_an_argument_without_a_meaning_ends_the_run(options, message):
     arguments = {"value": 1.0, **options}
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         logged(lambda self, _: self.log("x", **arguments))
     assert logged(lambda self, _: self.log("x", 1.0)) == {"x": 1.0}
 

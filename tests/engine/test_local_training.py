@@ -51,8 +51,8 @@ def notices_of(method, **options):
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_a_method_whose_steps_all_return_none_is_named_once_with_its_client(timeout):
     [notice] = notices_of(NoLoss, client_timeout=timeout)
-    told = "`training_step` of NoLoss returned None in every step of client 0 (3 in all)"
-    assert notice == f"{told}, so nothing was trained; return a loss."
+    message = "`training_step` of NoLoss returned None in every step of client 0 (3 in all)"
+    assert notice == f"{message}, so nothing was trained; return a loss."
 
 
 @pytest.mark.parametrize("method", [EverySecondLoss, Manual])
@@ -88,11 +88,11 @@ BAD_SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize(("told", "given"), BAD_SCHEDULES.items())
-def test_a_schedule_of_too_many_rounds_or_of_no_number_is_refused(told, given):
+@pytest.mark.parametrize(("message", "given"), BAD_SCHEDULES.items())
+def test_a_schedule_of_too_many_rounds_or_of_no_number_is_refused(message, given):
     options = {"num_rounds": 3, "gamma": 0.5, **given}
     schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=options["gamma"])
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         fitted(Spy(), num_rounds=options["num_rounds"], lr_schedule=schedule)
 
 

@@ -38,14 +38,14 @@ def test_a_network_that_cannot_be_copied_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"side": "server"}, "a server trains on the public pool and uploads nothing"),
         ({"public": "labels"}, "clients never see the labels"),
     ],
 )
-def test_a_stage_that_contradicts_itself_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_a_stage_that_contradicts_itself_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         Stage("stage", **options)
 
 
@@ -55,13 +55,13 @@ def test_early_stopping_looks_at_least_once():
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("max_epochs", r"^`max_epochs` is not an option of Federation. Did you mean `num_rounds` or `local_epochs`\?$"),
         ("learning_rate", r"Did you mean `model.optimizer.lr`\?$"),
         ("xyz", r"^`xyz` is not an option of Federation.$"),
     ],
 )
-def test_an_option_of_another_library_is_refused_with_its_name_here(option, told):
-    with pytest.raises(TypeError, match=told):
+def test_an_option_of_another_library_is_refused_with_its_name_here(option, message):
+    with pytest.raises(TypeError, match=message):
         Federation(**{option: 3})

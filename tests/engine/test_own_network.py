@@ -32,7 +32,6 @@ class Averaged(FedAvg):
 
 
 def images(public: float = 0.0, **options) -> FederatedData:
-    """Three clients with uint8 images, whose mean and standard deviation are measured."""
     draw = torch.Generator().manual_seed(0)
     y = torch.arange(90) % 3
     noise = torch.randint(0, 100, (90, 8, 8), generator=draw)
@@ -64,7 +63,7 @@ def said(network: nn.Module, batches) -> torch.Tensor:
 def test_it_says_what_predict_says_and_with_preprocessing_takes_images_as_they_are(name):
     data = images(public=0.3 if name == "DLAD" else 0.0)
     method = METHODS[name]()
-    federation = fitted(method, data, num_rounds=2)
+    federation = fitted(method, data, num_rounds=1)
     raw = [(x, None) for x in data.images.test_x.split(data.eval_batch_size)]
     assert raw[0][0].dtype == torch.uint8
     for client in [0, 2] if name in ("LocalOnly", "FedBN") else [None, 0, 2]:

@@ -53,7 +53,7 @@ def test_a_checkpoint_alone_is_enough_to_use_its_network(tmp_path):
     assert torch.equal(alone.network()(x), federation.network()(x))
 
 
-def test_a_loss_that_is_not_one_number_is_told_in_one_line():
+def test_a_loss_that_is_not_one_number_is_refused_in_one_line():
     class Squares(FedAvg):
         def loss(self, output, target):
             return (output - target) ** 2

@@ -50,8 +50,8 @@ def test_a_client_that_fails_alone_in_its_round_is_replaced_by_another():
 def test_as_many_clients_as_must_take_part_must_be_usable():
     data = toy_data(num_clients=4)
     assert fitted(failing({0, 1}), data, num_rounds=2, min_clients=2).state.round == 2
-    told = r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
-    with pytest.raises(RuntimeError, match=told):
+    message = r"^Only 2 of the 4 clients of round 2 were usable, 3 are needed; client 0"
+    with pytest.raises(RuntimeError, match=message):
         fitted(failing({0, 1}), data, num_rounds=2, min_clients=3)
 
 
@@ -157,7 +157,7 @@ def test_who_is_out_of_all_proportion_is_left_out(method, option):
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "told"),
+    ("option", "value", "message"),
     [
         ("max_weight_ratio", 0.5, "`trainer.max_weight_ratio` must be at least 1, got 0.5"),
         ("max_norm_ratio", float("nan"), "`trainer.max_norm_ratio` must be a finite number, got nan"),
@@ -165,6 +165,6 @@ def test_who_is_out_of_all_proportion_is_left_out(method, option):
         ("client_timeout", 0, "`trainer.client_timeout` must be above 0, got 0"),
     ],
 )
-def test_impossible_limits_are_refused(option, value, told):
-    with pytest.raises(ValueError, match=told):
+def test_impossible_limits_are_refused(option, value, message):
+    with pytest.raises(ValueError, match=message):
         fitted(FedAvg(linear, SGD), **{option: value})

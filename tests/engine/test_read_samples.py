@@ -28,7 +28,7 @@ class Crops(Dataset):
 
 @pytest.fixture(autouse=True)
 def _quiet(recwarn):
-    """That samples are read one by one is told by a notice."""
+    """That samples are read one by one is reported by a notice."""
 
 
 def crops(**options) -> FederatedData:

@@ -75,8 +75,8 @@ def test_auto_leaves_a_finished_run_as_it_is_and_says_so(tmp_path, capsys):
 
 
 def test_auto_is_refused_where_nothing_could_begin():
-    told = r"^`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last`"
-    with pytest.raises(ValueError, match=told):
+    message = r"^`--ckpt_path auto` is for `fit`, which may begin anew; give a file, `last`"
+    with pytest.raises(ValueError, match=message):
         Federation(accelerator="cpu").test(FedAvg(linear, SGD), toy_data(), ckpt_path="auto")
 
 

@@ -130,17 +130,17 @@ class Bad(FedAvg):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (lambda current: [1], "must give a mapping from names to tensors, got list"),
         (lambda current: {"network.1.bias": torch.zeros(4)}, "gave what cannot be used"),
         (lambda current: {"other": torch.tensor([float("nan")])}, "gave what cannot be used: 'other' is not finite"),
     ],
 )
-def test_what_cannot_be_sent_ends_the_run_by_name(given, told):
+def test_what_cannot_be_sent_ends_the_run_by_name(given, message):
     method = seeded(Bad)
     method.given = given
-    with pytest.raises(ValueError, match=rf"`download` of Bad, for client 0, .*{told}"):
+    with pytest.raises(ValueError, match=rf"`download` of Bad, for client 0, .*{message}"):
         fitted(method)
 
 

@@ -122,7 +122,7 @@ READY = torch.optim.SGD([torch.zeros(1)], lr=0.1)
 
 
 @pytest.mark.parametrize(
-    ("method", "optimizer", "told"),
+    ("method", "optimizer", "message"),
     [
         (LocalOnly, RATE_1, r"`trainer.server_optimizer` would never be asked: LocalOnly averages nothing that trains"),
         (Ignores, RATE_1, r"`trainer.server_optimizer` would be ignored: `aggregate` of Ignores .*`self.combine"),
@@ -134,15 +134,15 @@ READY = torch.optim.SGD([torch.zeros(1)], lr=0.1)
         (FedAvg, READY, r"`trainer.server_optimizer` must be a class or function that builds"),
     ],
 )
-def test_what_cannot_step_or_would_be_ignored_is_refused_before_the_first_round(method, optimizer, told):
-    with pytest.raises((ValueError, TypeError), match=told):
+def test_what_cannot_step_or_would_be_ignored_is_refused_before_the_first_round(method, optimizer, message):
+    with pytest.raises((ValueError, TypeError), match=message):
         fitted(method(linear, SGD), server_optimizer=optimizer)
 
 
 def test_a_run_does_not_go_on_with_another_kind_of_state(tmp_path):
     options = {"default_root_dir": str(tmp_path)}
     run(num_rounds=1, server_optimizer=ADAM, **options)
-    told = r"`trainer.server_optimizer` is Adam and cannot use the state of FedAdam in `--ckpt_path` .*last.ckpt"
-    with pytest.raises(ValueError, match=told):
+    message = r"`trainer.server_optimizer` is Adam and cannot use the state of FedAdam in `--ckpt_path` .*last.ckpt"
+    with pytest.raises(ValueError, match=message):
         run(server_optimizer=torch.optim.Adam, ckpt_path="last", **options)
-    run(num_rounds=2, ckpt_path="last", **options)  # without one it may, and is told so
+    run(num_rounds=2, ckpt_path="last", **options)  # without one it may, with a notice

@@ -1,4 +1,4 @@
-"""Signals: the first is told at once, a second ends the process."""
+"""Signals: the first is reported at once, a second ends the process."""
 
 import signal
 import subprocess
@@ -29,7 +29,7 @@ def started(*wrapper: str):
     return process
 
 
-def test_the_first_is_told_at_once_and_a_second_ends_without_a_traceback():
+def test_the_first_is_reported_at_once_and_a_second_ends_without_a_traceback():
     process = started()
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "stopping 15\n"

@@ -22,7 +22,7 @@ def narrow(tmp_path_factory):
     return fitted(seeded(), num_rounds=2, default_root_dir=str(tmp_path_factory.mktemp("narrow")))
 
 
-def test_a_sub_network_is_sent_uploaded_and_told_of_as_it_is(narrow):
+def test_a_sub_network_is_sent_uploaded_and_recorded_as_it_is(narrow):
     lines = rows(narrow, "ledger.csv")
     sizes = [4 * (64 * width + width + 3 * width + 3) for width in (5, 3, 2)]
     assert [int(row["bytes"]) for row in lines if row["direction"] == "down"] == sizes * 2

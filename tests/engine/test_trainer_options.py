@@ -41,7 +41,7 @@ def test_the_same_batches_come_in_every_epoch_only_to_be_learned_by_heart(option
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"limit_train_batches": 0}, "`trainer.limit_train_batches` must be at least 1"),
         ({"overfit_batches": 0.0}, r"`trainer.overfit_batches` must be a number of batches, or lie in \(0, 1\]"),
@@ -51,8 +51,8 @@ def test_the_same_batches_come_in_every_epoch_only_to_be_learned_by_heart(option
         ({"profiler": "clock"}, "`trainer.profiler` must be simple, advanced or a profiler of lightning"),
     ],
 )
-def test_what_cannot_be_is_refused(options, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
         fitted(FedAvg(linear, SGD), **options)
 
 

@@ -86,15 +86,15 @@ def test_what_goes_up_is_checked_as_what_is_shared():
 
 
 @pytest.mark.parametrize(
-    ("members", "told"),
+    ("members", "message"),
     [
         ({"upload_only": ("step_s",)}, r"`upload_only` of Own names 'step_s', but nothing in its state does"),
         ({"shared": ("network.")}, r"`shared` of Own must be a tuple of name prefixes, .* got 'network.'"),
         ({"server_only": ("agreed",)}, r"'agreed' of Own is said to be both `download_only` and `server_only`"),
     ],
 )
-def test_names_that_cannot_be_are_refused(members, told):
-    with pytest.raises(ValueError, match=told):
+def test_names_that_cannot_be_are_refused(members, message):
+    with pytest.raises(ValueError, match=message):
         fitted(type("Own", (Counted,), members)())
 
 
@@ -131,12 +131,12 @@ def test_a_method_knows_how_many_may_take_part():
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "message"),
     [
         (Counted, r"`trainer.privacy`: noise is for what is shared, and Counted also uploads 'steps'"),
         (lambda: Choosy(None), r"`trainer.privacy`: every client is drawn by itself, and `select_clients` of Choosy"),
     ],
 )
-def test_what_noise_would_not_cover_is_refused(method, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_noise_would_not_cover_is_refused(method, message):
+    with pytest.raises(ValueError, match=message):
         fitted(method(), privacy=ClientLevelDP(noise_multiplier=0.0, delta=0.1))

@@ -119,7 +119,7 @@ def spoilt(key, value):
 
 
 @pytest.mark.parametrize(
-    ("encoder", "spoil", "told"),
+    ("encoder", "spoil", "message"),
     [
         (FEW, spoilt("places", torch.arange(190, 209)), "places of 'network.1.weight' must rise within 0 and 191"),
         (FEW, spoilt("values", torch.full((19,), torch.nan)), "'network.1.weight' is not finite"),
@@ -128,12 +128,12 @@ def spoilt(key, value):
         (Int8(), lambda part, content: [torch.zeros(1)], "unusable upload: TypeError"),
     ],
 )
-def test_a_damaged_upload_leaves_its_client_out_and_no_other(encoder, spoil, told):
+def test_a_damaged_upload_leaves_its_client_out_and_no_other(encoder, spoil, message):
     build = partial(FedAvg, linear, SGD)
     federation = run(build, num_rounds=1, upload_encoder=Damaged(encoder, spoil))
     left = events(federation.log_dir, "left_out")
     assert [event["client"] for event in left] == [1]
-    assert re.search(told, left[0]["reason"])
+    assert re.search(message, left[0]["reason"])
     others = run(build, data=toy_data(opt_out=[1]), num_rounds=1, upload_encoder=encoder)
     assert equal(federation.global_state, others.global_state)
 
@@ -152,14 +152,14 @@ class SendsNumbers(Short):
 
 
 @pytest.mark.parametrize(
-    ("method", "encoder", "told"),
+    ("method", "encoder", "message"),
     [
         (LocalOnly, FEW, r"^`trainer.upload_encoder` would never be asked: LocalOnly averages nothing that trains"),
         (FedAvg, "TopK", r"^`trainer.upload_encoder` must be an Encoder, such as TopK\(\), got 'TopK'"),
     ],
 )
-def test_what_is_no_encoder_or_would_never_be_asked_is_refused_before_the_first_round(method, encoder, told):
-    with pytest.raises(ValueError, match=told):
+def test_what_is_no_encoder_or_would_never_be_asked_is_refused_before_the_first_round(method, encoder, message):
+    with pytest.raises(ValueError, match=message):
         fitted(method(linear, SGD), upload_encoder=encoder)
 
 

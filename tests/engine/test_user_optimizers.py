@@ -1,4 +1,4 @@
-"""A user's own optimiser, or what a user does to one in a visit, has the effect that it has under the Trainer."""
+"""A user's own optimiser, or what a user does to one in training, has the effect that it has under the Trainer."""
 
 from functools import partial
 

@@ -68,9 +68,9 @@ class ViewsInItsStep(FedAvg):
         return F.cross_entropy(self.network.head(features), y)
 
 
-def test_a_step_that_needs_the_ordinary_layout_is_told_what_to_write():
-    told = "`trainer.fast` computes images channels last: `reshape` takes what `view` does not"
-    with pytest.raises(RuntimeError, match=told):
+def test_a_step_that_needs_the_ordinary_layout_is_refused_with_what_to_write():
+    message = "`trainer.fast` computes images channels last: `reshape` takes what `view` does not"
+    with pytest.raises(RuntimeError, match=message):
         fitted(ViewsInItsStep(Convolution, SGD), num_rounds=1, fast=True)
 
 
