@@ -1,5 +1,7 @@
 """Callbacks: which are called and when, which are refused, and what a checkpoint remembers of them."""
 
+from functools import partialmethod
+
 import pytest
 from lightning.pytorch import Callback, callbacks
 from toys import SGD, fitted, linear, toy_data
@@ -15,32 +17,18 @@ UNHEARD = sorted(
 
 
 class Noting(FederationCallback):
+    """Notes each hook, and the stage, round or error that it is given."""
+
     def __init__(self):
         self.calls = []
 
-    def setup(self, trainer, pl_module, stage):
-        self.calls.append(f"setup {stage}")
+    def note(self, hook, *args):
+        self.calls.append(" ".join([hook, *(str(arg) for arg in args if isinstance(arg, str | int | Exception))]))
 
-    def teardown(self, trainer, pl_module, stage):
-        self.calls.append(f"teardown {stage}")
 
-    def on_fit_start(self, trainer, pl_module):
-        self.calls.append("fit start")
-
-    def on_fit_end(self, trainer, pl_module):
-        self.calls.append("fit end")
-
-    def on_train_start(self, trainer, pl_module):
-        self.calls.append("train start")
-
-    def on_train_end(self, trainer, pl_module):
-        self.calls.append("train end")
-
-    def on_round_start(self, federation, module, round, clients):
-        self.calls.append(f"round {round}")
-
-    def on_exception(self, trainer, pl_module, exception):
-        self.calls.append(f"exception {exception}")
+for name in ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_exception"):
+    setattr(Noting, name, partialmethod(Noting.note, name))
+Noting.on_round_start = partialmethod(Noting.note, "round")
 
 
 class Counter(FederationCallback):
@@ -60,7 +48,7 @@ class Counter(FederationCallback):
 def test_a_fit_is_called_back_from_set_up_to_tear_down():
     noting = Noting()
     fitted(FedAvg(linear, SGD), num_rounds=2, callbacks=noting)
-    rounds = ["fit start", "train start", "round 1", "round 2", "train end", "fit end"]
+    rounds = ["on_fit_start", "on_train_start", "round 1", "round 2", "on_train_end", "on_fit_end"]
     assert noting.calls == ["setup fit", *rounds, "teardown fit"]
 
 
@@ -80,7 +68,7 @@ def test_an_error_in_a_fit_is_passed_on_in_place_of_its_end():
     noting = Noting()
     with pytest.raises(RuntimeError, match="broken"):
         fitted(FedAvg(linear, SGD), callbacks=[noting, Broken()])
-    assert noting.calls == ["setup fit", "fit start", "train start", "round 1", "exception broken"]
+    assert noting.calls == ["setup fit", "on_fit_start", "on_train_start", "round 1", "on_exception broken"]
 
 
 def test_a_callback_remembers_over_a_resumed_run():

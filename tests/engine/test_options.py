@@ -37,19 +37,11 @@ def test_a_network_that_cannot_be_copied_is_refused():
         fitted(FedAvg(pruned, SGD), num_rounds=1)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"side": "server"}, "a server trains on the public pool and uploads nothing"),
-        ({"public": "labels"}, "clients never see the labels"),
-    ],
-)
-def test_a_stage_that_contradicts_itself_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        Stage("stage", **options)
-
-
-def test_early_stopping_looks_at_least_once():
+def test_a_stage_that_contradicts_itself_is_refused():
+    with pytest.raises(ValueError, match="a server trains on the public pool and uploads nothing"):
+        Stage("stage", side="server")
+    with pytest.raises(ValueError, match="clients never see the labels"):
+        Stage("stage", public="labels")
     with pytest.raises(ValueError, match="`patience` and `check_every` must be at least 1"):
         EarlyStopping(patience=0)
 

@@ -15,10 +15,8 @@ from fedlit.server_optimizers import FedAdagrad, FedAdam, FedYogi
 
 RATE_1 = partial(torch.optim.SGD, lr=1.0)
 ADAM = partial(FedAdam, lr=0.05)
-SWIFT = ("FedAvg", "FML", "MixtureOfExperts")  # one network, one of two, one in the first of several stages
-each_method = pytest.mark.parametrize(
-    "method", [pytest.param(name, marks=() if name in SWIFT else pytest.mark.slow) for name in AVERAGING]
-)
+# One network, one of two, one in the first of several stages.
+each_kind = pytest.mark.parametrize("method", ["FedAvg", "FML", "MixtureOfExperts"])
 
 
 def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
@@ -26,13 +24,13 @@ def run(method=lambda: FedAvg(SmallCNN, SGD), **options):
     return fitted(method(), **options)
 
 
-@each_method
+@each_kind
 def test_sgd_of_rate_1_is_no_server_optimizer_at_all(method):
     plain = run(AVERAGING[method], num_rounds=2).global_state
     assert_close(run(AVERAGING[method], num_rounds=2, server_optimizer=RATE_1).global_state, plain)
 
 
-@each_method
+@each_kind
 def test_sgd_of_half_the_rate_goes_half_of_the_way(method):
     """Of one round: later ones begin elsewhere. Buffers and counters are the mean as ever."""
     full = run(AVERAGING[method], num_rounds=1).state
