@@ -273,7 +273,6 @@ GOOD = Pairs((zeros(3), 0))
     [
         (Pairs(), "`train` must not be empty"),
         (Pairs(zeros(2)), r"`train` must give pairs \(x, y\), or dicts with a `data.target`, got Tensor"),
-        (Pairs((zeros(3),)), "`train` must give pairs .* got tuple of 1"),
         (Pairs((zeros(3), 0), (zeros(4), 0)), r"different shapes .* \(float32 \[3\], .* at item 1: .*collate_fn"),
         (Pairs((zeros(3), 0), (zeros(3), 0.5)), r"int64 \[\]\) at item 0 and .*float32 \[\]\) at item 1"),
         (Pairs((zeros(3), -2)), "targets of `train` .*, got -2 to -2; what is no class must be a float"),
@@ -284,7 +283,6 @@ GOOD = Pairs((zeros(3), 0))
         (Pairs((Image.new("P", (2, 2)), 0)), r"x at item 0 .* grey \(L\) or RGB image, got mode P"),
         (Pairs(("a path", 0)), "x at item 0 of `train` must be numbers, a tensor, .* got str; .* `data.collate_fn`"),
         (Pairs(({"text": "words"}, 0)), r"x at item 0 of `train`\['text'\] must be numbers"),
-        (TensorDataset(zeros(2, 3)), "`train` must give pairs"),
         (object(), "`train` must be a data set, with items and a length, got a object"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

@@ -174,7 +174,7 @@ def test_a_generator_of_ones_own_is_refused_unless_frozen_or_seeded():
 
 
 def test_classes_are_the_targets_of_a_data_set_if_they_are_true_else_they_are_read():
-    class Told(Noisy):
+    class WithTargets(Noisy):
         reads = 0
 
         def __init__(self, lie: int = 0) -> None:
@@ -185,7 +185,7 @@ def test_classes_are_the_targets_of_a_data_set_if_they_are_true_else_they_are_re
             self.reads += 1
             return super().__getitem__(index)
 
-    honest, liar = Told(), Told(lie=1)
+    honest, liar = WithTargets(), WithTargets(lie=1)
     expected = np.arange(60) % 3
     for dataset, is_read in ((honest, False), (liar, True)):
         dataset.reads = 0

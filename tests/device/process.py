@@ -42,13 +42,7 @@ class DeviceProcess:
         )
 
     def run(self, function: Callable[..., Any], *args: Any, timeout: float = TIMEOUT, **options: Any) -> Any:
-        """What a function returns there.
-
-        Args:
-            function: Of a module that can be imported, at its top level; it is called where the caller stands.
-            args: Its arguments, and `options`; they and the result are pickled (tensors in host memory).
-            timeout: Seconds after which it is killed.
-        """
+        """What a top-level function returns there; it, its arguments and its result are pickled (in host memory)."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):  # then there is no answer

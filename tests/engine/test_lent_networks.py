@@ -7,13 +7,11 @@ import torch
 from torch import nn
 from toys import SGD, SmallCNN, fitted, linear, same, states, toy_data
 
-from fedlit.methods import FD, FML, FedMD, FedProto, LGFedAvg, LocalOnly
+from fedlit.methods import FML, FedMD, LGFedAvg, LocalOnly
 
 METHODS = {
     "LocalOnly": partial(LocalOnly, linear, SGD, client_networks={1: SmallCNN}),
     "FML": partial(FML, linear, linear, SGD, client_networks={1: SmallCNN}),
-    "FD": partial(FD, linear, SGD, client_networks={1: SmallCNN}),
-    "FedProto": partial(FedProto, SmallCNN, SGD),
     "LGFedAvg": partial(LGFedAvg, SmallCNN, SGD),
     "FedMD": partial(FedMD, linear, SGD, subset=10, public_epochs=1, private_epochs=1),
 }
