@@ -120,7 +120,7 @@ class Inputs:
         self.augmentation = augmentation
         self.normalisation = normalisation
         self._views: dict[int, list[Augmentation]] = {}
-        self._ready: dict[tuple[int, int], StackedSamples] = {}
+        self._ready: list[tuple[StackedSamples, Normalisation | None, StackedSamples]] = []
         self._check(example)
 
     def _check(self, example: Tree) -> None:
@@ -191,10 +191,12 @@ class Inputs:
             return part
         if self.is_random or self.differ or part.x.numel() > MOST_READY:
             return None
-        key = (id(part), id(self.normalisation))
-        if key not in self._ready:
-            self._ready[key] = replace(part, x=self.ready(part.x, None))
-        return self._ready[key]
+        for known, normalisation, ready in self._ready:
+            if known is part and normalisation is self.normalisation:
+                return ready
+        ready = replace(part, x=self.ready(part.x, None))
+        self._ready.append((part, self.normalisation, ready))
+        return ready
 
     def transform(self, owners: np.ndarray | int | None, copy: bool = False) -> Transform:
         """`ready` for batches.
