@@ -25,7 +25,7 @@ from fedlit.engine.lightning_hooks import warn_of_no_loss
 from fedlit.engine.live_module import check_still_frozen, restored_requires_grad
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import Scores
-from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
+from fedlit.engine.plan import ClientState, Interrupted, LocalResult, Plan, UsageError
 from fedlit.engine.processes import broadcast, gathered
 from fedlit.engine.scheduling import fewest_usable
 from fedlit.engine.state import FederationState
@@ -101,9 +101,9 @@ def _trained(
     try:
         with preserved(), restored_requires_grad(module):
             trained = train(state.fabric, module, server, plan, state.server_memory, uploads)
-    except UsageError:
+    except (UsageError, Interrupted):
         raise
-    except (RuntimeError, ValueError) as error:
+    except Exception as error:
         raise RuntimeError(f"The server could not train in round {round}: {failure(error).reason}") from error
     if trained.skipped:
         warn_of_no_loss(plan.stage.module or module, SERVER, trained.skipped)

@@ -26,7 +26,7 @@ from fedlit.data.client import Client
 from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.states import Vectors, frozen, numbers, trained
+from fedlit.methods.states import Vectors, frozen, shared_numbers, trained
 from fedlit.tasks import Task
 
 
@@ -88,7 +88,7 @@ class FedDyn(FederatedModule):
         agreed = self.combine(watched(uploads, lambda upload: seen.append(upload.client)), current)
         share = self.alpha * len(seen) / self.num_clients
         new: State = {}
-        for name, number in numbers(self).items():
+        for name, number in shared_numbers(self, current).items():
             h = current[f"h.{number}"] - share * (agreed[name] - current[name])
             new |= {f"h.{number}": h, name: agreed[name] - h / self.alpha}
         return agreed | new

@@ -30,7 +30,7 @@ from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd, for_client
-from fedlit.methods.states import frozen, numbers, trained
+from fedlit.methods.states import frozen, shared_numbers, trained
 from fedlit.tasks import Task
 
 LEAST_NORM = 1e-3  # of steps that were taken; 1, unless lr mu is above 1
@@ -109,7 +109,7 @@ class FedNova(FederatedModule):
             raise ValueError(f"the norm {allowed}, got {norm:g}.")
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        moving = numbers(self)
+        moving = shared_numbers(self, current)
         norms: list[tuple[float, float]] = []
 
         def normalised() -> Iterator[Upload]:

@@ -29,7 +29,7 @@ from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients
 from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
-from fedlit.methods.states import Vectors, frozen, mean_gradient, numbers, trained
+from fedlit.methods.states import Vectors, frozen, mean_gradient, shared_numbers, trained
 from fedlit.tasks import Task
 
 Option = Literal["I", "II"]
@@ -120,5 +120,6 @@ class SCAFFOLD(FederatedModule):
 
         agreed = self.combine(watched(uploads, add), current)
         if self.lr_g != 1:
-            agreed |= {name: current[name] + self.lr_g * (agreed[name] - current[name]) for name in numbers(self)}
+            names = shared_numbers(self, current)
+            agreed |= {name: current[name] + self.lr_g * (agreed[name] - current[name]) for name in names}
         return agreed | {name: tensor.to(current[name]) for name, tensor in c.items()}

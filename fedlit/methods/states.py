@@ -118,6 +118,12 @@ def numbers(module: nn.Module) -> dict[str, int]:
     return {name: places[id(parameter)] for name, parameter in found.items() if parameter.requires_grad}
 
 
+def shared_numbers(module: nn.Module, shared: Iterable[str]) -> dict[str, int]:
+    """As `numbers`, of what is shared: under `trainer.batch_norm: local`, BatchNorm layers stay with clients."""
+    names = set(shared)
+    return {name: number for name, number in numbers(module).items() if name in names}
+
+
 def mean_gradient(
     network: nn.Module, client: Client, like: Tensor, loss: Callable[[Any, Any], Tensor] = F.cross_entropy
 ) -> list[Tensor]:

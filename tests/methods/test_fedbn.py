@@ -1,11 +1,15 @@
 """FedBN: BatchNorm stays."""
 
+from functools import partial
+
 import pytest
+import torch
+from every_method import Normalised
 from torch import nn
 from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, rows, seeded, uneven
 
 from fedlit import FedAvg
-from fedlit.methods import FedBN
+from fedlit.methods import SCAFFOLD, FedBN, FedDyn, FedNova
 from fedlit.methods.parts import batch_norm_names
 
 
@@ -46,3 +50,15 @@ def test_batchnorm_is_known_by_its_kind_wherever_it_is():
     network = nn.Sequential(nn.ModuleDict({"a": nn.BatchNorm1d(2, affine=False), "bn": nn.LayerNorm(2)}))
     assert batch_norm_names(network) == {"0.a.running_mean", "0.a.running_var", "0.a.num_batches_tracked"}
     assert "running_mean" in batch_norm_names(nn.BatchNorm3d(2))
+
+
+@pytest.mark.parametrize(
+    "method", [FedDyn, FedNova, partial(SCAFFOLD, lr_g=0.5)], ids=["FedDyn", "FedNova", "SCAFFOLD"]
+)
+def test_methods_that_correct_the_mean_take_batch_norm_that_stays_with_clients(method):
+    plain = partial(torch.optim.SGD, lr=0.05)
+    federation = fitted(method(Normalised, plain), batch_norm="local", num_rounds=2)
+    state = federation.global_state
+    assert not any(name.startswith("network.extractor.1.") for name in state)
+    assert not torch.equal(state["network.head.1.weight"], federation.state.initial["network.head.1.weight"])
+    assert all("network.extractor.1.weight" in personal for personal in federation.personal_states.values())
