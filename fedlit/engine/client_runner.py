@@ -12,7 +12,7 @@ from fedlit.aggregation import State, Upload, num_bytes
 from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding, check_sendable
 from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
-from fedlit.engine.live_module import BuiltParts, check_unchanged, failed, without_frozen
+from fedlit.engine.live_module import CachedParts, check_unchanged, failed, without_frozen
 from fedlit.engine.local_training import ModuleParts, train_client
 from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, Interrupted, LocalResult, Plan, UsageError
@@ -238,7 +238,7 @@ class ClientRunner:
         self.is_scored = is_scored
         self.constant = frozenset(state.constant)
         self.before = state.live.snapshot()
-        self.parts: dict[BuiltParts | None, ModuleParts] = {}  # of clients whose networks are the same modules
+        self.parts: dict[CachedParts | None, ModuleParts] = {}  # by the networks that clients use
 
     def train(self, k: int) -> ClientResult:
         """What came of a client's training; whatever it does, the round goes on without it."""
@@ -334,11 +334,12 @@ class ClientRunner:
 
     def _parts(self, stage: Stage) -> ModuleParts | None:
         live = self.state.live
-        if live.builds_clients and live.lent is None:
+        cached = live.cached_parts
+        if live.builds_clients and cached is None:
             return None
-        if live.lent not in self.parts:
-            self.parts[live.lent] = ModuleParts(self.state.module, stage, self.state.shared)
-        return self.parts[live.lent]
+        if cached not in self.parts:
+            self.parts[cached] = ModuleParts(self.state.module, stage, self.state.shared)
+        return self.parts[cached]
 
     def _forget_frozen(self, trained: LocalResult) -> None:
         """What is the same for all, and was so before, is not kept by every client."""

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.liveness import ProcessLost
 from fedlit.engine.metrics import unmeasured
-from fedlit.engine.plan import Interrupted, Plan
+from fedlit.engine.plan import Interrupted
 from fedlit.engine.processes import check_processes, largest
 from fedlit.engine.round import ClientRound, serve
 from fedlit.engine.run_setup import ResumePoint, chosen_values, title_of
@@ -242,7 +242,7 @@ class Fit:
         """Train the clients of a round, with others if too few returned a valid update; or train the server."""
         if stage.side == "server":
             self.call("on_round_start", number, [])
-            return serve(self.state, number, self._watched(self.schedule.plan(number, SERVER)), self.progress)
+            return serve(self.state, number, self.schedule.plan(number, SERVER, **self._watch()), self.progress)
         failed: dict[int, Failure] = {}
         ledger: list[LedgerRow] = []
         for attempt in count(1):
@@ -263,23 +263,15 @@ class Fit:
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
         if not clients and not is_noised:
             return RoundRecord()
-        alike: dict[int, Plan] = {}  # by local epochs, the one thing in which plans differ
-        plans: dict[int, Plan] = {}
-        for k in clients:
-            epochs = self.options.epochs_of(k)
-            if epochs not in alike:
-                alike[epochs] = self._watched(self.schedule.plan(number, k))
-            plans[k] = alike[epochs]
-        follow_up = self.schedule.follow_up(number)
-        if follow_up is not None:
-            follow_up = self._watched(follow_up)
+        plans = self.schedule.plans(number, clients, **self._watch())
+        follow_up = self.schedule.follow_up(number, **self._watch())
         return ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
 
-    def _watched(self, plan: Plan) -> Plan:
-        """The plan, whose steps are shown, and which ends when a signal comes."""
+    def _watch(self) -> dict[str, Any]:
+        """Functions of a plan: its steps are shown, and it ends when a signal comes."""
         # Several processes agree to stop between rounds; if one is lost, the others' round cannot be completed.
         should_stop = self.stop.is_by_signal if self.state.fabric.world_size == 1 else _others_are_lost
-        return replace(plan, should_stop=should_stop, before_step=self.progress.step)
+        return {"should_stop": should_stop, "before_step": self.progress.step}
 
     def _evaluate(self, number: int, stage: Stage, record: RoundRecord) -> list[Row]:
         scorer = Scorer(self.state, stage)

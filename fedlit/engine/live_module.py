@@ -266,8 +266,8 @@ def _defined_by(name: str, kind: type) -> int:
     return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))
 
 
-class BuiltParts:
-    """What `configure_client` has built for a client, to be lent to others of the same architecture.
+class CachedParts:
+    """What `configure_client` has built, for all clients of the same architecture.
 
     Args:
         module: With these parts in it.
@@ -320,9 +320,9 @@ class LiveModule:
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
         self.builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self.lends = _defined_by("architecture", type(module)) <= _defined_by("configure_client", type(module))
-        self.built: dict[Hashable, BuiltParts] = {}  # by architecture
-        self.lent: BuiltParts | None = None  # to the client whose state was loaded last
+        self.caches_parts = _defined_by("architecture", type(module)) <= _defined_by("configure_client", type(module))
+        self.cache: dict[Hashable, CachedParts] = {}  # by architecture
+        self.cached_parts: CachedParts | None = None  # that the client uses whose state was loaded last
         self.nothing_received: State = {}
         self._tensors = self.tensors()  # between clients the structure is always the same
 
@@ -387,22 +387,23 @@ class LiveModule:
         restore(self._modes)
 
     def _own_tensors(self, client: Client, state: State) -> State:
-        """The live tensors, once the client's own networks are in place: lent ones if its state has all their values.
+        """The live tensors, once the client's own networks are in place: cached ones if its state has all their values.
 
         Without, they are built, since initial values are drawn by the client's own seed.
         """
         self.original.restore_structure()
-        architecture = self.module.architecture(client) if self.lends else None
-        self.lent = self.built.get(architecture)
-        if self.lent is not None and self.lent.fits(state):
-            self.lent.install()
-            return self.lent.tensors
-        self.lent = None
+        architecture = self.module.architecture(client) if self.caches_parts else None
+        cached = self.cache.get(architecture)
+        if cached is not None and cached.fits(state):
+            cached.install()
+            self.cached_parts = cached
+            return cached.tensors
+        self.cached_parts = None
         self._build(client)
-        if architecture is None or architecture in self.built:
+        if architecture is None or cached is not None:
             return self.tensors()
-        built = self.lent = self.built[architecture] = BuiltParts(self.module, self.original, self._tensors)
-        return built.tensors
+        self.cached_parts = self.cache[architecture] = CachedParts(self.module, self.original, self._tensors)
+        return self.cached_parts.tensors
 
     def _build(self, client: Client) -> None:
         module = self.module

@@ -296,6 +296,7 @@ def train(
         part.client = client
     for metric in parts.metrics:  # one of one client knows nothing of the client before
         metric.reset()
+    # Results depend on the names of random streams: that of local training stays "visit".
     seed_everything(derive(plan.seed, "visit", stage.name, client.round, client.id))
     with attached(parts.lightning, trainer), logging_to(means, parts.federated):
         _start(fabric, module, client, uploads)

@@ -9,7 +9,7 @@ from fedlit.methods.stage import Stage
 
 
 class UsageError(ValueError):
-    """A method asks for what no local training has; unlike any other error it ends the run."""
+    """A method asks for what no local training has: at the first client of a stage, it ends the run."""
 
 
 class NoSuchAttribute(UsageError, AttributeError):
@@ -22,8 +22,13 @@ BeforeStep = Callable[[int, int], object]
 KeepOptimizer = Literal["personal", "reset", "keep"]
 
 
-def unwatched(done: int, total: int) -> None:
-    """Nobody follows the steps of a plan."""
+def nothing(*args: object) -> None:
+    """Nobody watches."""
+
+
+def never() -> bool:
+    """Nobody asks to stop."""
+    return False
 
 
 class Interrupted(Exception):
@@ -56,9 +61,9 @@ class Plan:
     lr_factor: float = 1.0
     optimizer_state: KeepOptimizer = "personal"
     gradient_clip_val: float | None = None
-    should_stop: Callable[[], bool] = bool
-    before_step: BeforeStep = unwatched
-    after_epoch: Callable[[], object] = bool
+    should_stop: Callable[[], bool] = never
+    before_step: BeforeStep = nothing
+    after_epoch: Callable[[], object] = nothing
     limit_batches: int | float | None = None
     is_shuffled: bool = True
 

@@ -1,8 +1,9 @@
 """Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,22 +86,34 @@ class Schedule:
         within = min(max(number, 1), len(self))
         return next(part for part in self.parts if within <= part.last)
 
-    def plan(self, number: int, client: int) -> Plan:
-        """How a client trains in a round."""
+    def plan(self, number: int, client: int, **watch: Any) -> Plan:
+        """How a client trains in a round; `watch` holds the functions of a plan."""
         part = self._part(number)
         lr_factor = part.lr_factors[number - part.before - 1] if part.lr_factors else 1.0
         is_over = number == part.last and part.stage is not self.stages[-1]  # the last stage may be made longer later
-        return self._plan(part.stage, client, "reset" if is_over else self.options.optimizer_state, lr_factor)
+        optimizer_state = "reset" if is_over else self.options.optimizer_state
+        return self._plan(part.stage, client, optimizer_state, lr_factor, **watch)
 
-    def follow_up(self, number: int) -> Plan | None:
+    def plans(self, number: int, clients: Sequence[int], **watch: Any) -> dict[int, Plan]:
+        """How each client trains in a round; clients with as many local epochs have one plan."""
+        alike: dict[int, Plan] = {}
+        for k in clients:
+            epochs = self.options.epochs_of(k)
+            if epochs not in alike:
+                alike[epochs] = self.plan(number, k, **watch)
+        return {k: alike[self.options.epochs_of(k)] for k in clients}
+
+    def follow_up(self, number: int, **watch: Any) -> Plan | None:
         """How the server trains at the end of a round of clients, if it does."""
         follower = self._part(number).stage.followed_by
         if follower is None:
             return None
         # What it trains was overwritten by the clients' since.
-        return self._plan(follower, SERVER, "keep" if self.options.optimizer_state == "keep" else "reset")
+        return self._plan(follower, SERVER, "keep" if self.options.optimizer_state == "keep" else "reset", **watch)
 
-    def _plan(self, stage: Stage, client: int, optimizer_state: KeepOptimizer, lr_factor: float = 1.0) -> Plan:
+    def _plan(
+        self, stage: Stage, client: int, optimizer_state: KeepOptimizer, lr_factor: float = 1.0, **watch: Any
+    ) -> Plan:
         options = self.options
         epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
         steps = options.local_steps if stage.epochs is None else None
@@ -118,6 +131,7 @@ class Schedule:
             gradient_clip_val=options.gradient_clip_val,
             limit_batches=limit,
             is_shuffled=options.overfit_batches is None,
+            **watch,
         )
 
 

@@ -171,7 +171,7 @@ class FederatedModule(LightningModule):
     def architecture(self, client: Client) -> Hashable | None:
         """What `configure_client` builds: equal for clients whose submodules differ in the values of their state alone.
 
-        These are built once and lent to one client after the other; None builds a client's anew each time.
+        These are built once and used by one client after the other; None builds a client's anew each time.
         """
         return None
 

@@ -298,7 +298,7 @@ class DLAD(FederatedModule):
         if self._taught_by is uploads:
             return
         self._taught_by = uploads
-        with isolated(0):  # live networks are drawn at random before they are lent their states
+        with isolated(0):  # live networks are drawn at random before states are loaded into them
             teachers = self._teachers(server, uploads)
         self.student.teachers = teachers
         self.student.recorded = None

@@ -16,7 +16,7 @@ Confidence = Callable[[Tensor, Tensor], Tensor]
 
 
 class Ensemble:
-    """Networks of many clients: one live network per architecture, to which the clients' states are lent in turn.
+    """Networks of many clients: one live network per architecture, into which the clients' states are loaded in turn.
 
     Args:
         uploads: States by client id.

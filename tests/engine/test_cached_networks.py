@@ -1,4 +1,4 @@
-"""Client networks of one architecture are built once and lent: to the bits of building each client's anew."""
+"""Client networks of one architecture are built once and used by all: to the bits of building each client's anew."""
 
 from functools import partial
 
@@ -51,25 +51,25 @@ def fit(method, **options):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_lending_changes_no_bit(name, monkeypatch):
+def test_caching_networks_changes_no_bit(name, monkeypatch):
     torch.manual_seed(1)
-    lent = states(fit(METHODS[name]()))
+    cached = states(fit(METHODS[name]()))
     torch.manual_seed(1)
     method = METHODS[name]()
     monkeypatch.setattr(type(method), "architecture", lambda self, client: None)
-    assert same(lent, states(fit(method)))
+    assert same(cached, states(fit(method)))
 
 
 def test_a_network_is_built_for_initial_values_alone(monkeypatch):
     Counting.built = 0
     fit(LocalOnly(Counting, SGD))
-    lent = Counting.built
+    cached = Counting.built
     monkeypatch.setattr(LocalOnly, "architecture", lambda self, client: None)
     fit(LocalOnly(Counting, SGD))
-    assert lent < (Counting.built - lent) / 2
+    assert cached < (Counting.built - cached) / 2
 
 
-def test_what_one_client_left_in_a_lent_network_does_not_reach_the_next():
+def test_what_one_client_left_in_a_cached_network_does_not_reach_the_next():
     Counting.most = 0
     fit(LocalOnly(Counting, SGD), local_steps=2)
     assert Counting.most == 2
@@ -96,7 +96,7 @@ class OwnScale(LocalOnly):
         self.network = Scaled(1.0 + client.id)
 
 
-def test_a_subclass_that_builds_something_else_is_lent_nothing():
+def test_a_subclass_that_builds_something_else_has_networks_of_its_own():
     class Known(OwnScale):
         def architecture(self, client):
             return client.id
