@@ -144,9 +144,9 @@ def _is_later(event: dict[str, Any], last_round: int) -> bool:
 def read_metrics(run: str | Path) -> "DataFrame":
     """Read metrics.csv of a run: what was measured, of which model, on whose data.
 
-    Columns are those of the file: `round` (integer), `stage`, `client` (integer, and ``<NA>`` for the pooled test set,
-    which is nobody's), `model`, `data`, `metric` (strings) and `value` (float). A run that is still going on may be
-    read: a line that is half written is left out.
+    Columns are those of the file: `round` (integer), `stage`, `client` (integer, and ``<NA>`` for the pooled test set),
+    `model`, `data`, `metric` (strings) and `value` (float). A running fit may be read: a line that is half written is
+    left out.
 
     Args:
         run: The run's folder, such as ``lightning_logs/version_0``.

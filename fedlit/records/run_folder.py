@@ -89,7 +89,7 @@ def open_lock(path: Path) -> TextIO:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process had begun to write in a run's folder; whoever holds the folder may."""
+    """Remove temporary files of a killed process from a run's folder; only for the holder of its lock."""
     for place in (folder, folder / "checkpoints", folder / "checkpoints" / CLIENTS):
         for path in place.glob(".*.tmp"):
             path.unlink(missing_ok=True)

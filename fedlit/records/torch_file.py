@@ -54,8 +54,8 @@ def write(content: Any, path: Path | str, sealed: bool = True) -> None:
 class _Hashed(io.BufferedWriter):
     """A file that is hashed as it is written: a checkpoint may be too large to hold in memory once more.
 
-    torch's writer cannot be told of an error: it would write on, and end in an error of its own. So the first one is
-    kept in `error`, and nothing is written after it.
+    torch's writer does not handle an error: it would write on, and end in an error of its own. So the first one is
+    stored in `error`, and nothing is written after it.
     """
 
     def __init__(self, file: io.FileIO, hashes: bool) -> None:
@@ -69,23 +69,23 @@ class _Hashed(io.BufferedWriter):
             self.digest.update(data)
         size = memoryview(data).nbytes
         if self.error is None:
-            with self._kept():
+            with self._storing_errors():
                 super().write(data)
         return size
 
     def seal(self) -> None:
         """Put the digest into the archive, as its comment."""
-        with self._kept():
+        with self._storing_errors():
             self.flush()
             self.seek(-len(NO_COMMENT), os.SEEK_END)
             super().write(LENGTH.to_bytes(2, "little") + WORDS + self.digest.hexdigest().encode())
 
     def close(self) -> None:
-        with self._kept():
+        with self._storing_errors():
             super().close()
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
+    def _storing_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

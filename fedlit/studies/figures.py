@@ -1,6 +1,6 @@
-"""The figures of a study as PNG and PDF: curves over rounds and bytes, clients in the end, rounds to the target.
+"""The figures of a study as PNG and PDF: curves over rounds and bytes, clients at the end, rounds to the target.
 
-Rows have colours that the colour-blind can tell apart (Okabe and Ito, https://jfly.uni-koeln.de/color/), and line
+Rows have colours that are distinct to the colour-blind (Okabe and Ito, https://jfly.uni-koeln.de/color/), and line
 styles and markers of their own, for print without colours.
 """
 

@@ -111,32 +111,32 @@ def test_a_file_where_the_user_stands_comes_before_the_recipe_of_that_name(capsy
 
 
 def test_every_trainer_option_has_help_and_the_environment_is_explained(capsys, monkeypatch):
-    told = help_text(["fit", "--help"], capsys, monkeypatch)
-    options = [text for text in told.split("\n  --") if text.startswith("trainer.")]
+    shown = help_text(["fit", "--help"], capsys, monkeypatch)
+    options = [text for text in shown.split("\n  --") if text.startswith("trainer.")]
     assert len(options) > 20
     for text in options:
         assert len(text.partition("(type:")[0].splitlines()[-1].strip()) > 8, f"{text.split()[0]} has no help"
-    assert "FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3" in told
+    assert "FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3" in shown
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--model.help", "FML"], ["--data.help", "FederatedData"]])
 def test_help_fits_on_a_few_screens_and_names_no_class_that_nobody_would_give(args, capsys, monkeypatch):
-    told = help_text(["fit", *args], capsys, monkeypatch)
-    assert len(told.splitlines()) < 160
-    assert "torch.ao" not in told
-    assert "datapipes" not in told
+    shown = help_text(["fit", *args], capsys, monkeypatch)
+    assert len(shown.splitlines()) < 160
+    assert "torch.ao" not in shown
+    assert "datapipes" not in shown
 
 
 @pytest.mark.parametrize(
-    ("option", "kind", "told"),
+    ("option", "kind", "words"),
     [
         ("--data.help", "FederatedData", "--data.num_clients NUM_CLIENTS Clients in the federation."),
         ("--model.help", "FedAvg", "--model.network NETWORK Builds the network."),
         ("--model.help", "fedlit.methods.FedProx", "--model.mu MU"),
     ],
 )
-def test_help_of_a_class_tells_its_options(option, kind, told, capsys, monkeypatch):
-    assert told in " ".join(help_text(["fit", option, kind], capsys, monkeypatch).split())
+def test_help_of_a_class_lists_its_options(option, kind, words, capsys, monkeypatch):
+    assert words in " ".join(help_text(["fit", option, kind], capsys, monkeypatch).split())
 
 
 OWN_NETWORKS = """
@@ -172,12 +172,12 @@ def test_what_is_typed_takes_the_place_of_what_a_recipe_says(capsys):
     assert (trainer["local_epochs"], trainer["local_steps"]) == (5, None)
 
 
-def test_it_is_told_that_it_does(capsys):
+def test_it_is_reported_that_it_does(capsys):
     write_recipe("epochs.yaml", ("num_rounds: 2", "num_rounds: 2, local_epochs: 3"))
     with pytest.raises(SystemExit):
         main(["fit", "--config", "epochs.yaml", "--trainer.local_steps=4", "--print_config"])
-    told = "`--trainer.local_steps` takes the place of `trainer.local_epochs`, which is 3 in epochs.yaml."
-    assert capsys.readouterr().err == f"fedlit: note: {told}\n"
+    message = "`--trainer.local_steps` takes the place of `trainer.local_epochs`, which is 3 in epochs.yaml."
+    assert capsys.readouterr().err == f"fedlit: note: {message}\n"
     with pytest.raises(SystemExit):
         main([*FIT, "--trainer.local_steps=4", "--print_config"])
     assert not capsys.readouterr().err
@@ -243,7 +243,7 @@ def test_the_best_checkpoint_is_validated_tested_and_predicted_from(capsys):
     assert sorted(path.name for path in Path("lightning_logs").iterdir()) == ["version_0", "version_1"]
 
 
-def test_without_a_checkpoint_the_user_is_told_that_the_model_is_untrained(capsys):
+def test_without_a_checkpoint_the_user_is_reported_that_the_model_is_untrained(capsys):
     main(["validate", "--config", "run.yaml"])
     assert "an untrained model" in capsys.readouterr().err
     assert not Path("lightning_logs").exists()
@@ -283,8 +283,8 @@ def said_without_torch(*args: str) -> str:
 
 
 def test_the_help_comes_without_torch_and_says_what_the_subcommands_do():
-    told = {name: getattr(Federation, name).__doc__.strip().splitlines()[0] for name in FederatedCLI.subcommands()}
-    assert told == SUBCOMMANDS
+    described = {name: getattr(Federation, name).__doc__.strip().splitlines()[0] for name in FederatedCLI.subcommands()}
+    assert described == SUBCOMMANDS
     shown = said_without_torch("--help")
     assert all(name in shown for name in SUBCOMMANDS)
     assert said_without_torch() == said_without_torch("-h") == shown
@@ -310,7 +310,7 @@ def test_names_of_the_package_come_when_they_are_asked_for():
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_every_method_can_be_had_from_the_package_and_of_other_classes_it_is_told_where_they_are():
+def test_every_method_can_be_had_from_the_package_and_of_other_classes_it_is_reported_where_they_are():
     for method in methods_of(methods):
         assert getattr(fedlit, method.__name__) is method
     with pytest.raises(AttributeError, match=r"no attribute 'Dirichlet'; it is in fedlit.partition$"):

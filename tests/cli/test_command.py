@@ -64,7 +64,7 @@ def test_what_needs_no_torch_does_not_wait_for_it(args):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["fti"], r"^'fti' is no command. Did you mean fit\?$"),
         (["something"], r"^'something' is no command. There are fit, validate, test, predict, adapt, .*recipes"),
@@ -73,12 +73,12 @@ def test_what_needs_no_torch_does_not_wait_for_it(args):
         (["recipes", "--hepl=3"], r"^`--hepl` is not an option of fedlit recipes. Did you mean help\?$"),
     ],
 )
-def test_a_slip_is_told_in_one_line(args, told, run):
+def test_a_slip_is_reported_in_one_line(args, message, run):
     code, out, err = run(*args)
     assert code == 2
     assert out == ""
     assert err.count("\n") == 1
-    assert re.search(told, err.removeprefix("fedlit: error: ").rstrip()), err
+    assert re.search(message, err.removeprefix("fedlit: error: ").rstrip()), err
 
 
 def test_recipes_are_listed_with_what_they_say_of_themselves(run):

@@ -1,4 +1,4 @@
-"""How a run ends that is told to, or that has too few clients: its exit code, and a line."""
+"""How a run ends that is asked to, or that has too few clients: its exit code, and a line."""
 
 import signal
 import sys
@@ -51,7 +51,7 @@ def test_a_signal_is_the_exit_code(number):
     assert ending("fit", "--config", "run.yaml", *callback) == 128 + number
 
 
-def test_too_few_clients_are_told_in_one_line_with_exit_code_3(capsys):
+def test_too_few_clients_are_reported_in_one_line_with_exit_code_3(capsys):
     assert ending("fit", "--config", "breaks.yaml", "--trainer.min_clients=3") == 3
     said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith(
@@ -60,7 +60,7 @@ def test_too_few_clients_are_told_in_one_line_with_exit_code_3(capsys):
     assert "see events.jsonl" in said
 
 
-def test_new_clients_who_cannot_join_are_told_likewise(capsys):
+def test_new_clients_who_cannot_join_are_reported_likewise(capsys):
     unseen = ["--config", "breaks.yaml", "--data.unseen_clients=1"]
     main(["fit", *unseen])
     capsys.readouterr()

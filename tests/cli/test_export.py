@@ -112,7 +112,7 @@ def test_the_config_of_a_run_from_elsewhere_is_not_built_from_unasked(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ("--ckpt_path best", r"the following arguments are required: --format"),
         ("--ckpt_path best --format tflite", r"argument --format: invalid choice: 'tflite'.*state_dict"),
@@ -132,14 +132,14 @@ def test_the_config_of_a_run_from_elsewhere_is_not_built_from_unasked(tmp_path, 
         ("--ckpt_path best --format pt2 --data.num_clients 4", r"is of another experiment: its num_clients differs"),
     ],
 )
-def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, place, capsys):
+def test_bad_input_is_reported_in_one_line_and_nothing_is_written(args, message, place, capsys):
     before = sorted(place.rglob("*"))
     with pytest.raises(SystemExit, match="2"):
         main(args.split())
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1, printed.err
-    assert re.search(told, printed.err.removeprefix("fedlit: error: ").rstrip()), printed.err
+    assert re.search(message, printed.err.removeprefix("fedlit: error: ").rstrip()), printed.err
     assert sorted(place.rglob("*")) == before
 
 
@@ -147,8 +147,8 @@ def test_without_onnx_the_extra_is_named(monkeypatch, capsys):
     monkeypatch.setattr("fedlit.cli.export.ONNX", ("onnx_of_nobody",))
     with pytest.raises(SystemExit, match="2"):
         main([*BEST, "--format", "onnx"])
-    told = "`--format onnx` needs onnx_of_nobody; install them by: pip install 'fedlit[onnx]'"
-    assert told in capsys.readouterr().err
+    message = "`--format onnx` needs onnx_of_nobody; install them by: pip install 'fedlit[onnx]'"
+    assert message in capsys.readouterr().err
 
 
 class Moody(nn.Module):
@@ -176,9 +176,11 @@ class FixedBatch(nn.Module):
         return torch.cat([self.token.expand(len(x), -1), x.flatten(1)], dim=1)
 
 
-@pytest.mark.parametrize(("format", "told"), [("torchscript", "RuntimeError: "), ("pt2", "n")])
-def test_what_an_exporter_stumbles_over_is_told(format, told, tmp_path):
-    with pytest.raises(NotTheSame, match=rf"cannot be had as {format}: .*{told}.*`x.shape\[0\]` follows it") as refusal:
+@pytest.mark.parametrize(("format", "message"), [("torchscript", "RuntimeError: "), ("pt2", "n")])
+def test_what_an_exporter_stumbles_over_is_reported(format, message, tmp_path):
+    with pytest.raises(
+        NotTheSame, match=rf"cannot be had as {format}: .*{message}.*`x.shape\[0\]` follows it"
+    ) as refusal:
         export(FixedBatch().eval(), torch.rand(5, 1, 2, 2), tmp_path / "network.pt", format)
     assert "interpreter" not in str(refusal.value)
 

@@ -65,7 +65,7 @@ def test_what_the_users_modules_import_of_theirs_goes_with_them_and_nothing_else
     assert not imported_in("my-app", line)
 
 
-def test_a_module_that_is_nowhere_is_told(monkeypatch, capsys):
+def test_a_module_that_is_nowhere_is_reported(monkeypatch, capsys):
     write({"own.yaml": "model:\n  class_path: exported_nowhere.Own\n"})
     call(monkeypatch, "own.yaml", "my-app")
     assert (
@@ -74,7 +74,7 @@ def test_a_module_that_is_nowhere_is_told(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "told"),
+    ("name", "text", "message"),
     [
         (
             "exported_badly",
@@ -85,28 +85,28 @@ def test_a_module_that_is_nowhere_is_told(monkeypatch, capsys):
         ("fedlit_app", "class Own:\n    pass\n", "the app has a fedlit_app.py of its own; give yours another name."),
     ],
 )
-def test_modules_that_no_host_could_import_are_refused_in_a_line(name, text, told, monkeypatch, capsys):
+def test_modules_that_no_host_could_import_are_refused_in_a_line(name, text, message, monkeypatch, capsys):
     write({f"{name}.py": text, "own.yaml": f"model:\n  class_path: {name}.Own\n"})
     with pytest.raises(SystemExit) as ended:
         call(monkeypatch, "own.yaml", "my-app")
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert not Path("my-app").exists()
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["none.yaml", "my-app"], "none.yaml"),
         (["fml_fashion.yaml", "My App"], "names the app, in lower-case letters"),
         (["fml_fashion.yaml", "taken"], "exists; give a new one"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(args, told, monkeypatch, capsys):
+def test_what_cannot_be_is_refused_in_a_line(args, message, monkeypatch, capsys):
     Path("taken").mkdir()
     with pytest.raises(SystemExit) as ended:
         call(monkeypatch, *args)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -92,13 +92,15 @@ def test_auto_begins_a_named_run_and_goes_on_with_it():
 @pytest.mark.usefixtures("named_round")
 def test_a_name_is_refused_that_another_run_has(capsys):
     before = {path: path.stat().st_mtime_ns for path in Path("lightning_logs").rglob("*")}
-    told = refusal([*FIT, "--trainer.run_name=mine"], capsys)
-    assert "`trainer.run_name` mine: there is such a run in lightning_logs; go on with it by `--ckpt_path last`" in told
+    message = refusal([*FIT, "--trainer.run_name=mine"], capsys)
+    assert (
+        "`trainer.run_name` mine: there is such a run in lightning_logs; go on with it by `--ckpt_path last`" in message
+    )
     assert {path: path.stat().st_mtime_ns for path in Path("lightning_logs").rglob("*")} == before
-    told = refusal([*FIT, "--ckpt_path=last"], capsys)
-    assert "none in lightning_logs without a name; `--trainer.run_name` says which of mine." in told
-    told = refusal([*FIT, "--ckpt_path=last", "--trainer.run_name=other"], capsys)
-    assert "`--ckpt_path last` means `trainer.run_name` other, but there is no" in told
+    message = refusal([*FIT, "--ckpt_path=last"], capsys)
+    assert "none in lightning_logs without a name; `--trainer.run_name` says which of mine." in message
+    message = refusal([*FIT, "--ckpt_path=last", "--trainer.run_name=other"], capsys)
+    assert "`--ckpt_path last` means `trainer.run_name` other, but there is no" in message
 
 
 @pytest.mark.usefixtures("named_round")
@@ -133,20 +135,20 @@ def test_a_config_goes_on_with_its_own_run_and_its_own_rate():
 
 
 @pytest.mark.usefixtures("one_round")
-def test_what_changed_is_told_a_line_each_and_recorded(capsys):
+def test_what_changed_is_reported_a_line_each_and_recorded(capsys):
     changed = ["--model.optimizer.lr=0.2", "--data.batch_size=16", "--trainer.local_steps=3", "--data.std=0.5"]
     main(["fit", "--config=run.yaml", "--ckpt_path=last", *changed])
     said = capsys.readouterr().err.splitlines()
-    told = {
+    changes = {
         "trainer.local_steps": ("none", "3"),
         "data.batch_size": ("8", "16"),
         "data.std": ("none", "0.5"),
         "model.optimizer.lr": ("0.1", "0.2"),
     }
     assert said == [
-        f"fedlit: note: `{name}`: {before} -> {now}, from round 2 on." for name, (before, now) in told.items()
+        f"fedlit: note: `{name}`: {before} -> {now}, from round 2 on." for name, (before, now) in changes.items()
     ]
-    assert {event["option"]: (event["before"], event["now"]) for event in events("changed")} == told
+    assert {event["option"]: (event["before"], event["now"]) for event in events("changed")} == changes
 
 
 def test_an_optimiser_that_cannot_use_what_was_kept_is_refused_in_one_line(capsys):
@@ -154,7 +156,7 @@ def test_an_optimiser_that_cannot_use_what_was_kept_is_refused_in_one_line(capsy
     local = ["fit", "--config=local.yaml", "--trainer.num_rounds=1"]
     main(local)
     adam = ["fit", "--config=local.yaml", "--ckpt_path=last", "--model.optimizer=torch.optim.Adam"]
-    adam += ["--model.optimizer.lr=0.01"]  # that of SGD would be kept, and told
+    adam += ["--model.optimizer.lr=0.01"]  # that of SGD would be inherited, with a notice
     said = refusal(adam, capsys)
     assert "`model.optimizer` is Adam and cannot use the state of SGD in `--ckpt_path`" in said
     main([*adam, "--trainer.optimizer_state=reset"])
@@ -173,7 +175,7 @@ def test_a_refused_second_fit_changes_nothing_of_the_first(capsys):
     assert {path: path.read_bytes() for path in RUN.rglob("*") if path.is_file()} == before
 
 
-def test_a_folder_that_is_deleted_in_the_middle_is_told_in_one_line(capsys, monkeypatch):
+def test_a_folder_that_is_deleted_in_the_middle_is_reported_in_one_line(capsys, monkeypatch):
     Path("vandal.py").write_text(
         "import shutil\nfrom fedlit.callbacks import FederationCallback\n\n\n"
         "class Vandal(FederationCallback):\n    def on_round_start(self, federation, module, round, clients):\n"
@@ -198,7 +200,7 @@ def goes_on_to_the_same_bits(run: Path) -> bool:
     return same_records and all(equal(one[k], other[k]) for k in other)
 
 
-def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_when_there_is_room(capsys):
+def test_a_full_disk_is_reported_in_one_line_and_the_run_goes_on_when_there_is_room(capsys):
     write_recipe("local.yaml", *WIDE)
     with pytest.MonkeyPatch.context() as patch:
         full_after(700_000, patch)  # the checkpoint before the first round fits, one with clients' states does not
@@ -210,7 +212,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_run_goes_on_when_there_is_room(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("room", ["ulimit", 1000, 2500])  # kB
-def test_a_disk_that_is_really_full_is_told_in_one_line(room, tmp_path):
+def test_a_disk_that_is_really_full_is_reported_in_one_line(room, tmp_path):
     write_recipe("local.yaml", *WIDE)
     command = f"{sys.executable} -m fedlit fit --config local.yaml --trainer.logger true --trainer.report true"
     place = tmp_path / "small"
@@ -239,7 +241,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.usefixtures("one_round")
-def test_junk_in_a_record_is_told_in_one_line_and_nothing_is_written(capsys):
+def test_junk_in_a_record_is_reported_in_one_line_and_nothing_is_written(capsys):
     with (RUN / "events.jsonl").open("a") as file:
         file.write("what is this?\n")
     before = contents(RUN)

@@ -43,7 +43,7 @@ def said(tmp_path, monkeypatch, capsys):
         ["-c", "a.yaml", "--config=b.yaml"],
     ],
 )
-def test_an_argument_of_another_class_is_told_however_the_new_one_was_typed(typed, said):
+def test_an_argument_of_another_class_is_reported_however_the_new_one_was_typed(typed, said):
     assert said(*typed).err == LINE
 
 
@@ -57,7 +57,7 @@ def test_an_argument_of_another_class_is_told_however_the_new_one_was_typed(type
         ["--config", "a.yaml", *SHARDS, "--data.partition", "Majority"],
     ],
 )
-def test_what_was_given_to_the_class_itself_or_is_not_there_any_more_is_not_told(typed, said):
+def test_what_was_given_to_the_class_itself_or_is_not_there_any_more_is_not_reported(typed, said):
     assert said(*typed).err == ""
 
 

@@ -113,7 +113,7 @@ def test_a_number_that_the_data_do_not_have_is_refused(capsys):
     assert "must give 100 outputs, one per class of the data, got shape [10]" in capsys.readouterr().err
 
 
-def test_a_network_that_needs_a_number_must_be_given_it_where_the_data_do_not_tell(capsys):
+def test_a_network_that_needs_a_number_must_be_given_it_where_the_data_do_not_say(capsys):
     write("FedAvg", network={"class_path": f"{__name__}.Needs"})
     with pytest.raises(SystemExit) as refused:
         main(["fit", "--config", "run.yaml", "--data.dataset=own.npz"])

@@ -127,14 +127,14 @@ def test_a_users_own_method_is_shown_where_it_declares_a_card(capsys, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("FMML", r"there is no method 'FMML'. Did you mean FML\?$"),
         ("nowhere.Mine", r"there is no method 'nowhere.Mine'. There are .*; one of yours is given as module.Class.$"),
         ("torch.nn.Linear", r"'torch.nn.Linear' is no method, nor a module with one that declares a `card`.$"),
     ],
 )
-def test_what_is_no_method_is_refused_in_one_line(name, told, capsys):
+def test_what_is_no_method_is_refused_in_one_line(name, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main([name])
-    assert re.search(told, capsys.readouterr().err.rstrip())
+    assert re.search(message, capsys.readouterr().err.rstrip())

@@ -34,11 +34,11 @@ def _fresh_names(_own_folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "fedlit.joint", raising=False)
 
 
-@pytest.mark.parametrize("told", OLD)
-def test_an_old_recipe_runs_with_a_note_and_again_from_its_saved_config(told, capsys):
-    write_recipe("old.yaml", *OLD[told])
+@pytest.mark.parametrize("message", OLD)
+def test_an_old_recipe_runs_with_a_note_and_again_from_its_saved_config(message, capsys):
+    write_recipe("old.yaml", *OLD[message])
     main(["fit", "--config", "old.yaml"])
-    assert capsys.readouterr().err == f"fedlit: note: {told}\n"
+    assert capsys.readouterr().err == f"fedlit: note: {message}\n"
     main(["fit", "--config", "lightning_logs/version_0/config.yaml"])
     states = [checkpoint.load(Path(f"lightning_logs/version_{n}/checkpoints/last.ckpt")) for n in (0, 1)]
     assert equal(states[0]["global_state"], states[1]["global_state"])

@@ -124,12 +124,12 @@ def paper(study: str, row: str) -> list[float]:
 # --- the page that tells of them
 
 
-def test_the_page_of_the_papers_tells_of_every_study_and_of_no_other():
+def test_the_page_of_the_papers_lists_every_study_and_of_no_other():
     lines = (PAPERS.parents[1] / "docs" / "papers.md").read_text().splitlines()
-    told = {}
+    listed = {}
     for line in lines:
         if line.startswith("| `"):
             _, study, _, size, *_ = line.split("|")
-            told[study.strip(" `")] = size.strip()
+            listed[study.strip(" `")] = size.strip()
     sizes = {name: f"{len(once(study.cells))} x {len(study.seeds)}" for name, study in STUDIES.items()}
-    assert told == {f"papers/{name}.yaml": size for name, size in sizes.items()}
+    assert listed == {f"papers/{name}.yaml": size for name, size in sizes.items()}

@@ -83,7 +83,7 @@ PRICES = ["--data.dataset=prices.csv", "--data.target=price", "--data.test_size=
         (["--data.features=[size]", "--data.partition=IID", "--data.num_clients=4"], "4 clients hold 11 to 11"),
     ],
 )
-def test_data_without_classes_are_told_and_drawn_by_their_numbers_alone(options, summary, capsys):
+def test_data_without_classes_are_reported_and_drawn_by_their_numbers_alone(options, summary, capsys):
     write_prices()
     main([*PRICES, *options, "--picture", "who.png"])
     said = capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_data_without_classes_are_told_and_drawn_by_their_numbers_alone(options,
     assert Path("who.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_clients_of_a_natural_partition_are_told_by_their_names(capsys):
+def test_clients_of_a_natural_partition_are_reported_by_their_names(capsys):
     write_prices()
     main([*PRICES, "--data.client=user", "--data.num_clients=3"])
     assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:4]] == [
@@ -115,7 +115,7 @@ def test_help_without_a_name_lists_the_partitions(command, capsys):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (
             "--model.optimizer.lr=3",
@@ -129,10 +129,10 @@ def test_help_without_a_name_lists_the_partitions(command, capsys):
         ("--config nowhere.yaml", r"^`--config nowhere.yaml`: there is no such file here"),
     ],
 )
-def test_bad_input_is_told_in_one_line(args, told, capsys):
+def test_bad_input_is_reported_in_one_line(args, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["--config", "run.yaml", *args.split()])
     printed = capsys.readouterr()
     assert printed.out == ""
     assert printed.err.count("\n") == 1
-    assert re.search(told, printed.err.removeprefix("fedlit: error: ").rstrip()), printed.err
+    assert re.search(message, printed.err.removeprefix("fedlit: error: ").rstrip()), printed.err

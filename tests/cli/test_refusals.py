@@ -182,9 +182,12 @@ PARTITIONS = [
     (("fedlit.data.Saved", {"path": "two.csv"}), r"^`two.csv` assigns 2 clients, but `data.num_clients` is 4"),
 ]
 CASES = [
-    *((line.split(), told) for line, told in COMMANDS.items()),
-    *((FIT + line.split(), told) for line, told in (TRAINER | MODEL | PROGRAMMES | DATA).items()),
-    *(([*FIT, "--data.num_clients=4", *partition(name, **options)], told) for (name, options), told in PARTITIONS),
+    *((line.split(), message) for line, message in COMMANDS.items()),
+    *((FIT + line.split(), message) for line, message in (TRAINER | MODEL | PROGRAMMES | DATA).items()),
+    *(
+        ([*FIT, "--data.num_clients=4", *partition(name, **options)], message)
+        for (name, options), message in PARTITIONS
+    ),
 ]
 
 
@@ -252,19 +255,19 @@ def refusal(args: list[str], capsys) -> str:
     return printed.err.removeprefix("fedlit: error: ").rstrip()
 
 
-@pytest.mark.parametrize(("args", "told"), CASES, ids=[" ".join(args).replace("/", "-") for args, _ in CASES])
-def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder, monkeypatch, capsys):
+@pytest.mark.parametrize(("args", "message"), CASES, ids=[" ".join(args).replace("/", "-") for args, _ in CASES])
+def test_bad_input_is_reported_in_one_line_and_nothing_is_written(args, message, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     said = refusal(list(args), capsys)
-    assert re.search(told, said), said
+    assert re.search(message, said), said
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "lightning_logs").exists()
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         (f"--trainer.metrics={{acc: {F1}}}", r"^`trainer.metrics` must leave acc and loss to the federation"),
         (f"--trainer.metrics={{f1: {F1}}}", r"^`trainer.metrics.f1` cannot score 3 classes by one number: "),
@@ -278,19 +281,19 @@ def test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder
         ("--trainer.client_epochs={1: 0}", r"^`trainer.client_epochs\[1\]` must be at least 1, got 0"),
     ],
 )
-def test_a_value_with_blanks_is_refused_likewise(option, told, folder, monkeypatch, capsys):
-    test_bad_input_is_told_in_one_line_and_nothing_is_written([*FIT, option], told, folder, monkeypatch, capsys)
+def test_a_value_with_blanks_is_refused_likewise(option, message, folder, monkeypatch, capsys):
+    test_bad_input_is_reported_in_one_line_and_nothing_is_written([*FIT, option], message, folder, monkeypatch, capsys)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused(folder, monkeypatch, capsys):
-    told = r"^`trainer.accelerator` gpu, .*cannot be had here: No supported gpu backend found"
+    message = r"^`trainer.accelerator` gpu, .*cannot be had here: No supported gpu backend found"
     args = [*FIT, "--trainer.accelerator=gpu"]
-    test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder, monkeypatch, capsys)
+    test_bad_input_is_reported_in_one_line_and_nothing_is_written(args, message, folder, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "told"),
+    ("variable", "value", "message"),
     [
         (
             "FEDLIT_FIT__TRAINER__NUM_ROUND",
@@ -314,9 +317,9 @@ def test_a_gpu_that_is_not_there_is_refused(folder, monkeypatch, capsys):
         ("FEDLIT_FIT__CONFIG", "no.yaml", r"^`FEDLIT_FIT__CONFIG`: `--config no.yaml`: there is no such file here"),
     ],
 )
-def test_what_the_environment_says_is_refused_by_name(variable, value, told, folder, monkeypatch, capsys):
+def test_what_the_environment_says_is_refused_by_name(variable, value, message, folder, monkeypatch, capsys):
     monkeypatch.setenv(variable, value)
-    test_bad_input_is_told_in_one_line_and_nothing_is_written(FIT, told, folder, monkeypatch, capsys)
+    test_bad_input_is_reported_in_one_line_and_nothing_is_written(FIT, message, folder, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(("logger", "package"), [("WandbLogger", "wandb"), ("MLFlowLogger", "mlflow")])
@@ -325,6 +328,6 @@ def test_a_logger_whose_package_is_missing_is_refused_with_what_to_install(
 ):
     if find_spec(package) is not None:
         pytest.skip(f"{package} is installed")
-    told = rf"^`trainer.logger: {logger}` needs the package {package}: pip install {package}$"
+    message = rf"^`trainer.logger: {logger}` needs the package {package}: pip install {package}$"
     args = [*FIT, f"--trainer.logger={logger}"]
-    test_bad_input_is_told_in_one_line_and_nothing_is_written(args, told, folder, monkeypatch, capsys)
+    test_bad_input_is_reported_in_one_line_and_nothing_is_written(args, message, folder, monkeypatch, capsys)

@@ -38,7 +38,7 @@ def labels(axes):
     return axes.get_legend_handles_labels()[1]
 
 
-def test_a_mean_is_told_to_be_of_the_clients_of_a_round(tmp_path, drawn):
+def test_a_mean_is_reported_to_be_of_the_clients_of_a_round(tmp_path, drawn):
     some = write(tmp_path / "some.csv", lambda r: range(2 * r, 2 * r + 2))
     every = write(tmp_path / "every.csv", lambda r: range(4))
     for path in (some, every):
@@ -53,10 +53,10 @@ def test_pictures_name_method_data_and_run(tmp_path, drawn):
     federation = fitted(method, data, num_rounds=2, report=True, run_name="mine", default_root_dir=str(tmp_path))
     federation.adapt(method, data, epochs=1)
     partition, curves, confusion, adapted = drawn
-    told = "FML on TensorDataset, Dirichlet(alpha=1.0), 4 clients: mine"
+    title = "FML on TensorDataset, Dirichlet(alpha=1.0), 4 clients: mine"
     for figure in (partition, curves):
-        assert " ".join(figure.get_suptitle().split()) == told
-    assert " ".join(confusion.axes[0].get_title().split()).startswith(told + " global model: ")
+        assert " ".join(figure.get_suptitle().split()) == title
+    assert " ".join(confusion.axes[0].get_title().split()).startswith(title + " global model: ")
     assert adapted.get_suptitle().endswith("new clients of mine")
     assert {axes.get_xlabel() for axes in curves.axes} == {"round"}
     assert {axes.get_xlabel() for axes in adapted.axes} == {"epoch"}

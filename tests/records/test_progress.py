@@ -32,8 +32,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("columns", "told"), [(80, 1), (120, 2), (160, 4)])
-def test_the_bar_is_whole_on_a_terminal_of_any_width(columns, told, monkeypatch):
+@pytest.mark.parametrize(("columns", "shown"), [(80, 1), (120, 2), (160, 4)])
+def test_the_bar_is_whole_on_a_terminal_of_any_width(columns, shown, monkeypatch):
     """Metrics that do not fit are left out; what a client would use itself comes first."""
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
@@ -47,7 +47,7 @@ def test_the_bar_is_whole_on_a_terminal_of_any_width(columns, told, monkeypatch)
     assert len(line) <= columns
     assert line.startswith("client 100/100:  60%|")
     assert line.endswith("]")
-    assert line.count("0.7000") == told
+    assert line.count("0.7000") == shown
     assert "personal on own 0.7000" in line
     progress.close()
 

@@ -18,9 +18,9 @@ def folder(tmp_path):
     (tmp_path / "metrics.csv").write_text(METRICS + "".join(of_metrics) + "2,fede")
     (tmp_path / "ledger.csv").write_text(LEDGER + "1,0,up,model,8\n2,0,up,model,8\n")
     (tmp_path / "epochs.csv").write_text(EPOCHS + "1,local,1,0,personal,own,acc,nan\n2,local,1,0,personal,own,acc,1\n")
-    told = [{"event": "fit", "round": 0}, {"event": "round", "round": 1}, {"event": "left_out", "round": 2},
+    events = [{"event": "fit", "round": 0}, {"event": "round", "round": 1}, {"event": "left_out", "round": 2},
             {"event": "round", "round": 2}, {"event": "gave_up", "round": 3}]  # fmt: skip
-    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in told) + '{"event": "ro')
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"event": "ro')
     return tmp_path
 
 
@@ -28,8 +28,8 @@ def test_what_is_of_rounds_that_are_to_be_repeated_is_taken_out(folder):
     check_records(folder)
     rewind(folder, 1)
     assert [path.read_text().count("\n") for path in sorted(folder.glob("*.csv"))] == [2, 2, 2]
-    told = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [(event["event"], event["round"]) for event in told] == [("fit", 0), ("round", 1), ("gave_up", 3)]
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [(event["event"], event["round"]) for event in events] == [("fit", 0), ("round", 1), ("gave_up", 3)]
     check_records(folder)
 
 

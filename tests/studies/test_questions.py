@@ -6,7 +6,7 @@ from runs_by_hand import write_run
 from fedlit.studies.questions import of_runs
 
 
-def test_rows_are_methods_and_what_tells_their_runs_apart(tmp_path):
+def test_rows_are_methods_and_the_options_in_which_their_runs_differ(tmp_path):
     folders = [
         write_run(tmp_path / "a", [[0.5, 0.6]], method="fedlit.FedAvg"),
         write_run(tmp_path / "b", [[0.5, 0.6]], method="fedlit.FML", options={"alpha": 0.5}),

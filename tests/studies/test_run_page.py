@@ -98,7 +98,7 @@ def test_bytes_of_the_ledger_are_the_sizes_of_the_tensors_sent(batch_norm, tmp_p
     assert noted == {(direction, str(k)): size for k in range(3) for direction in ("up", "down")}
 
 
-def test_seconds_events_configuration_and_environment_are_told(tmp_path):
+def test_seconds_events_configuration_and_environment_are_reported(tmp_path):
     folder = write_run(tmp_path / "run", steady(0.4, 0.6), left_out=((2, 1, "its loss is <nan>"),))
     page = PageReader(run_page(Outcome(folder)))
     assert charts(page)["Seconds by round"]["series"][0]["y"] == [1.5, 1.5]
@@ -126,7 +126,7 @@ def test_fit_writes_no_page_where_pandas_is_not_installed(tmp_path, monkeypatch)
     assert not Path(federation.log_dir, "report.html").exists()
 
 
-def test_the_command_writes_a_page_for_each_run_where_it_is_told(tmp_path, capsys):
+def test_the_command_writes_a_page_for_each_run_where_it_is_reported(tmp_path, capsys):
     folders = [write_run(tmp_path / "lightning_logs" / f"version_{i}", steady(0.5)) for i in range(2)]
     report.main([str(folder) for folder in folders])
     assert capsys.readouterr().out.split() == [str(folder / "report.html") for folder in folders]
@@ -135,7 +135,7 @@ def test_the_command_writes_a_page_for_each_run_where_it_is_told(tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["gone"], "gone is not the folder of a run: it has no metrics.csv."),
         (["run", "gone"], "gone is not the folder of a run: it has no metrics.csv."),
@@ -148,7 +148,7 @@ def test_the_command_writes_a_page_for_each_run_where_it_is_told(tmp_path, capsy
         ([], "fedlit report: the following arguments are required: RUN."),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(args, told, tmp_path, capsys):
+def test_bad_input_is_one_line_and_nothing_is_written(args, message, tmp_path, capsys):
     write_run(tmp_path / "run", steady(0.5))
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "metrics.csv").write_text("round\n")
@@ -158,7 +158,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(args, told, tmp_path, caps
     with pytest.raises(SystemExit) as end:
         report.main(args)
     assert end.value.code == 2
-    assert capsys.readouterr().err == f"fedlit: error: {told}\n"
+    assert capsys.readouterr().err == f"fedlit: error: {message}\n"
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -167,15 +167,15 @@ def test_half_a_last_line_of_a_killed_run_is_left_out_and_said(tmp_path, capsys)
     for name, half in (("metrics.csv", "3,feder"), ("ledger.csv", "3,0,u"), ("events.jsonl", '{"event": "ro')):
         (folder / name).write_text((folder / name).read_text() + half)
     report.main(["run"])
-    told = "run: the last line of metrics.csv and of ledger.csv and of events.jsonl is not whole, and was left out."
-    assert capsys.readouterr().err == f"fedlit: note: {told}\n"
+    message = "run: the last line of metrics.csv and of ledger.csv and of events.jsonl is not whole, and was left out."
+    assert capsys.readouterr().err == f"fedlit: note: {message}\n"
     page = PageReader((folder / "report.html").read_text())
-    assert told in page.text
+    assert message in page.text
     assert "2 of 2 rounds are done" in page.text
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "told"),
+    ("name", "before", "after", "message"),
     [
         ("metrics.csv", ",value", "", "metrics.csv must begin with 'round,.*: the column `value` is missing"),
         ("metrics.csv", ",value", ",value,x", "metrics.csv must begin with 'round,.*: the column `x` is not known"),
@@ -189,7 +189,7 @@ def test_half_a_last_line_of_a_killed_run_is_left_out_and_said(tmp_path, capsys)
         ("config.yaml", "model:", "model: [", "config.yaml must be YAML"),
     ],
 )
-def test_records_that_no_run_writes_are_refused_by_file(name, before, after, told, tmp_path, capsys):
+def test_records_that_no_run_writes_are_refused_by_file(name, before, after, message, tmp_path, capsys):
     folder = write_run(tmp_path / "run", steady(0.5))
     text = (folder / name).read_text()
     assert before in text
@@ -197,5 +197,5 @@ def test_records_that_no_run_writes_are_refused_by_file(name, before, after, tol
     with pytest.raises(SystemExit) as end:
         report.main(["run"])
     assert end.value.code == 2
-    assert re.fullmatch(f"fedlit: error: .*{told}.*\n", capsys.readouterr().err)
+    assert re.fullmatch(f"fedlit: error: .*{message}.*\n", capsys.readouterr().err)
     assert not (folder / "report.html").exists()

@@ -67,7 +67,7 @@ def test_the_papers_number_stands_beside_ours(tmp_path):
     assert "| FedAvg | 60.00 ± 10.00 | 61.5 |" in markdown_tables(results)
 
 
-def test_missing_and_failed_runs_are_told(tmp_path):
+def test_missing_and_failed_runs_are_reported(tmp_path):
     def run_of(row, column, seeds):
         if row == "broken" or (row == "half" and seeds.training == 2):
             return None
