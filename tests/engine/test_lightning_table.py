@@ -125,6 +125,11 @@ def manual(self, loss):
     return self.global_step, self.lr_schedulers()
 
 
+def lengths(self, loss):
+    trainer = self.trainer
+    return trainer.max_epochs, trainer.num_training_batches, trainer.max_steps
+
+
 def clipped(self, loss):
     loss.backward(retain_graph=True)
     self.clip_gradients(self.optimizers(), 0.1)
@@ -140,7 +145,7 @@ def toggled(self, loss):
 
 WORKS = {
     ("current_epoch", "global_step"): (lambda self, _: (self.current_epoch, self.global_step), True, (1, 13)),
-    ("trainer",): (lambda self, _: (self.trainer.max_epochs, self.trainer.num_training_batches), True, (2, 7)),
+    ("trainer",): (lengths, True, (2, 7, -1)),
     ("optimizers", "lr_schedulers", "automatic_optimization", "manual_backward"): (manual, False, (14, None)),
     ("toggle_optimizer", "untoggle_optimizer", "toggled_optimizer"): (toggled, False, True),
     ("clip_gradients",): (clipped, False, None),

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,12 @@ from fedlit.privacy import ClientLevelDP
 def fml() -> FML:
     torch.manual_seed(1)
     return FML(SmallCNN, SmallCNN, SGD)
+
+
+@cache
+def alone() -> dict[str, torch.Tensor]:
+    """The global state of the same run in one process."""
+    return fitted(fml()).global_state
 
 
 def listening(family: str, process: int | str = "self") -> set[str]:
@@ -85,11 +92,10 @@ def test_a_slow_rank_is_waited_for_and_named(tmp_path):
 def test_clients_in_processes_of_their_own_leave_other_ranks_alone(tmp_path):
     codes, said = two(tmp_path / "two", client_timeout=60.0)
     assert codes == [0, 0], said
-    assert equal(torch.load(tmp_path / "two/state_1.pt"), fitted(fml()).global_state)
+    assert equal(torch.load(tmp_path / "two/state_1.pt"), alone())
 
 
 def test_two_processes_end_in_the_same_bits_as_one_and_listen_on_loopback_only(tmp_path):
-    one = fitted(fml())
 
     def note_sockets():
         found = {family: sorted(listening(family)) for family in ("tcp", "tcp6")}
@@ -98,7 +104,7 @@ def test_two_processes_end_in_the_same_bits_as_one_and_listen_on_loopback_only(t
     codes, said = two(tmp_path / "two", note_sockets, rank=0)
     assert codes == [0, 0], said
     for rank in range(2):
-        assert equal(torch.load(tmp_path / f"two/state_{rank}.pt"), one.global_state)
+        assert equal(torch.load(tmp_path / f"two/state_{rank}.pt"), alone())
     assert (tmp_path / "sockets.txt").read_text() == "{'tcp': ['0100007F'], 'tcp6': []}"
     assert said[1] == ""
 
@@ -142,7 +148,7 @@ def test_a_signal_in_local_training_leaves_a_checkpoint_that_goes_on_to_the_same
     assert stopped.stopped_by == signal.SIGTERM
     assert stopped.state.round == 1
     resumed = fitted(model, ckpt_path="last", default_root_dir=str(tmp_path))
-    assert equal(resumed.global_state, fitted(fml()).global_state)
+    assert equal(resumed.global_state, alone())
 
 
 def test_a_killed_process_is_named_and_the_run_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
@@ -152,7 +158,7 @@ def test_a_killed_process_is_named_and_the_run_goes_on_from_its_checkpoint_to_th
     checkpoint = tmp_path / "two/lightning_logs/version_0/checkpoints/last.ckpt"
     assert torch.load(checkpoint)["round"] == 1
     resumed = fitted(fml(), ckpt_path=str(checkpoint), default_root_dir=str(tmp_path / "two"))
-    assert equal(resumed.global_state, fitted(fml()).global_state)
+    assert equal(resumed.global_state, alone())
 
 
 def test_processes_that_share_a_device_end_in_the_same_bits(tmp_path):
@@ -162,9 +168,8 @@ def test_processes_that_share_a_device_end_in_the_same_bits(tmp_path):
         torch.save(federation.global_state, tmp_path / f"state_{rank}.pt")
 
     assert exit_codes(forked(work, tmp_path, number=3)) == [0, 0, 0]
-    one = fitted(fml())
     for rank in range(3):
-        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), one.global_state)
+        assert equal(torch.load(tmp_path / f"state_{rank}.pt"), alone())
 
 
 def meet_nobody(rank: int) -> None:
