@@ -87,7 +87,7 @@ class ClientLevelDP:
 
 
 class OpaqueUploads:
-    """Uploads that nobody may look at but the rule that noises their sum, and that only once.
+    """Uploads that only the rule of `trainer.privacy` may read, and only once.
 
     Args:
         uploads: Of a round.

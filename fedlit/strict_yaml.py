@@ -12,7 +12,7 @@ LONGEST = 10_000  # characters of a word
 
 
 class WithoutEnd(yaml.composer.ComposerError):
-    """What nobody could take apart: of aliases that grow, too deep or too long."""
+    """YAML that is too large: by its aliases, its depth or a word."""
 
 
 class OnceLoader(yaml.SafeLoader):

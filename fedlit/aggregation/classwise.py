@@ -45,7 +45,7 @@ def class_totals(uploads: Iterable[Upload], weighting: Literal["examples", "unif
 
 
 def check_class_counts(counts: Tensor, most: int) -> None:
-    """Refuse numbers of samples that nobody can have: below 0, or more than there are.
+    """Refuse impossible numbers of samples: below 0, or more than there are.
 
     Args:
         counts: Of each class, ``[C]``.

@@ -75,7 +75,7 @@ class GridPost:
         return f"{problem}{'; a node was refused: ' if refusals else ''}{'; '.join(refusals)}."
 
     def _meet_new_nodes(self, deadline: float) -> None:
-        """Ask nodes that nobody knows who they are."""
+        """Ask new nodes which client they are."""
         known = {*self._nodes.values(), *self._refusals}
         new = [node for node in self.grid.get_node_ids() if node not in known]
         letter = wire.Letter(wire.pack({}), wire.pack({"protocol": wire.PROTOCOL}))

@@ -34,7 +34,7 @@ class OwnFiles:
         self.keep = keep
 
     def write(self, round: int, content: dict[str, Any]) -> None:
-        """Keep a round; those that nobody goes back to any more are removed."""
+        """Keep a round, and remove those that the server cannot go back to any more."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         save(content, self._path(round))
         for old in self.rounds()[: -self.keep]:
