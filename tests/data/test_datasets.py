@@ -162,9 +162,10 @@ def test_a_file_that_is_no_npz_of_plain_arrays_is_refused(tmp_path, spoil):
         read_images("bad.npz", str(tmp_path))
 
 
-def test_a_misspelt_name_is_answered_with_the_near_one_and_all_allowed():
-    with pytest.raises(ValueError, match=rf"must be one of {', '.join(DATASETS)} .* did you mean 'cifar10'\?"):
-        read_images("CIFAR-10", ".")
+@pytest.mark.parametrize(("typed", "meant"), [("CIFAR-10", "cifar10"), ("minst", "mnist")])
+def test_a_misspelt_name_is_answered_with_the_near_one_and_all_allowed(typed, meant):
+    with pytest.raises(ValueError, match=rf"must be one of {', '.join(DATASETS)} .* did you mean '{meant}'\?"):
+        read_images(typed, ".")
 
 
 def test_a_known_data_set_is_read_from_root_with_its_published_mean_and_number_of_classes(tmp_path):

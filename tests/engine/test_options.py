@@ -50,6 +50,7 @@ def test_a_stage_that_contradicts_itself_is_refused():
     ("option", "message"),
     [
         ("max_epochs", r"^`max_epochs` is not an option of Federation. Did you mean `num_rounds` or `local_epochs`\?$"),
+        ("num_round", r"^`num_round` is not an option of Federation. Did you mean `num_rounds`\?$"),
         ("learning_rate", r"Did you mean `model.optimizer.lr`\?$"),
         ("xyz", r"^`xyz` is not an option of Federation.$"),
     ],
