@@ -195,6 +195,7 @@ class Inputs:
             if known is part and normalisation is self.normalisation:
                 return ready
         ready = replace(part, x=self.ready(part.x, None))
+        self._ready = [entry for entry in self._ready if entry[1] is self.normalisation]
         self._ready.append((part, self.normalisation, ready))
         return ready
 

@@ -4,9 +4,10 @@ Restored after every client: gradient mode, default dtype, attributes and parts 
 lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: docs/clients.md."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import is_
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -261,13 +262,32 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
-def _defined_by(name: str, kind: type) -> int:
-    """Which of a class and its bases says what a method does: 0 is the class itself."""
-    return next(place for place, base in enumerate(kind.__mro__) if name in vars(base))
+NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+PLAIN = (*NUMBERS_AND_NAMES, type, FunctionType, BuiltinFunctionType)
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+def settings_of(network: nn.Module) -> list[Any] | None:
+    """Everything of a network but its state, as plain values; None if it holds anything else, such as a tensor."""
+    found: list[Any] = [(name, p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()]
+    for name, part in network.named_modules():
+        found.append((name, type(part)))
+        for key, value in vars(part).items():
+            if key in STRUCTURE:
+                continue
+            values = [value]
+            if isinstance(value, dict):  # hooks are numbered, each module's otherwise
+                values = [*value.values()] if key in OF_EVERY_MODULE else [*value.keys(), *value.values()]
+            elif isinstance(value, tuple | list | set):
+                values = [*value]
+            if not all(isinstance(entry, PLAIN) for entry in values):
+                return None
+            found.append((key, type(value), values))
+    return found
 
 
 class CachedParts:
-    """What `configure_client` has built, for all clients of the same architecture.
+    """What `configure_client` has built, for all clients for which it builds the same but for their state.
 
     Args:
         module: With these parts in it.
@@ -281,16 +301,21 @@ class CachedParts:
         self.changed = [(parts, parts.copy()) for parts, before in structure if not has_same_parts(parts, before)]
         built = [part for _, parts in self.changed for part in parts.values() if isinstance(part, nn.Module)]
         self.snapshots = [ModuleSnapshot(part) for part in built if part not in known]
-        self.is_complete = not any(snapshot.passing for snapshot in self.snapshots)  # else no state has all values
+        self.settings = [settings_of(part) for part in built if part not in known]
         self.modes = modes_of(module)
         self.tensors: State = module.state_dict(keep_vars=True)
         self.own = {name: value.shape for name, value in self.tensors.items() if value is not tensors.get(name)}
 
     def fits(self, state: State) -> bool:
         """Whether a client's state has a value for every tensor of these parts; else its initial values are wanted."""
-        if not self.is_complete:
-            return False
         return all(name in state and state[name].shape == shape for name, shape in self.own.items())
+
+    def is_like(self, other: "CachedParts") -> bool:
+        """Whether both differ in their state alone, as far as plain values tell; of anything else that is not known."""
+        if any(snapshot.passing for snapshot in self.snapshots) or None in self.settings:
+            return False
+        places = [[(id(parts), [*content]) for parts, content in one.changed] for one in (self, other)]
+        return self.settings == other.settings and self.own == other.own and places[0] == places[1]
 
     def install(self) -> None:
         """Put these parts into the module, as they were when they were built but for their values."""
@@ -320,8 +345,8 @@ class LiveModule:
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
         self.builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self.caches_parts = _defined_by("architecture", type(module)) <= _defined_by("configure_client", type(module))
-        self.cache: dict[Hashable, CachedParts] = {}  # by architecture
+        self.cache: list[CachedParts] = []  # one of each architecture
+        self.parts_of: dict[int, CachedParts] = {}  # of clients whose own networks were found to be like these
         self.cached_parts: CachedParts | None = None  # that the client uses whose state was loaded last
         self.nothing_received: State = {}
         self._tensors = self.tensors()  # between clients the structure is always the same
@@ -389,21 +414,30 @@ class LiveModule:
     def _own_tensors(self, client: Client, state: State) -> State:
         """The live tensors, once the client's own networks are in place: cached ones if its state has all their values.
 
-        Without, they are built, since initial values are drawn by the client's own seed.
+        Else they are built: initial values are drawn by the client's own seed, and what was built the first time tells
+        whether the client's networks are like the cached ones.
         """
         self.original.restore_structure()
-        architecture = self.module.architecture(client) if self.caches_parts else None
-        cached = self.cache.get(architecture)
+        cached = self.parts_of.get(client.id)
         if cached is not None and cached.fits(state):
             cached.install()
             self.cached_parts = cached
             return cached.tensors
         self.cached_parts = None
+        before = [(part, dict(vars(part))) for part, _ in self.original.attributes]
         self._build(client)
-        if architecture is None or cached is not None:
-            return self.tensors()
-        self.cached_parts = self.cache[architecture] = CachedParts(self.module, self.original, self._tensors)
-        return self.cached_parts.tensors
+        if cached is None and all(are_same(vars(part), attributes) for part, attributes in before):
+            self._find_like(CachedParts(self.module, self.original, self._tensors), client)
+        return self.tensors()
+
+    def _find_like(self, own: CachedParts, client: Client) -> None:
+        """Note which cached parts are like a client's own; if none are, its own are cached for those who come later."""
+        known = next((parts for parts in self.cache if parts.is_like(own)), None)
+        if known is None and own.is_like(own):
+            self.cache.append(own)
+            known = own
+        if known is not None:
+            self.parts_of[client.id] = known
 
     def _build(self, client: Client) -> None:
         module = self.module

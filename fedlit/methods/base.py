@@ -4,7 +4,7 @@ The same module trains under a plain ``lightning.Trainer``, as one client that o
 a `Federation`.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from types import MethodType
@@ -167,13 +167,6 @@ class FederatedModule(LightningModule):
 
     def configure_client(self, client: Client) -> None:
         """Build this client's own submodules; runs under the client's own seed before local training."""
-
-    def architecture(self, client: Client) -> Hashable | None:
-        """What `configure_client` builds: equal for clients whose submodules differ in the values of their state alone.
-
-        These are built once and used by one client after the other; None builds a client's anew each time.
-        """
-        return None
 
     def on_client_start(self, client: Client | None) -> None:
         """The client's state is loaded; take frozen copies here (keep them out of the state dict).

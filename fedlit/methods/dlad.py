@@ -13,7 +13,7 @@ Invariants: equal C_i are the mean of all teachers; `labeled` with IID clients i
 uploads just once.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -31,7 +31,6 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
-    architecture,
     build,
     check_choices,
     for_client,
@@ -249,11 +248,6 @@ class DLAD(FederatedModule):
 
     def earlier_uploads(self) -> dict[int, State]:
         return uploads_of(self.earlier, self.device)
-
-    def architecture(self, client: Client) -> Hashable:
-        classes = self.client_classes.get(client.id)
-        network = architecture(client, (self.factory, self.client_networks))
-        return network, None if classes is None else tuple(classes)
 
     def configure_client(self, client: Client) -> None:
         self.classifier.network = self._classifier(client)

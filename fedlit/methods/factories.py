@@ -1,6 +1,6 @@
 """What a method builds networks and optimisers with, and how some clients come to have others than the rest."""
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -113,17 +113,6 @@ def for_client(common: Any, per_client: list | dict | None, client: Client | Non
             f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
         )
     return per_client[client.id]
-
-
-def architecture(client: Client, *choices: tuple[Any, list | dict | None]) -> Hashable:
-    """For `FederatedModule.architecture`: what a client's factories amount to.
-
-    Args:
-        client: Whose networks are built.
-        choices: The common factory of each network, and those of some clients.
-    """
-    found = [kind(for_client(common, per_client, client)) for common, per_client in choices]
-    return tuple(choice if isinstance(choice, Hashable) else id(choice) for choice in found)
 
 
 def check_choices(option: str, choices: list | dict | None, num_clients: int) -> None:

@@ -13,7 +13,7 @@ own part out again, and so has the mean of the others.
 Invariants: gamma = 0 is local training; of two clients, each learns from the other alone.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -25,7 +25,7 @@ from fedlit.data.client import Client
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
 from fedlit.methods.base import Card, FederatedModule, loss_of
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, architecture, build, for_client
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
 
 
 class FD(FederatedModule):
@@ -83,9 +83,6 @@ class FD(FederatedModule):
             self.register_buffer(name, torch.zeros(classes, dtype=torch.int64))
         for name in ("number", "own_number"):  # of the mean: how many were taken before
             self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
-
-    def architecture(self, client: Client) -> Hashable:
-        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")

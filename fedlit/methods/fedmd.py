@@ -13,7 +13,7 @@ its authors' code has these. In the first round there is nothing to digest yet.
 Invariants: with one client the consensus is its own scores; without digestion a client is alone.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import torch
@@ -26,7 +26,7 @@ from fedlit.data.batches import num_batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.methods.base import Card, FederatedModule
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, architecture, build, for_client
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
 from fedlit.methods.stage import Stage
 from fedlit.rng import generator
 
@@ -98,9 +98,6 @@ class FedMD(FederatedModule):
             Stage("private", rounds=1, epochs=self.private_epochs, upload="none"),
             Stage("exchange"),
         ]
-
-    def architecture(self, client: Client) -> Hashable:
-        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)

@@ -17,7 +17,7 @@ C_i^j of the features that training saw.
 Invariants: lam = 0 is local training; a class that nobody holds has no prototype, and no term.
 """
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import torch
@@ -30,7 +30,7 @@ from fedlit.data.client import Client
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import PrototypeReduction, prototype_distance
 from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, architecture, build, for_client
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client
 from fedlit.methods.states import class_means, evaluating
 
 Predict = Literal["classifier", "prototype"]
@@ -97,9 +97,6 @@ class FedProto(FederatedModule):
         self.register_buffer("known", torch.zeros(last.out_features, dtype=torch.bool))
         self.register_buffer("means", features.clone())
         self.register_buffer("counts", torch.zeros(last.out_features, dtype=torch.int64))
-
-    def architecture(self, client: Client) -> Hashable:
-        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")

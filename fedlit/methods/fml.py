@@ -15,7 +15,7 @@ Invariants: beta = 1, the meme is trained as in FedAvg with uniform weights; alp
 network as if alone; with both, and a start from the server, the first local training ends with two equal networks.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from types import NoneType
 from typing import Any, Literal, cast
 
@@ -32,7 +32,6 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
-    architecture,
     build,
     check_choices,
     check_ids,
@@ -166,9 +165,6 @@ class FML(FederatedModule):
             for k in sorted(chosen):
                 trial.configure_client(data.client(k))
                 _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
-
-    def architecture(self, client: Client) -> Hashable:
-        return architecture(client, (self.factory, self.client_networks), (self.meme_factory, self.client_memes))
 
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)

@@ -12,8 +12,6 @@ network so far with an average of the best heads; here it is the last one with t
 Invariant: a head of all layers (the extractor has none) is FedAvg.
 """
 
-from collections.abc import Hashable
-
 from lightning.pytorch.cli import OptimizerCallable
 from torch import nn
 
@@ -26,7 +24,6 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
-    architecture,
     build,
     for_client,
     numbered,
@@ -98,9 +95,6 @@ class LGFedAvg(FederatedModule):
             if found != wanted:
                 needed = f"`model.client_networks` of client {k} must have a head as `model.network`, {wanted}"
                 raise ValueError(f"{needed}, got {found}.")
-
-    def architecture(self, client: Client) -> Hashable:
-        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         if self.client_networks is not None:

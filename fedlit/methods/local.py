@@ -3,8 +3,6 @@
 Invariant: a client's network ends as if it had been trained alone, for as many epochs, by a plain loop.
 """
 
-from collections.abc import Hashable
-
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.data.client import Client
@@ -13,7 +11,6 @@ from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
-    architecture,
     build,
     for_client,
 )
@@ -61,9 +58,6 @@ class LocalOnly(FederatedModule):
 
     def configure_stages(self) -> list[Stage]:
         return [Stage("local", samples="all", upload="none")]
-
-    def architecture(self, client: Client) -> Hashable:
-        return architecture(client, (self.factory, self.client_networks))
 
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
