@@ -85,7 +85,8 @@ def add_to_gradients(parameters: Iterable[Tensor], directions: Iterable[Tensor])
     r"""Add a term's known gradient to those of the loss: :math:`g_i \leftarrow g_i + d_i`.
 
     For `on_before_optimizer_step`, where gradients are there and not clipped yet: a term of the loss costs a node of
-    the graph and a copy of the network in every step. Without any gradient there is no step, and nothing is added.
+    the graph and a copy of the network in every step. Without any gradient there is no step, and nothing is added. The
+    loss does not have the term: an optimiser that compares losses, as by a line search, needs it there.
 
     Args:
         parameters: Trained.

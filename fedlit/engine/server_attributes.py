@@ -76,9 +76,9 @@ class ServerAttributes:
                 found.setdefault(path, {})[name] = encoded(attributes.get((path, name)), in_state)
             except TypeError as error:
                 raise UnserializableAttribute(
-                    f"`model`: `self.{name}` of {type(self.parts[path]).__name__} was changed outside of clients' "
-                    f"training and holds {error}, which no checkpoint can hold: a resumed run would not have it. Keep "
-                    "tensors, numbers, strings and containers of them there, or a buffer."
+                    f"`model`: `self.{name}` of {type(self.parts[path]).__name__} was changed, and stays so after "
+                    f"clients' training; it holds {error}, which no checkpoint can hold: a resumed run would not have "
+                    "it. Make it anew in `on_client_start`, or keep tensors, numbers, strings and containers of them."
                 ) from None
         return found
 

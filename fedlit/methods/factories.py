@@ -1,6 +1,6 @@
 """What a method builds networks and optimisers with, and how some clients come to have others than the rest."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from numbers import Integral
 from typing import Any
@@ -72,17 +72,32 @@ def check_sgd(
         may_have: What the steps may have beside a rate, such as momentum.
         why: Ends the error message.
     """
-    chosen = {"model.optimizer": optimizer}
-    chosen |= {f"model.client_optimizers[{k}]": factory for k, factory in numbered(client_optimizers).items()}
-    for option, factory in chosen.items():
-        try:
-            built = factory([nn.Parameter(torch.zeros(1))])
-        except Exception:  # what is wrong with it is said later
-            continue
+    for option, built in _built(optimizer, client_optimizers):
         odd = [type(built).__name__] if type(built) is not SGD else _beside_a_rate(built, may_have)
         if odd:
             without = " and ".join(name for name in BESIDE_A_RATE if name not in may_have)
             raise ValueError(f"`{option}` must be torch.optim.SGD without {without}, {why}; got {odd[0]}.")
+
+
+def check_no_line_search(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
+    """Refuse an optimiser that compares losses, for a method whose penalty is in the gradient alone."""
+    for option, built in _built(optimizer, client_optimizers):
+        if any(group.get("line_search_fn") for group in built.param_groups):
+            raise ValueError(
+                f"`{option}`: a line search compares losses, and the penalty is added to the gradient alone; "
+                "set `line_search_fn` to None."
+            )
+
+
+def _built(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> Iterator[tuple[str, Optimizer]]:
+    """An optimiser by each factory, and the option that names it."""
+    chosen = {"model.optimizer": optimizer}
+    chosen |= {f"model.client_optimizers[{k}]": factory for k, factory in numbered(client_optimizers).items()}
+    for option, factory in chosen.items():
+        try:
+            yield option, factory([nn.Parameter(torch.zeros(1))])
+        except Exception:  # what is wrong with it is said later
+            continue
 
 
 def _beside_a_rate(optimizer: Optimizer, may_have: Collection[str]) -> list[str]:

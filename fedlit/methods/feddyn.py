@@ -23,9 +23,10 @@ from torch.optim import Optimizer
 from fedlit.aggregation import State, Upload, watched
 from fedlit.bounds import check_positive
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import Card, FederatedModule
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_no_line_search
 from fedlit.methods.states import Vectors, frozen, shared_numbers, trained
 from fedlit.tasks import Task
 
@@ -69,6 +70,10 @@ class FedDyn(FederatedModule):
         self.alpha = check_positive("model.alpha", alpha)
         self.h = Vectors(trained(self.network))
         self.h_i = Vectors(trained(self.network))
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_no_line_search(self.optimizer, self.client_optimizers)
 
     def on_client_start(self, client: Client | None) -> None:
         self.x = frozen(trained(self.network))

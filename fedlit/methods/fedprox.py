@@ -13,9 +13,10 @@ from torch.optim import Optimizer
 
 from fedlit.bounds import check_number
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import Card, FederatedModule, Weighting
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_no_line_search
 from fedlit.methods.states import frozen, trained
 from fedlit.tasks import Task
 
@@ -58,6 +59,10 @@ class FedProx(FederatedModule):
         self.mu = mu
         self.weighting = weighting
         self.anchors: list[Tensor] = []
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_no_line_search(self.optimizer, self.client_optimizers)
 
     def on_client_start(self, client: Client | None) -> None:
         self.anchors = frozen(trained(self.network))

@@ -1,10 +1,14 @@
 """Penalties on parameters: their gradients are those of their formulas, to the bit."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, tensor
+from toys import fitted, linear
 
 from fedlit.losses import add_to_gradients, mmd, proximal_gradient, proximal_penalty
+from fedlit.methods import FedDyn, FedProx
 
 SHAPES = [(7, 5), (7,), (3, 2, 2)]
 
@@ -109,3 +113,11 @@ def test_mmd_is_differentiated_once_or_refused():
     assert torch.autograd.grad(mmd(a, b), a)[0].abs().sum() > 0
     with pytest.raises(RuntimeError, match="`mmd` can be differentiated once"):
         torch.autograd.grad(mmd(a, b), a, create_graph=True)
+
+
+@pytest.mark.parametrize("method", [FedProx, FedDyn])
+def test_a_line_search_is_refused_where_the_loss_lacks_the_penalty(method):
+    searching = partial(torch.optim.LBFGS, line_search_fn="strong_wolfe")
+    with pytest.raises(ValueError, match=r"^`model.optimizer`: a line search compares losses"):
+        fitted(method(linear, searching), num_rounds=1)
+    fitted(method(linear, torch.optim.LBFGS), num_rounds=1)
