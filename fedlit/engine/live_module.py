@@ -345,6 +345,7 @@ class LiveModule:
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
         self.builds_clients = is_overridden("configure_client", module, FederatedModule)
+        self.caches_parts = getattr(type(module).configure_client, "is_built_once", False)
         self.cache: list[CachedParts] = []  # one of each architecture
         self.parts_of: dict[int, CachedParts] = {}  # of clients whose own networks were found to be like these
         self.cached_parts: CachedParts | None = None  # that the client uses whose state was loaded last
@@ -426,7 +427,11 @@ class LiveModule:
         self.cached_parts = None
         before = [(part, dict(vars(part))) for part, _ in self.original.attributes]
         self._build(client)
-        if cached is None and all(are_same(vars(part), attributes) for part, attributes in before):
+        if (
+            self.caches_parts
+            and cached is None
+            and all(are_same(vars(part), attributes) for part, attributes in before)
+        ):
             self._find_like(CachedParts(self.module, self.original, self._tensors), client)
         return self.tensors()
 

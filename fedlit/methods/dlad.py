@@ -32,6 +32,7 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
+    built_once,
     check_choices,
     for_client,
     kind,
@@ -249,6 +250,7 @@ class DLAD(FederatedModule):
     def earlier_uploads(self) -> dict[int, State]:
         return uploads_of(self.earlier, self.device)
 
+    @built_once
     def configure_client(self, client: Client) -> None:
         self.classifier.network = self._classifier(client)
         self.density.network = self._density(client)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 
 from fedlit.data.client import Client
 
+Configure = TypeVar("Configure", bound=Callable[..., None])
 NetworkFactory = Callable[[], nn.Module]
 # Containers first and int keys: in another order the CLI saves a config that it cannot read again.
 ClientNetworks = list[NetworkFactory] | dict[int, NetworkFactory] | None
@@ -115,6 +116,15 @@ def numbered(per_client: list | dict | None) -> dict[int, Any]:
     if isinstance(per_client, dict):
         return per_client
     return dict(enumerate(per_client or []))
+
+
+def built_once(configure: Configure) -> Configure:
+    """For `configure_client`: what it builds for a client differs from round to round in its state alone.
+
+    So it need not be called again for a client whose state has all values.
+    """
+    configure.is_built_once = True  # type: ignore[attr-defined]
+    return configure
 
 
 def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:

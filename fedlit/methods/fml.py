@@ -33,6 +33,7 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
+    built_once,
     check_choices,
     check_ids,
     for_client,
@@ -166,6 +167,7 @@ class FML(FederatedModule):
                 trial.configure_client(data.client(k))
                 _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
 
+    @built_once
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
         self.personal = build(factory, "model.client_networks")

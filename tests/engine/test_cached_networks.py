@@ -8,6 +8,7 @@ from torch import nn
 from toys import SGD, SmallCNN, fitted, linear, same, states, toy_data
 
 from fedlit.methods import FML, FedMD, LGFedAvg, LocalOnly
+from fedlit.methods.factories import built_once
 
 METHODS = {
     "LocalOnly": partial(LocalOnly, linear, SGD, client_networks={1: SmallCNN}),
@@ -127,6 +128,7 @@ def test_what_no_state_holds_is_each_client_s_own(network, uncached):
 class OwnActivation(LocalOnly):
     """Clients' networks differ in what has no state."""
 
+    @built_once
     def configure_client(self, client):
         activation = nn.Tanh() if client.id else nn.ReLU()
         self.network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), activation, nn.Linear(8, 3))
@@ -135,6 +137,7 @@ class OwnActivation(LocalOnly):
 class OwnScale(LocalOnly):
     """Clients differ in an attribute of the method."""
 
+    @built_once
     def configure_client(self, client):
         super().configure_client(client)
         self.scale = 1.0 + client.id
@@ -143,7 +146,15 @@ class OwnScale(LocalOnly):
         return self.scale * super().training_step(batch, batch_idx)
 
 
-@pytest.mark.parametrize("method", [OwnActivation, OwnScale])
+class LaterFrozen(LocalOnly):
+    """Its networks differ from round to round, and it does not say otherwise."""
+
+    def configure_client(self, client):
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 3))
+        self.network[1].requires_grad_(client.round < 2)
+
+
+@pytest.mark.parametrize("method", [OwnActivation, OwnScale, LaterFrozen])
 def test_clients_that_differ_otherwise_have_networks_of_their_own(method, uncached):
     found = states(fit(method(linear, SGD)))
     uncached()
