@@ -86,14 +86,16 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
     floating: dict[torch.dtype, list[Tensor]] = {}
     for name, tensor in upload.state.items():
         wanted = expected[name]
-        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
-            return f"{name!r} must be {tuple(wanted.shape)} {wanted.dtype}, got {tuple(tensor.shape)} {tensor.dtype}"
+        dtype = tensor.dtype
+        if tensor.shape != wanted.shape or dtype != wanted.dtype:
+            return f"{name!r} must be {tuple(wanted.shape)} {wanted.dtype}, got {tuple(tensor.shape)} {dtype}"
         if tensor.device != wanted.device or tensor.layout != torch.strided:
             return f"{name!r} must be on {wanted.device} and strided, got {tensor.device} and {tensor.layout}"
-        if tensor.is_floating_point() and tensor.numel():
-            floating.setdefault(tensor.dtype, []).append(tensor.detach())
-    if all(_are_usable(tensors) for tensors in floating.values()):
-        return None
+        if dtype.is_floating_point and tensor.numel():
+            floating.setdefault(dtype, []).append(tensor)
+    with torch.no_grad():
+        if all(_are_usable(tensors) for tensors in floating.values()):
+            return None
     problems = ((name, _extreme(tensor)) for name, tensor in upload.state.items() if tensor.is_floating_point())
     return next((f"{name!r} {problem}" for name, problem in problems if problem), None)
 

@@ -144,6 +144,11 @@ def overridden(method: FederatedModule, hooks: frozenset[str]) -> frozenset[str]
     return _of_class(kind, hooks).union(name for name in hooks if name in own)
 
 
+def overrides(method: FederatedModule, hooks: frozenset[str]) -> bool:
+    """Whether a method overrides any of the hooks."""
+    return bool(_of_class(type(method), hooks)) or not hooks.isdisjoint(vars(method))
+
+
 @cache
 def _of_class(kind: type, hooks: frozenset[str]) -> frozenset[str]:
     return frozenset(name for name in hooks if getattr(kind, name) is not getattr(FederatedModule, name))

@@ -179,15 +179,15 @@ class ModuleSnapshot:
                 else:
                     (self.bare if name in STRUCTURE else self.empty).append(value)  # most of them hooks
         tensors = module.state_dict(keep_vars=True).values()
-        self.places = [(tensor, tensor.detach(), tensor.data_ptr(), _layout(tensor)) for tensor in tensors]
+        self.places = [(tensor, tensor.detach(), tensor.data_ptr()) for tensor in tensors]
         self.trained = [(tensor, tensor.requires_grad) for tensor in tensors]
         self.passing = [(buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)]
 
     def has_same_structure(self) -> bool:
-        """Whether the very parts, parameters and buffers are there, each of the same shape and dtype."""
+        """Whether the very parts, parameters and buffers are there, each where it lay."""
         if any(self.bare) or not all(has_same_parts(*parts) for parts in self.structure):
             return False
-        return all(_layout(tensor) == layout for tensor, _, _, layout in self.places)
+        return all(tensor.data_ptr() == address for tensor, _, address in self.places)
 
     def restore(self) -> None:
         """Give every part its attributes, parts and tensors back; mostly everything is as it was."""
@@ -216,8 +216,8 @@ class ModuleSnapshot:
         for parts, before in self.structure:
             if not has_same_parts(parts, before):
                 _refill(parts, before)
-        for tensor, place, address, layout in self.places:
-            if tensor.data_ptr() != address or _layout(tensor) != layout:
+        for tensor, place, address in self.places:
+            if tensor.data_ptr() != address:
                 tensor.data = place
 
 
@@ -256,10 +256,6 @@ def _refill(container: Container, content: Container) -> None:
 
 def _is_equal(now: Tensor, before: Tensor) -> bool:
     return now.dtype == before.dtype and torch.equal(now, before)
-
-
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.device, tensor.shape, tensor.stride()
 
 
 NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
@@ -370,7 +366,8 @@ class LiveModule:
             yield
         finally:
             torch.set_grad_enabled(has_gradients)
-            torch.set_default_dtype(dtype)
+            if torch.get_default_dtype() != dtype:
+                torch.set_default_dtype(dtype)
             self.leave()
             before.restore()
 

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaders import AnyBatches
-from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overridden, takes_batch_idx
+from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overrides, takes_batch_idx
 from fedlit.engine.live_module import Modes, ModuleSnapshot, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
@@ -40,7 +40,7 @@ from fedlit.rng import derive, generator, seed_everything
 def validates(learner: FederatedModule, client: Client, trainer: LocalTrainer) -> bool:
     """Whether a method has a hook of its own there, or a schedule that waits; the server has no such samples."""
     is_asked = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
-    if isinstance(client, Server) or not (is_asked or overridden(learner, VALIDATION_HOOKS)):
+    if isinstance(client, Server) or not (is_asked or overrides(learner, VALIDATION_HOOKS)):
         return False
     return client.val_batches().num_samples > 0
 
@@ -105,7 +105,7 @@ class Validation:
             learner.on_validation_batch_end(outputs, batch, number)
 
     def _train_again(self, modes: Modes) -> None:
-        if overridden(self.learner, frozenset({"on_validation_model_train"})):
+        if overrides(self.learner, frozenset({"on_validation_model_train"})):
             self.learner.on_validation_model_train()
         else:
             restore(modes)
@@ -352,8 +352,7 @@ class LocalEpochs:
         if rule is not None and client.val_batches().num_samples:  # else there is nothing to watch
             self.best = BestState(rule, fabric, learner, client, self.validation)
         self.steps = 0
-        self.step: PlainStep | HookedStep | None = None
-        self.had_loss: set[bool | None] = set()
+        self.step: PlainStep | HookedStep | None = None  # made before the first one, after hooks that may add others
 
     def _batches(self, client: Client) -> AnyBatches | Converted:
         stage = self.plan.stage
@@ -383,7 +382,8 @@ class LocalEpochs:
     @property
     def skipped(self) -> int:
         """How many steps there were, if each was skipped by a `training_step` that returned None."""
-        return self.steps if self.had_loss == {False} else 0
+        is_skipped = self.step is not None and self.step.had_none and not self.step.had_loss
+        return self.steps if is_skipped else 0
 
     def _run_epochs(self, limit: int) -> None:
         for epoch in range(limit):
@@ -395,36 +395,34 @@ class LocalEpochs:
             if is_whole or self.best is not None:
                 is_over |= self._validate(epoch, is_over)
             self.learner.on_train_epoch_end()
-            if isinstance(self.step, HookedStep):
+            if self.step is not None:
                 self.step.after_epoch()
             self.plan.after_epoch()
             self.trainer.current_epoch = epoch + 1
             if is_over:
                 return
 
-    def _first_step(self) -> PlainStep | HookedStep:
-        """How steps are taken; asked after the hooks before the first one, which may add others."""
-        if wants_hooks(self.learner, self.trainer):
-            return HookedStep(self.learner, self.trainer, self.num_batches)
-        return PlainStep(self.fabric, self.learner, self.trainer.optimizers, self.plan.gradient_clip_val)
+    def _begin_steps(self) -> PlainStep | HookedStep:
+        """How steps of an epoch are taken."""
+        if self.step is None:
+            is_hooked = wants_hooks(self.learner, self.trainer)
+            self.step = HookedStep(self.trainer, self.num_batches) if is_hooked else PlainStep(self.trainer)
+        self.step.begin_epoch()
+        return self.step
 
     def _epoch(self) -> bool:
         """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
+        plan = self.plan
+        trainer = self.trainer
+        take_step = self._begin_steps()
         for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
-            if self.plan.should_stop():
+            if plan.should_stop():
                 raise Interrupted
-            self.plan.before_step(self.steps, self.num_steps)
-            if self.step is None:
-                self.step = self._first_step()
-            if batch_idx == 0 and isinstance(self.step, PlainStep):
-                self.step.begin_epoch()
-            if self.step(batch, batch_idx) is False:
+            plan.before_step(self.steps, self.num_steps)
+            if not take_step(batch, batch_idx):
                 return False
-            if isinstance(self.step, PlainStep):
-                self.trainer.global_step += 1
             self.steps += 1
-            self.had_loss.add(self.step.has_loss)
-            if self.steps == self.plan.steps or self.trainer.should_stop:
+            if self.steps == plan.steps or trainer.should_stop:
                 break
         return True
 

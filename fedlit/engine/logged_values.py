@@ -42,7 +42,9 @@ class Means:
 
     def _append(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            value = value.detach().clone()
+            value = value.detach()
+            # A number where nobody waits for it; elsewhere a copy, since the method may go on writing into its tensor.
+            value = value.item() if value.is_cpu and value.numel() == 1 else value.clone()
         elif isinstance(value, Metric):
             self.metrics[name] = value
             return
@@ -152,11 +154,14 @@ class EpochMeans:
 
 
 def _column(values: list[Any]) -> Tensor:
-    """All values in one tensor: stacked as they are where they are alike, which is one call in place of many."""
+    """All values in one tensor of float64."""
     first = values[0]
-    if all(isinstance(value, Tensor) and value.dtype == first.dtype for value in values):
-        return torch.stack(values).cpu().double()
-    return torch.stack([torch.as_tensor(value).cpu().double() for value in values])
+    if isinstance(first, Tensor) and all(isinstance(value, Tensor) and value.dtype == first.dtype for value in values):
+        return torch.stack(values).cpu().double()  # one wait for the device
+    if any(isinstance(value, Tensor) for value in values):
+        values = [torch.as_tensor(value).cpu().double() for value in values]
+        return torch.stack(values)
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _number(name: str, metric: Metric) -> float:

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from fedlit import bounds
-from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overridden, step_loss, takes_batch_idx
+from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overrides, step_loss, takes_batch_idx
 from fedlit.engine.plan import OptimizerState, Plan, UsageError
 from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
-from fedlit.fast.steps import clear, prepare, update_of
+from fedlit.fast.steps import clear_of, prepare, update_of
 from fedlit.methods.base import FederatedModule
 
 COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
@@ -182,73 +183,89 @@ def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collec
     return found
 
 
+def forward_of(learner: FederatedModule, fabric: Fabric) -> Callable[[Any, int], Any]:
+    """`training_step`, in the precision of the federation and with as many arguments as it takes."""
+    step: Callable[..., Any] = learner.training_step
+    context = autocast(fabric)
+    takes_number = takes_batch_idx(step)
+    if takes_number and context is nullcontext:
+        return step
+
+    def forward(batch: Any, batch_idx: int) -> Any:
+        with context():
+            return step(batch, batch_idx) if takes_number else step(batch)
+
+    return forward
+
+
 class PlainStep:
     """Steps of a method that overrides no hooks around them but `on_before_optimizer_step`.
 
     Args:
-        fabric: Precision.
-        learner: What is trained; its `fast` allows other rounding.
-        optimizers: Its own; with automatic optimisation, one.
-        clip: Largest norm of the gradient of each group; None does not clip.
+        trainer: Of the local training; it has one optimiser.
+
+    Attributes:
+        had_loss: Whether any step had a loss.
+        had_none: Whether any step had none.
     """
 
-    def __init__(
-        self, fabric: Fabric, learner: FederatedModule, optimizers: list[Optimizer], clip: float | None
-    ) -> None:
-        self.fabric = fabric
-        self.learner = learner
-        self.optimizer = optimizers[0]
-        self.clip = clip
-        self.context = autocast(fabric)
-        self.is_scaled = has_scaler(fabric)
-        self.training_step: Callable[..., Any] = learner.training_step
-        self.takes_batch_idx = takes_batch_idx(learner.training_step)
-        self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
-        self.unscales = self.is_scaled and (clip is not None or overridden(learner, BEFORE_UPDATE))
-        own_clear = getattr(self.optimizer.zero_grad, "__func__", None)
-        self.clears_plainly = own_clear is Optimizer.zero_grad
-        self.update: Callable[[], object] = self.optimizer.step
+    def __init__(self, trainer: LocalTrainer) -> None:
+        learner = trainer.lightning_module
+        self.trainer = trainer
+        self.fabric = trainer.fabric
+        self.optimizer = trainer.optimizers[0]
+        self.clip = trainer.gradient_clip_val
+        self.is_scaled = has_scaler(trainer.fabric)
+        self.forward = forward_of(learner, trainer.fabric)
+        self.before_update = learner.on_before_optimizer_step if overrides(learner, BEFORE_UPDATE) else None
+        self.had_loss = False
+        self.had_none = False
 
     def begin_epoch(self) -> None:
         """Choose how parameters are updated in this epoch; hooks between epochs may have changed the optimiser."""
+        self.clear = clear_of(self.optimizer)
         self.update = update_of(self.optimizer)
 
-    def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> None:
-        """One batch."""
-        arguments = (batch, batch_idx) if self.takes_batch_idx else (batch,)
-        with self.context():
-            result = self.training_step(*arguments)
-        if not self.learner.automatic_optimization:
-            return
+    def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
+        """One batch; whether the epoch goes on after it."""
+        result = self.forward(batch, batch_idx)
         loss = result if isinstance(result, Tensor) else step_loss(result)
-        self.has_loss = loss is not None
         if loss is None:
-            return
-        if self.clears_plainly:
-            clear(self.optimizer)
+            self.had_none = True
         else:
-            self.optimizer.zero_grad()
-        if self.is_scaled:
-            self.fabric.backward(loss)
-        else:
-            loss.backward()
-        if self.unscales:
-            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-        self.learner.on_before_optimizer_step(self.optimizer)
+            self.had_loss = True
+            self.clear()
+            if self.is_scaled:
+                self._scaled_step(loss)
+            else:
+                loss.backward()
+                self._before_update()
+                self.update()
+        self.trainer.global_step += 1
+        return True
+
+    def _before_update(self) -> None:
+        if self.before_update is not None:
+            self.before_update(self.optimizer)
         if self.clip is not None:
             for group in self.optimizer.param_groups:
                 torch.nn.utils.clip_grad_norm_(group["params"], self.clip)
-        if self.is_scaled:
-            self.fabric.strategy.optimizer_step(self.optimizer)
-        else:
-            self.update()
+
+    def _scaled_step(self, loss: Tensor) -> None:
+        """With a gradient scaler, as Fabric has it."""
+        self.fabric.backward(loss)
+        if self.clip is not None or self.before_update is not None:
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+        self._before_update()
+        self.fabric.strategy.optimizer_step(self.optimizer)
+
+    def after_epoch(self) -> None:
+        """Nothing waits for the end of an epoch."""
 
 
 def wants_hooks(learner: FederatedModule, trainer: LocalTrainer) -> bool:
     """Whether a step is more than forward, backward and update."""
-    if trainer.lr_scheduler_configs or not learner.automatic_optimization:
-        return True
-    if overridden(learner, STEP_HOOKS):
+    if trainer.lr_scheduler_configs or not learner.automatic_optimization or overrides(learner, STEP_HOOKS):
         return True
     optimizer = trainer.optimizers[0]
     # Others may call the closure again, or look at gradients before it: under the Trainer, the step computes them.
@@ -259,18 +276,24 @@ class HookedStep:
     """Steps with every hook of Lightning's.
 
     Args:
-        learner: What is trained.
         trainer: Of the local training; it has the optimisers and their schedulers.
         num_batches: Of an epoch.
+
+    Attributes:
+        had_loss: As of `PlainStep`, unless the optimisation is manual.
+        had_none: Likewise.
     """
 
-    def __init__(self, learner: FederatedModule, trainer: LocalTrainer, num_batches: int) -> None:
-        self.learner = learner
+    def __init__(self, trainer: LocalTrainer, num_batches: int) -> None:
+        self.learner = trainer.lightning_module
         self.trainer = trainer
         self.num_batches = num_batches
-        self.context = autocast(trainer.fabric)
-        self.takes_batch_idx = takes_batch_idx(learner.training_step)
-        self.has_loss: bool | None = None  # the last one; None if the optimisation is manual
+        self.forward = forward_of(self.learner, trainer.fabric)
+        self.had_loss = False
+        self.had_none = False
+
+    def begin_epoch(self) -> None:
+        """Nothing is chosen ahead."""
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
         """One batch; whether the epoch goes on after it."""
@@ -289,13 +312,8 @@ class HookedStep:
             self.learner.on_train_batch_end(outputs, batch, batch_idx)  # type: ignore[arg-type]
         return not is_skipped
 
-    def _training_step(self, batch: tuple[Any, ...], batch_idx: int) -> Any:
-        arguments = (batch, batch_idx) if self.takes_batch_idx else (batch,)
-        with self.context():
-            return self.learner.training_step(*arguments)  # type: ignore[arg-type]
-
     def _manual(self, batch: tuple[Any, ...], batch_idx: int) -> dict[str, Any]:
-        result = self._training_step(batch, batch_idx)
+        result = self.forward(batch, batch_idx)
         if result is None:
             return {}
         outputs = dict(result) if isinstance(result, Mapping) else {"loss": result}
@@ -311,9 +329,12 @@ class HookedStep:
 
         def closure() -> Tensor | None:
             outputs.clear()
-            result = self._training_step(batch, batch_idx)
+            result = self.forward(batch, batch_idx)
             loss = step_loss(result)
-            self.has_loss = loss is not None
+            if loss is None:
+                self.had_none = True
+            else:
+                self.had_loss = True
             learner.on_before_zero_grad(optimizer)
             learner.optimizer_zero_grad(trainer.current_epoch, batch_idx, optimizer)
             if loss is None:

@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+Group = dict[str, Any]
+
 KNOWN = (SGD, Adam, AdamW)
 SPECIAL = ("differentiable", "capturable", "amsgrad")  # options that ask for more than the update
 FUSED_SGD = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
-Group = dict[str, Any]
 
 
 def prepare(optimizer: Optimizer, fast: bool) -> None:
@@ -39,9 +40,15 @@ def _begin_momenta(parameters: list[Tensor], state: dict[Tensor, Any]) -> None:
             state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
 
 
-def clear(optimizer: Optimizer) -> None:
-    """`optimizer.zero_grad` of PyTorch's own, for less."""
-    for group in optimizer.param_groups:
+def clear_of(optimizer: Optimizer) -> Callable[[], object]:
+    """What takes the gradients away: `optimizer.zero_grad`, or the same for less where it is PyTorch's own."""
+    if getattr(optimizer.zero_grad, "__func__", None) is Optimizer.zero_grad:
+        return partial(_clear, optimizer.param_groups)
+    return optimizer.zero_grad
+
+
+def _clear(groups: list[Group]) -> None:
+    for group in groups:
         for parameter in group["params"]:
             parameter.grad = None
 
@@ -51,17 +58,17 @@ def update_of(optimizer: Optimizer) -> Callable[[], object]:
     return partial(_update, optimizer) if is_plain(optimizer) else optimizer.step
 
 
-@torch.no_grad()
 def _update(optimizer: Optimizer) -> None:
-    for group in optimizer.param_groups:
-        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-        gradients = [parameter.grad for parameter in parameters]
-        if not parameters:
-            continue
-        if type(optimizer) is SGD:
-            _sgd(group, parameters, gradients, optimizer.state)
-        else:
-            _adam(group, parameters, gradients, optimizer.state, is_decoupled=type(optimizer) is AdamW)
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            gradients = [parameter.grad for parameter in parameters]
+            if not parameters:
+                continue
+            if type(optimizer) is SGD:
+                _sgd(group, parameters, gradients, optimizer.state)
+            else:
+                _adam(group, parameters, gradients, optimizer.state, is_decoupled=type(optimizer) is AdamW)
 
 
 def is_plain(optimizer: Optimizer) -> bool:
@@ -152,8 +159,13 @@ def _adam(group: Group, parameters: list[Tensor], gradients: Any, state: dict[Te
     torch._foreach_lerp_(means, gradients, 1 - beta1)
     torch._foreach_mul_(squares, beta2)
     torch._foreach_addcmul_(squares, gradients, gradients, 1 - beta2)
-    counts = [float(step) for step in steps]
+    counts = [step.item() for step in steps]
     roots = torch._foreach_sqrt(squares)
+    if counts.count(counts[0]) == len(counts):  # unless a parameter had its first gradient later than others
+        torch._foreach_div_(roots, (1 - beta2 ** counts[0]) ** 0.5)
+        torch._foreach_add_(roots, group["eps"])
+        torch._foreach_addcdiv_(parameters, means, roots, (lr / (1 - beta1 ** counts[0])) * -1)
+        return
     torch._foreach_div_(roots, [(1 - beta2**count) ** 0.5 for count in counts])
     torch._foreach_add_(roots, group["eps"])
     torch._foreach_addcdiv_(parameters, means, roots, [(lr / (1 - beta1**count)) * -1 for count in counts])
