@@ -357,7 +357,7 @@ class Saving:
     def _file(self, k: int, folder: Path) -> str:
         version = self._version(k)
         if k not in self._written or self._written[k][0] != version:
-            name = client_files.write(_kept_of(self.state, k), folder, self.state.fabric.global_rank)
+            name = client_files.write(_kept_of(self.state, k), folder)
             self._written[k] = (version, name)
         return self._written[k][1]
 

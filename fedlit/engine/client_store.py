@@ -75,7 +75,7 @@ def _in_a_file(memory: ClientState) -> ClientState:
     """
     with tempfile.TemporaryFile(buffering=0) as file:
         path = f"/dev/fd/{file.fileno()}"
-        write(vars(memory), path, sealed=False)
+        write(vars(memory), path)
         return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from fedlit.records.checkpoint import damage, save
+from fedlit.records.checkpoint import save
+from fedlit.records.torch_file import damage
 
 EXPERIMENT = re.compile(r"[0-9a-f]{32}")
 

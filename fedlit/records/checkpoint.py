@@ -1,7 +1,6 @@
 """Checkpoints that survive a kill at any moment and tell a flipped bit.
 
-A file is written beside its target and moved over it in one step; its digest stands in it (`torch_file`). One without a
-digest is taken for damaged, unless the user trusts it: `FEDLIT_TRUST_CHECKPOINTS=1`.
+A file is written beside its target and moved over it in one step.
 """
 
 import os
@@ -14,11 +13,10 @@ import torch
 
 from fedlit.records import client_files
 from fedlit.records.client_files import FILES
-from fedlit.records.torch_file import digest_of, dump, is_archive, is_plain, seal_of
+from fedlit.records.torch_file import damage, dump
 
 FORMAT = 4
 WITH_FILES = 5  # the same, with clients in files beside it
-TRUST = "FEDLIT_TRUST_CHECKPOINTS"
 KEYS = (
     "format",
     "round",
@@ -103,7 +101,7 @@ class Checkpoints:
 
     def _is_last_good(self) -> bool:
         """Whether the last is as it was written or read here; one that is not is looked at again."""
-        if not self.last.is_file() or seal_of(self.last) is None:
+        if not self.last.is_file():
             return False
         return _signature(self.last) == self._good or damage(self.last) is None
 
@@ -150,16 +148,6 @@ def sync(folder: Path) -> None:
             os.close(descriptor)
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with a file, by its digest; nothing if it is as it was written."""
-    digest = seal_of(path)
-    if digest is not None:
-        return None if digest_of(path) == digest else "it does not match its digest"
-    if is_plain(path) and os.environ.get(TRUST):
-        return None
-    return f"it has no digest (to read a file that you know to be whole, set {TRUST}=1)"
-
-
 def load(
     path: Path, option: str = "--ckpt_path", allowed: str = "a checkpoint file, `last` or `best`"
 ) -> dict[str, Any]:
@@ -172,16 +160,10 @@ def load(
     """
     if not path.is_file():
         raise ValueError(f"`{option}` must be {allowed}, got {path}, which is no file.")
-    if not is_archive(path):
-        raise Damaged(f"`{option}` {path} is not a checkpoint that can be read safely.")
     problem = damage(path)
-    if problem is not None and not is_plain(path):
-        raise Damaged(f"`{option}` {path} is damaged: {problem}.")
-    try:
+    if problem is None:
         content = _read(path, option)
-    except ValueError as error:  # a file of others is better called that
-        raise error if problem is None else Damaged(str(error)) from error
-    problem = problem or client_files.damage(content.get(FILES, {}), path.parent)
+        problem = client_files.damage(content.get(FILES, {}), path.parent)
     if problem is not None:
         raise Damaged(f"`{option}` {path} is damaged: {problem}.")
     return _with_clients(content, path.parent)
@@ -221,7 +203,7 @@ def _read(path: Path, option: str) -> dict[str, Any]:
         # Mapped, not read: what clients keep may be larger than memory.
         content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
     except Exception as error:
-        raise ValueError(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
+        raise Damaged(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
     if not isinstance(content, dict) or "format" not in content:
         raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks format.")
     if content["format"] not in (FORMAT, WITH_FILES):

@@ -1,37 +1,29 @@
 """What stays with clients, in files of their own beside a checkpoint: what did not change is not written again.
 
-A file is named by its digest, so it never changes, and checkpoints that name it have the same. It is written beside its
-name and moved there in one step, before the checkpoint that names it: killed in between, a run has a file too many.
+Every file has a name of its own and never changes, so checkpoints that name it have the same. It is written before the
+checkpoint that names it: killed in between, a run has a file too many.
 """
 
-import os
+import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedlit.records import torch_file
 from fedlit.records.run_folder import CLIENTS
-from fedlit.records.torch_file import digest_of, dump, is_archive, seal_of
 
 FILES = "client_files"  # in a checkpoint: the names, by client
 Kept = Mapping[str, Any]  # of one client, by the names under which a checkpoint has it of all
 
 
-def write(kept: Kept, checkpoints: Path, writer: int) -> str:
-    """Write what stays with a client; the name of its file.
-
-    Args:
-        kept: Plain tensors, numbers, strings and containers of them.
-        checkpoints: The folder of the checkpoints.
-        writer: Of the processes that write at once, which.
-    """
-    folder = checkpoints / CLIENTS
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{writer}.tmp"
-    dump(kept, temporary)
-    name = str(seal_of(temporary))
-    os.replace(temporary, _file(checkpoints, name))
+def write(kept: Kept, checkpoints: Path) -> str:
+    """Write what stays with a client, plain tensors, numbers, strings and containers of them; the name of its file."""
+    name = secrets.token_hex(16)
+    file = _file(checkpoints, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    torch_file.dump(kept, file)
     return name
 
 
@@ -46,8 +38,8 @@ def damage(names: Mapping[int, str], checkpoints: Path) -> str | None:
         file = _file(checkpoints, name)
         if not file.is_file():
             return f"{CLIENTS}/{file.name}, of client {client}, is gone"
-        if not is_archive(file) or seal_of(file) != name or digest_of(file) != name:
-            return f"{CLIENTS}/{file.name}, of client {client}, does not match its digest"
+        if problem := torch_file.damage(file):
+            return f"{CLIENTS}/{file.name}, of client {client}: {problem}"
     return None
 
 

@@ -205,7 +205,7 @@ def folder(tmp_path_factory) -> Path:
             Path("lightning_logs/version_0").rename(name)
         Path("lightning_logs").rmdir()
         content = bytearray(Path("run/checkpoints/last.ckpt").read_bytes())
-        content[len(content) // 2] ^= 1
+        content[content.index(b"\x80\x02}")] ^= 1
         Path("run/checkpoints/damaged.ckpt").write_bytes(content)
     return place
 
