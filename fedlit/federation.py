@@ -1,7 +1,7 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
-from dataclasses import fields
 from datetime import timedelta
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,7 +53,6 @@ from fedlit.studies.after_fit import page_after_fit
 
 Data = FederatedData | None
 Model = FederatedModule | None
-OPTIONS = {option.name for option in fields(Options)}
 
 
 class Federation:
@@ -158,7 +157,7 @@ class Federation:
         enable_checkpointing: bool = True,
         deterministic: Deterministic | None = None,
     ) -> None:
-        given = {name: value for name, value in locals().items() if name in OPTIONS}
+        given = {name: value for name, value in locals().items() if name != "self"}
         given["callbacks"] = [*as_callbacks(callbacks), *time_limit(max_time)]
         given["default_root_dir"] = Path(default_root_dir).expanduser()
         given["profiler"] = make_profiler(profiler)
@@ -420,3 +419,6 @@ class Federation:
             if hasattr(callback, hook):
                 with refusing_logs(self.state.module, hook):
                     getattr(callback, hook)(self, self.state.module, *details)
+
+
+OPTIONS = signature(Federation).parameters.keys()

@@ -1,25 +1,16 @@
-"""The options of a federation, checked and fixed: the only place where they live."""
+"""The options of a federation, checked: the only place where they live."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from pathlib import Path
-from types import MappingProxyType, NoneType
-from typing import Literal
+from collections.abc import Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal
 
-from lightning.pytorch import Callback
-from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import Profiler
 from torchmetrics import Metric
 
-from fedlit.aggregation import Rule
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive
 from fedlit.encoders import Encoder
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.methods.factories import check_builder
-from fedlit.privacy import ClientLevelDP
 from fedlit.records.run_folder import check_name
 
 BatchNorm = Literal["average", "local"]
@@ -47,64 +38,16 @@ EXCLUSIVE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of a `Federation`, which documents them and has their defaults."""
+    """Options of a `Federation`, whose constructor lists and documents them."""
 
-    num_rounds: int
-    local_epochs: int | None
-    local_steps: int | None
-    client_epochs: Mapping[int, int]
-    fraction_fit: float
-    min_clients: int
-    eval_every_n_rounds: int
-    eval_every_n_epochs: int | None
-    save_every_n_rounds: int
-    monitor: str | None
-    lr_schedule: LRSchedulerCallable | None
     optimizer_state: KeepOptimizer
-    batch_norm: BatchNorm
-    gradient_clip_val: float | None
-    metrics: Mapping[str, Metric]
-    accelerator: str
-    devices: int | str
-    num_nodes: int
-    precision: str
-    personal_memory: float
-    num_threads: int
-    fast: bool
-    logger: Logger | Sequence[Logger] | bool = field(repr=False)
-    callbacks: Sequence[Callback] = field(repr=False)
-    default_root_dir: Path
-    fast_dev_run: bool
-    enable_progress_bar: bool
-    report: bool
-    seed: int
-    process_timeout: float
-    processes_per_device: int
-    aggregator: Rule | None
-    server_optimizer: OptimizerCallable | None
-    upload_encoder: Encoder | None
-    privacy: ClientLevelDP | None
-    client_timeout: float | None
-    max_weight_ratio: float | None
-    max_norm_ratio: float | None
-    max_round_retries: int
-    limit_train_batches: int | float | None
-    overfit_batches: int | float | None
-    max_time: str | timedelta | Mapping[str, int] | None
-    profiler: Profiler = field(repr=False)
-    run_name: str | None
-    enable_checkpointing: bool
-    deterministic: Deterministic | None
 
-    def __post_init__(self) -> None:
+    def __init__(self, **given: Any) -> None:
+        vars(self).update(given)
         self._check_kinds()
-        for name in ("client_epochs", "metrics"):  # which a user may change later
-            object.__setattr__(self, name, MappingProxyType({**(getattr(self, name) or {})}))
-        for name in ("logger", "callbacks"):
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        self.client_epochs: dict[int, int] = dict(given["client_epochs"] or {})
+        self.metrics: dict[str, Metric] = dict(given["metrics"] or {})
         self._check_numbers()
         for one, other in EXCLUSIVE:
             if getattr(self, one) is not None and getattr(self, other) is not None:
@@ -129,8 +72,12 @@ class Options:
                     f"give one (`--trainer.{name} {'null' if default is None else default}` takes the other back)."
                 )
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
+
     def _check_kinds(self) -> None:
-        """Types, which the command line has checked already, and Python code has not."""
+        """What the command line has checked already, and Python code has not."""
         check_kind("trainer.client_epochs", self.client_epochs, (Mapping, NoneType), "a mapping from client id")
         check_kind("trainer.metrics", self.metrics, (Mapping, NoneType), "a mapping from names to metrics")
         check_kind("trainer.monitor", self.monitor, (str, NoneType), "metric/model_on_data")
