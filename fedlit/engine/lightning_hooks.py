@@ -75,6 +75,12 @@ def warn_of_no_loss(learner: FederatedModule, client: int, num_steps: int) -> No
 
 Command = Literal["fit", "validate", "test", "predict", "adapt", "load"]
 
+
+def _hooks(*prefixes: str) -> frozenset[str]:
+    """Lightning's hooks whose names begin so."""
+    return frozenset(name for name in dir(LightningModule) if name.startswith(prefixes))
+
+
 STEP_HOOKS = frozenset(
     [
         "on_train_batch_start",
@@ -88,29 +94,13 @@ STEP_HOOKS = frozenset(
         "configure_gradient_clipping",
     ]
 )
-FIT_HOOKS = frozenset(
-    [
-        "on_fit_start",
-        "on_fit_end",
-        "on_train_start",
-        "on_train_end",
-        "on_train_epoch_start",
-        "on_train_epoch_end",
-        "on_before_optimizer_step",
-        "lr_scheduler_step",
-        "teardown",
-    ]
+VALIDATION_HOOKS = _hooks("on_validation_", "validation_step")
+CALLED = (
+    STEP_HOOKS
+    | VALIDATION_HOOKS
+    | _hooks("on_fit_", "on_train_")
+    | {"on_before_optimizer_step", "lr_scheduler_step", "teardown"}
 )
-MOMENTS = ("start", "end", "epoch_start", "epoch_end", "batch_start", "batch_end", "model_eval")
-VALIDATION_HOOKS = frozenset(
-    {
-        "validation_step",
-        "on_validation_model_train",
-        "on_validation_model_zero_grad",
-        *(f"on_validation_{moment}" for moment in MOMENTS),
-    }
-)
-CALLED = STEP_HOOKS | VALIDATION_HOOKS | FIT_HOOKS
 
 REFUSED = {
     **dict.fromkeys(
@@ -131,22 +121,18 @@ REFUSED = {
     ),
     "configure_callbacks": "give callbacks of a federation by `trainer.callbacks`",
 }
-OF_COMMANDS: dict[str, frozenset[str]] = {
-    "test": frozenset({"test_step", "on_test_model_train", *(f"on_test_{moment}" for moment in MOMENTS)}),
-    "predict": frozenset({"predict_step", *(f"on_predict_{moment}" for moment in MOMENTS)}),
-}
+OF_COMMANDS = {command: _hooks(f"on_{command}_", f"{command}_step") for command in ("test", "predict")}
 
 
 def overridden(method: FederatedModule, hooks: frozenset[str]) -> frozenset[str]:
     """Those of the hooks that a method overrides, by its class or as an attribute of the object."""
     kind: type = type(method)
-    own = vars(method)
-    return _of_class(kind, hooks).union(name for name in hooks if name in own)
+    return _of_class(kind, hooks) | (hooks & vars(method).keys())
 
 
 def overrides(method: FederatedModule, hooks: frozenset[str]) -> bool:
     """Whether a method overrides any of the hooks."""
-    return bool(_of_class(type(method), hooks)) or not hooks.isdisjoint(vars(method))
+    return bool(overridden(method, hooks))
 
 
 @cache
@@ -189,10 +175,8 @@ def _check_part(part: FederatedModule, command: Command) -> None:
             raise ValueError(f"`model`: `training_step` of {kind} asks for `{name}`; {instead}.")
 
 
-INTERNAL = {  # not offered to methods
-    *("logger", "loggers", "logs", "validation_forks", "validation_logs"),
-    *("plan", "precision_plugin", "strategy", "take"),
-}
+INTERNAL = {"logs", "plan", "precision_plugin", "strategy", "take", "validation_forks", "validation_logs"}
+OF_FABRIC = ("is_global_zero", "global_rank", "local_rank", "world_size")
 
 
 class LocalTrainer:
@@ -229,8 +213,12 @@ class LocalTrainer:
         """A copy of a network that is made in local training has the same trainer."""
         return self
 
-    def __getattr__(self, name: str) -> NoReturn:
-        offered = {*vars(LocalTrainer), *vars(self)} - INTERNAL
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_FABRIC:
+            return getattr(self.fabric, name)
+        if name in ("logger", "loggers"):  # no AttributeError: a module's own property would swallow it
+            raise UsageError(f"`self.{name}` is the federation's, which writes after each round; use `self.log` here.")
+        offered = {*vars(LocalTrainer), *vars(self), *OF_FABRIC} - INTERNAL
         known = ", ".join(sorted(known for known in offered if not known.startswith("_")))
         raise NoSuchAttribute(f"`self.trainer.{name}` has no meaning in local training; there are {known}.")
 
@@ -278,38 +266,11 @@ class LocalTrainer:
         known |= self.validation_logs | self.validation_forks
         return {name: torch.tensor(value) for name, value in known.items()}
 
-    @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        return self.callback_metrics
+    logged_metrics = callback_metrics
 
     @property
     def datamodule(self) -> Any:
         return self.client.data
-
-    @property
-    def is_global_zero(self) -> bool:
-        return self.fabric.is_global_zero
-
-    @property
-    def global_rank(self) -> int:
-        return self.fabric.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        return self.fabric.local_rank
-
-    @property
-    def world_size(self) -> int:
-        return self.fabric.world_size
-
-    @property
-    def logger(self) -> NoReturn:
-        # No AttributeError: a module's own property would swallow it.
-        raise UsageError("`self.logger` is written by the federation after each round; use `self.log` here.")
-
-    @property
-    def loggers(self) -> NoReturn:
-        raise UsageError("`self.loggers` are written by the federation after each round; use `self.log` here.")
 
     def take(self, optimizers: list[Optimizer], schedulers: list[LRSchedulerConfig]) -> None:
         """Set what `configure_optimizers` returned."""

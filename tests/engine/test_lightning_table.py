@@ -163,8 +163,8 @@ def test_what_works_gives_what_the_trainer_would(use, automatic, last):
 
 
 ENDS = {
-    "logger": (lambda self, _: self.logger, "`self.logger` is written by the federation"),
-    "loggers": (lambda self, _: self.loggers, "`self.loggers` are written by the federation"),
+    "logger": (lambda self, _: self.logger, "`self.logger` is the federation's"),
+    "loggers": (lambda self, _: self.loggers, "`self.loggers` is the federation's"),
     "all_gather": (lambda self, loss: self.all_gather(loss), "`self.all_gather` has no meaning in local training"),
 }
 
