@@ -9,7 +9,6 @@ from typing import NamedTuple
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from fedlit.aggregation import Mean, RoundUploads, Rule, State, Upload, defect, fewest_uploads
 from fedlit.data import FederatedData
@@ -25,7 +24,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
-from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, OpaqueUploads
+from fedlit.privacy import Accountant, NoisedMean, OpaqueUploads
 from fedlit.records.plain_values import is_plain
 from fedlit.records.round_record import failure
 from fedlit.records.rows import POOLED, Row
@@ -37,13 +36,7 @@ class RuleFailed(RuntimeError):
 
 
 class Aggregate(NamedTuple):
-    """What a round's uploads come to.
-
-    Attributes:
-        state: The server's next one.
-        momenta: What `trainer.server_optimizer` holds after it.
-        rows: What `aggregate` has logged.
-    """
+    """The server's next state, what `trainer.server_optimizer` holds after it, and what `aggregate` has logged."""
 
     state: State
     momenta: dict[str, OptimizerState]
@@ -62,7 +55,10 @@ def aggregated(state: FederationState, stage: Stage, number: int, uploads: Round
     rule = noised(state, stage, number)
     if options.aggregator is not None:
         rule = with_rule_errors(options.aggregator, number)
-    step = server_step(state, stage, rule)
+    step = None
+    if options.server_optimizer is not None:
+        names = trained_names(module, state.shared)
+        step = ServerStep(rule or Mean(), options.server_optimizer, names, state.server_momenta.get(stage.name, {}))
     constant = set(state.constant)
     copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
     seed = derive(options.seed, "aggregate", stage.name, number)
@@ -145,20 +141,19 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
     trial = twin(model)
     state = {name: tensor.clone() for name, tensor in trial.state_dict().items()}
     shared = {name: state[name] for name in shared_names(trial, options.batch_norm)}
-    beside = {
-        name: tensor for name, tensor in state.items() if name.startswith(trial.server_only + trial.download_only)
-    }
-    sent = {**shared, **{name: tensor for name, tensor in state.items() if name.startswith(trial.upload_only)}}
+    beside = trial.server_only + trial.download_only
+    held = shared | {name: tensor for name, tensor in state.items() if name.startswith(beside)}
+    sent = shared | {name: tensor for name, tensor in state.items() if name.startswith(trial.upload_only)}
     answers: list[State] = []
 
-    def noted(uploads: Iterable[Upload], held: Mapping[str, Tensor]) -> State:
-        answers.append(rule(uploads, held))
+    def noted(uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
+        answers.append(rule(uploads, current))
         return answers[-1]
 
     uploads = [Upload(k, dict(sent)) for k in range(num_uploads)]
     try:
         with isolated(0), logging_to_means(trial), combining_by(trial, noted):
-            trial.aggregate(opaque(uploads, options), {**shared, **beside})
+            trial.aggregate(opaque(uploads, options), held)
         problem = next(filter(None, (defect(Upload(SERVER, answer), shared) for answer in answers)), None)
     except (Exception, SystemExit) as error:  # a rule may raise anything
         problem = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -175,10 +170,8 @@ class Budget:
     """The privacy budget of a run; without `trainer.privacy` all rounds are allowed."""
 
     def __init__(self, schedule: Schedule, options: Options) -> None:
-        self.schedule = schedule
-        self.accountant: Accountant | None = None
-        if options.privacy is not None:
-            self.accountant = Accountant(options.privacy, options.fraction_fit)
+        self.averaging = [part for part in schedule.parts if part.stage.upload == "aggregate"]
+        self.accountant = None if options.privacy is None else Accountant(options.privacy, options.fraction_fit)
 
     def refusal(self, number: int) -> str | None:
         """Why a round would be one too many, if it would."""
@@ -191,18 +184,12 @@ class Budget:
         )
 
     def spent(self, number: int) -> dict[str, float]:
-        """Epsilon after so many rounds, for events.jsonl."""
+        """Epsilon after so many rounds."""
         return {} if self.accountant is None else {"epsilon": self.accountant.epsilon(self._num_paid(number))}
-
-    def rows(self, number: int) -> list[Row]:
-        """Epsilon after a round, for metrics.csv."""
-        name = self.schedule.stage(number).name
-        return [Row(number, name, POOLED, "global", "server", key, value) for key, value in self.spent(number).items()]
 
     def _num_paid(self, number: int) -> int:
         """How many of the first `number` rounds spend budget."""
-        averaging = [part for part in self.schedule.parts if part.stage.upload == "aggregate"]
-        return sum(min(max(number - part.before, 0), part.length) for part in averaging)
+        return sum(min(max(number - part.before, 0), part.length) for part in self.averaging)
 
 
 def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
@@ -227,46 +214,11 @@ def trial_rule(model: FederatedModule, options: Options) -> Rule | None:
 def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
     """All that leaves a client is noised, and there is a budget for at least one round."""
     privacy = options.privacy
-    if privacy is None:
-        return
-    name = type(model).__name__
-    for stage in stages:
-        if stage.upload == "collect":
-            raise ValueError(f"`trainer.privacy`: {name} collects clients' states as they are in stage {stage.name!r}.")
-        if stage.followed_by is not None:
-            raise ValueError(f"`trainer.privacy`: {name} learns from clients' states as they are after {stage.name!r}.")
-        if stage.keep_uploads:
-            raise ValueError(f"`trainer.privacy`: {name} keeps clients' states as they are in stage {stage.name!r}.")
-    if model.upload_only:
-        beside = model.upload_only[0]
-        raise ValueError(f"`trainer.privacy`: noise is for what is shared, and {name} also uploads {beside!r}.")
-    if is_overridden("select_clients", model, FederatedModule):
-        raise ValueError(
-            f"`trainer.privacy`: every client is drawn by itself, and `select_clients` of {name} chooses them."
-        )
-    if all(stage.upload == "none" for stage in stages):
-        raise ValueError(f"`trainer.privacy`: {name} uploads nothing, so there is nothing to protect.")
-    _check_counts(privacy, data, options)
-    _check_floating(model, options)
-    accountant = Accountant(privacy, options.fraction_fit)
-    if not accountant.allows(1):
-        raise ValueError(
-            f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
-            f"{accountant.epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
-        )
     rule = trial_rule(model, options)
-    assert rule is not None  # there is privacy
-    try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
-    if privacy.noise_seed is not None and privacy.noise_multiplier:
-        message = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
-        warnings.warn(message, Notice, stacklevel=2)
-    if model.weighting != "uniform":
-        message = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
-        warnings.warn(message, Notice, stacklevel=2)
-
-
-def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options) -> None:
-    """Refuse a minimum of clients, and a delta that is large for the number of clients."""
+    if privacy is None or rule is None:
+        return
+    if problem := _unprotected(model, stages, options):
+        raise ValueError(f"`trainer.privacy`: {problem}")
     if options.min_clients > 1:
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but under `trainer.privacy` every client takes part by "
@@ -277,16 +229,43 @@ def _check_counts(privacy: ClientLevelDP, data: FederatedData, options: Options)
             f"`trainer.privacy.delta` must be below 1 / `data.num_clients` = {1 / data.num_clients:.3g}, got "
             f"{privacy.delta}: else publishing all data of one client would count as private."
         )
+    accountant = Accountant(privacy, options.fraction_fit)
+    if not accountant.allows(1):
+        raise ValueError(
+            f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
+            f"{accountant.epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
+        )
+    try_out(rule, "`trainer.privacy`", model, options, num_uploads=2)
+    if privacy.noise_seed is not None and privacy.noise_multiplier:
+        message = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
+        warnings.warn(message, Notice, stacklevel=2)
+    if model.weighting != "uniform":
+        message = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
+        warnings.warn(message, Notice, stacklevel=2)
 
 
-def _check_floating(model: FederatedModule, options: Options) -> None:
+def _unprotected(model: FederatedModule, stages: list[Stage], options: Options) -> str | None:
+    """What would leave a client without noise, or could not be noised."""
+    name = type(model).__name__
+    for stage in stages:
+        if stage.upload == "collect":
+            return f"{name} collects clients' states as they are in stage {stage.name!r}."
+        if stage.followed_by is not None or stage.keep_uploads:
+            return f"{name} uses clients' states as they are after stage {stage.name!r}."
+    if model.upload_only:
+        return f"noise is for what is shared, and {name} also uploads {model.upload_only[0]!r}."
+    if is_overridden("select_clients", model, FederatedModule):
+        return f"every client is drawn by itself, and `select_clients` of {name} chooses them."
+    if all(stage.upload == "none" for stage in stages):
+        return f"{name} uploads nothing, so there is nothing to protect."
     state = model.state_dict()
-    for name in shared_names(model, options.batch_norm):
-        if not state[name].is_floating_point():
-            raise ValueError(
-                f"`trainer.privacy`: {name!r} is a counter, which noise cannot hide; for BatchNorm set "
-                "`trainer.batch_norm: local`, or take GroupNorm."
+    for entry in shared_names(model, options.batch_norm):
+        if not state[entry].is_floating_point():
+            return (
+                f"{entry!r} is a counter, which noise cannot hide; for BatchNorm set `trainer.batch_norm: local`, or "
+                "take GroupNorm."
             )
+    return None
 
 
 OPTION = "`trainer.server_optimizer`"
@@ -324,7 +303,7 @@ class ServerStep:
 
     def _step(self, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
         """A step of a new optimiser that goes on with what the last one held; what it holds afterwards."""
-        optimizer = built(self.factory, parameters)
+        optimizer = self.factory(parameters.values())
         names = {parameter: name for name, parameter in parameters.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
@@ -336,23 +315,6 @@ class ServerStep:
         if not is_plain(found):
             raise ValueError("it keeps what is neither tensor, number nor string.")
         return {name: values for name, values in found.items() if values}
-
-
-def built(factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -> Optimizer:
-    """The optimiser of these parameters."""
-    optimizer = factory(parameters.values())
-    if not isinstance(optimizer, Optimizer):
-        raise ValueError(f"it must build an optimiser, got a {type(optimizer).__name__}.")
-    return optimizer
-
-
-def server_step(state: FederationState, stage: Stage, rule: Rule | None) -> ServerStep | None:
-    """The rule of a round with a step after it; None without `trainer.server_optimizer`."""
-    factory = state.options.server_optimizer
-    if factory is None:
-        return None
-    names = trained_names(state.module, state.shared)
-    return ServerStep(rule or Mean(), factory, names, state.server_momenta.get(stage.name, {}))
 
 
 def check_server_optimizer(
@@ -367,9 +329,9 @@ def check_server_optimizer(
         raise ValueError(f"{OPTION} would never be asked: {type(model).__name__} averages nothing that trains.")
     state = model.state_dict()
     try:
-        check_settings(built(factory, {name: nn.Parameter(state[name].clone()) for name in names}), nn.Module())
+        check_settings(factory([nn.Parameter(state[name].clone()) for name in names]), nn.Module())
     except Exception as error:  # an optimiser may raise anything
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(lines[0] if OPTION[:-1] in lines[0] else f"{OPTION}: {lines[0]}") from error
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(line if OPTION[:-1] in line else f"{OPTION}: {line}") from error
     rule = rule or Mean()
     try_out(ServerStep(rule, factory, names, {}), OPTION, model, options, num_uploads=max(2, fewest_uploads(rule)))

@@ -34,7 +34,7 @@ from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
 from fedlit.records.reading import read_metrics
 from fedlit.records.round_record import Failure, RoundRecord, failure
-from fedlit.records.rows import LedgerRow, Row
+from fedlit.records.rows import POOLED, LedgerRow, Row
 from fedlit.records.stop_signals import stop_signals
 from fedlit.rng import isolated
 
@@ -220,7 +220,8 @@ class Fit:
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
         record = self._train(number, stage, is_evaluated)
-        rows = record.rows + self.budget.rows(number)
+        spent = self.budget.spent(number).items()
+        rows = record.rows + [Row(number, stage.name, POOLED, "global", "server", *entry) for entry in spent]
         try:
             if is_evaluated:
                 rows += self._evaluate(number, stage, record)
