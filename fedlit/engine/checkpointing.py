@@ -1,7 +1,7 @@
 """Saves a run as a checkpoint and restores it: plain tensors, numbers and strings."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -135,14 +135,13 @@ def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule
 
 def _restore_server(state: FederationState, schedule: Schedule, content: dict[str, Any]) -> None:
     device = state.fabric.device
-    state.resume(
-        content["round"],
-        next((stage for stage in schedule.stages if stage.name in content["stages"][-1:]), None),
-        global_state={name: tensor.to(device, copy=True) for name, tensor in content["global_state"].items()},
-        initial={name: tensor.to(device, copy=True) for name, tensor in content["initial_state"].items()},
-        server_memory=ClientState(optimizer=_copied(content["server_optimizer"])),
-        server_momenta=_copied(content["server_momenta"]),
-    )
+    state.round = content["round"]
+    state.stage = next((stage for stage in schedule.stages if stage.name in content["stages"][-1:]), None)
+    state.global_state = {name: tensor.to(device, copy=True) for name, tensor in content["global_state"].items()}
+    state.initial |= {name: tensor.to(device, copy=True) for name, tensor in content["initial_state"].items()}
+    state.server_memory = ClientState(optimizer=_copied(content["server_optimizer"]))
+    state.server_momenta = _copied(content["server_momenta"])
+    state.received_constants = set(content.get(RECEIVED_CONSTANTS, ()))
     state.scores.last = content["last"]
     state.scores.best = content["best"]
     if state.secret is not None:
@@ -161,20 +160,17 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
     if several:
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has an owner, too
     mine = assign_owners(state, names)
-    here = [k for k in collected if k in mine or not several]
-
-    def memories() -> Iterator[tuple[int, ClientState]]:
-        for k in mine:
-            kept = (values.get(k, {}) for values in (personal, optimizers, residuals))
-            yield k, ClientState(*map(_copied, kept))
-
-    state.resume_clients(
-        memories(),
-        collected=((k, _copied(collected[k])) for k in here),
-        uploads=((k, _copied(uploaded)) for k, uploaded in content.get(UPLOADS, {}).items()),
-        received_constants=content.get(RECEIVED_CONSTANTS, ()),
-    )
-    state.collected.know({k: tuple(collected[k]) for k in collected if k not in here})
+    for k in mine:
+        kept = (values.get(k, {}) for values in (personal, optimizers, residuals))
+        state.memories[k] = ClientState(*map(_copied, kept))
+    state.collected.clear()
+    for k, uploaded in collected.items():
+        if k in mine or not several:
+            state.collected[k] = _copied(uploaded)
+        else:
+            state.collected.know({k: tuple(uploaded)})
+    for k, uploaded in content.get(UPLOADS, {}).items():
+        state.uploads[k] = _copied(uploaded)
     if state.hosts is not None:
         state.memories.know(state.hosts.resume(content[HOSTS]))
     elif HOSTS in content:

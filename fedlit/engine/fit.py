@@ -17,7 +17,6 @@ from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import Budget, RuleFailed
 from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
-from fedlit.engine.liveness import ProcessLost
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted
 from fedlit.engine.processes import check_processes, largest
@@ -72,18 +71,17 @@ class FitResult:
     @property
     def checkpoint(self) -> Path | None:
         """The last one; None without `trainer.enable_checkpointing`."""
-        return self._checkpoint("last")
+        return _existing(self.folder, "last.ckpt")
 
     @property
     def best_checkpoint(self) -> Path | None:
         """The best by `trainer.monitor`, or by the clients' own accuracy; None where there is none."""
-        return self._checkpoint("best")
+        return _existing(self.folder, "best.ckpt")
 
-    def _checkpoint(self, which: str) -> Path | None:
-        if self.folder is None:
-            return None
-        path = self.folder / "checkpoints" / f"{which}.ckpt"
-        return path if path.is_file() else None
+
+def _existing(folder: Path | None, checkpoint: str) -> Path | None:
+    path = None if folder is None else folder / "checkpoints" / checkpoint
+    return path if path is not None and path.is_file() else None
 
 
 def built(model: Any, seed: int) -> FederatedModule:
@@ -101,23 +99,21 @@ class StopRequest:
     asked: bool = False
     signal: int | None = None
 
-    def is_by_signal(self) -> bool:
-        return self.signal is not None
 
-
-PROFILERS: dict[str, type[Profiler]] = {"simple": SimpleProfiler, "advanced": AdvancedProfiler}
+PROFILERS: dict[str | None, type[Profiler]] = {
+    None: PassThroughProfiler,
+    "simple": SimpleProfiler,
+    "advanced": AdvancedProfiler,
+}
 
 
 def make_profiler(given: Profiler | str | None) -> Profiler:
     """The profiler of a federation; the default does nothing."""
-    if given is None:
-        return PassThroughProfiler()
     if isinstance(given, Profiler):
         return given
     if given not in PROFILERS:
         raise ValueError(
-            f"`trainer.profiler` must be {', '.join(PROFILERS)} or a profiler of lightning.pytorch.profilers, got "
-            f"{given!r}."
+            f"`trainer.profiler` must be simple, advanced or a profiler of lightning.pytorch.profilers, got {given!r}."
         )
     return PROFILERS[given]()
 
@@ -153,9 +149,9 @@ class Fit:
         self.rows: list[Row] = []  # of the last round
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         metric = state.measures.first
-        processes = state.fabric.world_size
         is_shown = options.enable_progress_bar and state.fabric.is_global_zero
-        self.progress = Progress(len(schedule), state.round, is_shown, metric, processes)
+        self.progress = Progress(len(schedule), state.round, is_shown, metric, state.fabric.world_size)
+        self.watch = {"should_stop": self._should_stop, "before_step": self.progress.step}  # of each plan
         self.saving = Saving(state, schedule, folder, call, resume_point)  # before the records, which go back with it
         self.log = FitLog(
             folder if state.fabric.is_global_zero else None,
@@ -173,11 +169,16 @@ class Fit:
     def _log_start(self, resume_point: ResumePoint) -> None:
         state = self.state
         rounds = len(self.schedule)
-        processes = state.fabric.world_size
-        started = {"round": state.round, "rounds": rounds, "processes": processes, "fast": state.module.fast}
         spent = self.budget.spent(state.round)
         self.log.recorder.event(
-            "fit", **started, measures=state.measures.directions, **spent, **self.saving.run_with["made_with"]
+            "fit",
+            round=state.round,
+            rounds=rounds,
+            processes=state.fabric.world_size,
+            fast=state.module.fast,
+            measures=state.measures.directions,
+            **spent,
+            **self.saving.run_with["made_with"],
         )
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
@@ -188,7 +189,7 @@ class Fit:
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
             warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
         if state.round == 0:
-            self._save(improved=False)  # killed in its first round, a run can still be resumed
+            self._save()  # killed in its first round, a run can still be resumed
         if state.round >= rounds:
             self.progress.say(f"All {rounds} rounds are done; `trainer.num_rounds` says how many there are.")
 
@@ -201,16 +202,12 @@ class Fit:
             with handling_signals:
                 while self._goes_on():
                     self._run_round(self.state.round + 1)
-        except ProcessLost as error:
-            self._save_complete_rounds(error)
-            raise
-        except Interrupted:
-            pass  # the round that had begun is forgotten; its clients' states were not touched
         except BaseException as error:
-            self._save_complete_rounds(error)
-            if isinstance(error, SystemExit):  # of an `aggregate` or a callback: a client's is caught
-                raise RuntimeError(f"Round {self.state.round + 1} was ended by sys.exit({error.code}).") from error
-            raise
+            if type(error) is not Interrupted:  # else the round is forgotten; its clients' states were not touched
+                self._save_complete_rounds(error)
+                if isinstance(error, SystemExit):  # of an `aggregate` or a callback: a client's is caught
+                    raise RuntimeError(f"Round {self.state.round + 1} was ended by sys.exit({error.code}).") from error
+                raise
         self.state.load_global()
 
     def _run_round(self, number: int) -> None:
@@ -243,7 +240,7 @@ class Fit:
         """Train the clients of a round, with others if too few returned a valid update; or train the server."""
         if stage.side == "server":
             self.call("on_round_start", number, [])
-            return serve(self.state, number, self.schedule.plan(number, SERVER, **self._watch()), self.progress)
+            return serve(self.state, number, self.schedule.plan(number, SERVER, **self.watch), self.progress)
         failed: dict[int, Failure] = {}
         ledger: list[LedgerRow] = []
         for attempt in count(1):
@@ -264,15 +261,14 @@ class Fit:
         is_noised = self.options.privacy is not None and stage.upload == "aggregate"
         if not clients and not is_noised:
             return RoundRecord()
-        plans = self.schedule.plans(number, clients, **self._watch())
-        follow_up = self.schedule.follow_up(number, **self._watch())
+        plans = self.schedule.plans(number, clients, **self.watch)
+        follow_up = self.schedule.follow_up(number, **self.watch)
         return ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
 
-    def _watch(self) -> dict[str, Any]:
-        """Functions of a plan: its steps are shown, and it ends when a signal comes."""
-        # Several processes agree to stop between rounds; if one is lost, the others' round cannot be completed.
-        should_stop = self.stop.is_by_signal if self.state.fabric.world_size == 1 else _others_are_lost
-        return {"should_stop": should_stop, "before_step": self.progress.step}
+    def _should_stop(self) -> bool:
+        """Whether local training ends at once. Several processes agree to stop between rounds."""
+        check_processes()  # if another is lost, the round cannot be completed
+        return self.stop.signal is not None and self.state.fabric.world_size == 1
 
     def _evaluate(self, number: int, stage: Stage, record: RoundRecord) -> list[Row]:
         scorer = Scorer(self.state, stage)
@@ -291,18 +287,17 @@ class Fit:
             where = {"client": client, "model": model, "data": data, "metric": metric}
             self.log.recorder.event("metric_left_out", round=number, **where)
 
-    def _save(self, improved: bool) -> None:
+    def _save(self, improved: bool = False) -> None:
         with self.options.profiler.profile("save"):
             self.saving.save(improved)
 
     def _save_complete_rounds(self, error: BaseException) -> None:
         """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""
+        round = self.state.round
         is_everywhere = isinstance(error, TooFewClients | RuleFailed)  # on every process: all can save
         if is_everywhere:
             details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
-            reason = str(error).partition("\n")[0]
-            self.log.recorder.event("gave_up", round=self.state.round + 1, reason=reason, **details)
-        round = self.state.round
+            self.log.recorder.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
         if self.log.noted_round != round or self.saving.round == round:
             return
         if isinstance(error, UnserializableAttribute):  # the checkpoint would lack it
@@ -310,7 +305,7 @@ class Fit:
         if not is_everywhere and not self.saving.can_be_alone:
             return
         try:
-            self._save(improved=False)
+            self._save()
             self.progress.say(f"Saved round {round} before the error that follows.")
         except Exception as problem:  # what went wrong first is what matters
             if not is_full(problem):  # it was that which went wrong first
@@ -320,7 +315,7 @@ class Fit:
         """The last checkpoint, the curves and a table."""
         state = self.state
         if self.saving.round != state.round:
-            self._save(improved=False)
+            self._save()
         self.log.confusion(self.confused)
         scores = state.scores
         self.log.close(state.round, chosen_values(state), scores.last, scores.best, scores.rated, self.stop.signal)
@@ -328,9 +323,8 @@ class Fit:
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
         if state.fabric.is_global_zero:  # print the profile, or write it into the folder of the run
-            profiler = self.options.profiler
-            profiler.setup("fit", log_dir=None if self.log.folder is None else str(self.log.folder))
-            profiler.describe()
+            self.options.profiler.setup("fit", log_dir=None if self.log.folder is None else str(self.log.folder))
+            self.options.profiler.describe()
 
     def _goes_on(self) -> bool:
         """Whether there is another round, none of all processes was asked to stop, and its privacy is paid for."""
@@ -351,13 +345,6 @@ class Fit:
         """Print at once what the run is waiting for."""
         self.stop.asked = True
         self.stop.signal = number
-        what = "this batch or evaluation"
-        if self.state.fabric.world_size > 1:
-            what = f"round {self.state.round + 1}"
+        is_alone = self.state.fabric.world_size == 1
+        what = "this batch or evaluation" if is_alone else f"round {self.state.round + 1}"
         self.progress.say(f"stopping after {what}; again to end now")
-
-
-def _others_are_lost() -> bool:
-    """Local training ends by an error if another process is lost, and is not stopped otherwise."""
-    check_processes()
-    return False

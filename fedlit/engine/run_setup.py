@@ -327,6 +327,4 @@ def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, opt
     for part in model.modules():
         if isinstance(part, FederatedModule):
             part.fast = options.fast
-    state = FederationState(fabric, model, data, options, layout)
-    state.synchronise()
-    return state
+    return FederationState(fabric, model, data, options, layout)

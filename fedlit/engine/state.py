@@ -1,14 +1,14 @@
 """The state of a federation: of server and clients, the number of rounds, and the live module of this process.
 
-It changes here alone: at the end of a round of clients (`end_client_round`), of one of the server
-(`end_server_round`), and when a checkpoint is resumed.
+It changes at the end of a round of clients (`end_client_round`) or of the server (`end_server_round`), and when a
+checkpoint is resumed.
 """
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from math import isfinite
+from math import inf, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -54,10 +54,7 @@ class Hosts(Protocol):
     """Remote hosts on which clients train and are evaluated, and which keep their states."""
 
     def train(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", Download | None]]:
-        """The results of a round's clients, in the order of their ids, and what each was sent, if that differs.
-
-        They hold no client states.
-        """
+        """Results in client order, without client states, and what each client was sent, if that differs."""
 
     def found(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["EvaluationResult"]:
         """The results of evaluations, each named by what is evaluated and whose it is."""
@@ -96,17 +93,13 @@ class BestTracker:
         for key, parts in summary(rows).items():
             self.last[key] = parts
             value = parts["mean"]
-            if isfinite(value) and self._is_better(key, value):
+            best = self.best.get(key, {"value": -inf if self.rises(key) else inf})["value"]
+            is_better = value > best if self.rises(key) else value < best
+            if isfinite(value) and is_better:
                 self.best[key] = {"value": value, "round": round}
         monitors = [f"{self.measures.first}/{where}" for where in WHERE]
         watched = self.monitor or next((key for key in monitors if key in self.best), None)
         return watched in self.best and self.best[watched]["round"] == round
-
-    def _is_better(self, key: str, value: float) -> bool:
-        if key not in self.best:
-            return True
-        best = self.best[key]["value"]
-        return value > best if self.rises(key) else value < best
 
     @property
     def rated(self) -> dict[str, dict[str, float]]:
@@ -176,7 +169,9 @@ class FederationState:
         self.live = LiveModule(module, options.seed, layout)
         self.module = module
         self.attributes = ServerAttributes(self.live.parts)
-        self.initial: State = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+        self.initial: State = broadcast(fabric, own)
+        self.live.put(self.initial)
         self.shared = shared_names(module, options.batch_norm)
         self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
         self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
@@ -184,7 +179,7 @@ class FederationState:
         self.frozen = frozenset(frozen_names(module)) - set(self.constant)
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
-        self.global_state = self._first_global_state()
+        self.global_state = {name: self.initial[name] for name in self.server_names}
         self.memories = ClientStore(SpillStore(options.personal_memory * GIGABYTE, fabric.device))
         self.collected = UploadStore(self.memories.store)
         for k, upload in module.earlier_uploads().items():  # of an earlier run, on every process
@@ -196,6 +191,8 @@ class FederationState:
         self.server_memory = ClientState()
         self.server_momenta: dict[str, OptimizerState] = {}
         self.secret: str | None = None
+        if options.privacy is not None and options.privacy.needs_secret:
+            self.secret = broadcast(fabric, secrets.token_hex(SECRET_BYTES))
         self.hosts: Hosts | None = None
         self.own_download: Download | None = None
         self.round = 0
@@ -203,20 +200,6 @@ class FederationState:
         self.measures = MetricSet(module, options.metrics)
         self.scores = BestTracker(self.measures, options.monitor or module.monitor)
         module.num_clients = num_sharing(data)
-
-    def _first_global_state(self) -> State:
-        """The server's first state; constant entries are not copied."""
-        names = self.server_names
-        return {name: self.initial[name] if name in self.constant else self.initial[name].clone() for name in names}
-
-    def synchronise(self) -> None:
-        """Every process starts from the first one's states, and its secret."""
-        self.initial = broadcast(self.fabric, self.initial)
-        privacy = self.options.privacy
-        if privacy is not None and privacy.needs_secret:
-            self.secret = broadcast(self.fabric, secrets.token_hex(SECRET_BYTES))
-        self.global_state = self._first_global_state()
-        self.live.put(self.initial)
 
     def use(self, data: FederatedData) -> None:
         """Use other data, to evaluate on them."""
@@ -257,12 +240,7 @@ class FederationState:
         return {name: self.global_state[name] for name in self.constant}
 
     def expected_upload(self, k: int, sent: Download | None = None) -> State:
-        """A state with the names, shapes and dtypes that a client's upload must have.
-
-        Args:
-            k: The client.
-            sent: Its own download, if it has one: it uploads no more than it holds.
-        """
+        """Names, shapes and dtypes of an upload, as a state; a client uploads no more than it was sent or holds."""
         shared = self.shared_state
         if sent is not None:
             held = {**self.personal(k), **sent.state}
@@ -315,14 +293,9 @@ class FederationState:
         sent: Download | None = None,
         client: Client | None = None,
     ) -> None:
-        """Put a client's state into the live module; `prefer` says whose values win where both have some.
+        """Put a client's state into the live module, by default with what it would be sent now.
 
-        Args:
-            k: The client.
-            prefer: Whose values win.
-            round: In which it trains or is evaluated.
-            sent: What it was sent; by default what it would be.
-            client: The same client, where it is at hand.
+        `prefer` says whose values win where both have some; `client` is the same client, where it is at hand.
         """
         client = client or self.data.client(k, round)
         personal = self.personal(k)
@@ -378,21 +351,14 @@ class FederationState:
     ) -> None:
         """Commit a round of clients; one that is interrupted before leaves no trace.
 
-        Args:
-            global_state: What the server holds now.
-            server_memory: Of the optimiser of a stage that the server trains in.
-            server_momenta: What `trainer.server_optimizer` holds.
-            clients: Who trained.
-            updates: What stays with them, and what the server collects.
-            uploads: Their last uploads, if the stage keeps them.
-            elsewhere: Names of client states on hosts of their own.
+        `elsewhere` has the names of client states on hosts of their own.
         """
         self.global_state = global_state
         self.server_memory = server_memory
         self.server_momenta = server_momenta
         self.memories.adopt(updates.memories)
         self.memories.know(elsewhere)
-        self.owner_ranks |= updates.owner_ranks
+        self.owner_ranks |= {k: rank for k, rank in updates.owners.items() if k in updates.memories}
         self.collected.adopt(updates.collected)
         self.uploads.adopt(uploads)
         if self.constant:
@@ -409,41 +375,6 @@ class FederationState:
         self.round = number
         self.stage = stage
         return self.scores.note(number, rows)
-
-    def resume(
-        self,
-        round: int,
-        stage: Stage | None,
-        global_state: State,
-        initial: State,
-        server_memory: ClientState,
-        server_momenta: dict[str, OptimizerState],
-    ) -> None:
-        """Restore the server's state; `initial` holds the entries that it does not."""
-        self.round = round
-        self.stage = stage
-        self.global_state = global_state
-        self.initial = {**self.initial, **initial}
-        self.server_memory = server_memory
-        self.server_momenta = server_momenta
-
-    def resume_clients(
-        self,
-        memories: Iterable[tuple[int, ClientState]],
-        collected: Iterable[tuple[int, State]],
-        uploads: Iterable[tuple[int, State]],
-        received_constants: Iterable[int],
-    ) -> None:
-        """Restore client states, and what the server keeps of clients."""
-        for k, memory in memories:
-            self.memories[k] = memory
-        self.collected.clear()
-        self.collected = UploadStore(self.memories.store)  # another one: whoever has seen the old one is to see it
-        for k, upload in collected:
-            self.collected[k] = upload
-        for k, upload in uploads:
-            self.uploads[k] = upload
-        self.received_constants = set(received_constants)
 
 
 def has_custom_download(module: FederatedModule) -> bool:

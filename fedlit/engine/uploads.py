@@ -173,7 +173,6 @@ class RoundUpdates:
     Attributes:
         memories: What stays with clients.
         collected: Uploads that the server keeps.
-        owner_ranks: The ranks that have what stays with clients.
     """
 
     def __init__(self, state: FederationState, stage: Stage, are_together: bool, owners: Mapping[int, int]) -> None:
@@ -183,7 +182,6 @@ class RoundUpdates:
         self.owners = owners
         self.memories = ClientStore(store)
         self.collected = UploadStore(store)
-        self.owner_ranks: dict[int, int] = {}
         self.norms: dict[int, float] = {}
         self.uploads: RunningMean | BufferedUploads = RunningMean()
         if are_together or owners:
@@ -206,12 +204,9 @@ class RoundUpdates:
 
     def know(self, k: int, outcome: LocalResult, norm: float | None) -> None:
         """Note what the rank that trained a client keeps of it."""
-        has_state = self._has_state(k, outcome.memory)
-        if has_state:
-            self.owner_ranks[k] = self.owners[k]
         if self.owners[k] == self.state.fabric.global_rank:
             return
-        if has_state:
+        if self._has_state(k, outcome.memory):
             self.memories.know({k: tuple(outcome.memory.state)})
         if norm is not None:
             self.norms[k] = norm
@@ -227,7 +222,7 @@ class RoundUpdates:
         """Whether anything stays with a client; one that had something may have given all away."""
         is_something = bool(memory.state or memory.optimizer or memory.residual)
         is_collected = self.stage.upload == "collect" and bool(self.owners)  # its rank is known by what it keeps
-        return is_something or is_collected or k in self.state.memories or k in self.state.owner_ranks
+        return is_something or is_collected or k in self.state.memories
 
     def outliers(self) -> dict[int, str]:
         """The clients whose weight or update is out of all proportion to the others', and why."""
@@ -243,7 +238,6 @@ class RoundUpdates:
         assert isinstance(self.uploads, BufferedUploads)
         self.uploads.drop(k)
         self.memories.forget(k)
-        self.owner_ranks.pop(k, None)
 
 
 def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:

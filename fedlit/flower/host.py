@@ -166,16 +166,19 @@ class Host:
         apart = asked["sent"]
         state.own_download = Download(apart["state"], apart["received"]) if apart else None
         state.module.num_clients = asked["num_sharing"]
-        last = next((stage for stage in self.schedule.stages if stage.name == asked["last_stage"]), None)
-        state.resume(asked["round"] - 1, last, {**self._first, **common["state"]}, {}, ClientState(), {})
-        state.memories.clear()
-        state.uploads.clear()
+        state.round = asked["round"] - 1
+        state.stage = next((stage for stage in self.schedule.stages if stage.name == asked["last_stage"]), None)
+        state.global_state = {**self._first, **common["state"]}
         state.load_global()
         on_device = wire.to(before, state.fabric.device)
-        memories = [(k, ClientState(**on_device["memory"]))] if before else []
-        collected = [(k, on_device["collected"])] if before and before["collected"] else []
-        uploads = [(k, on_device["uploaded"])] if before and before["uploaded"] else []
-        state.resume_clients(memories, collected, uploads, received_constants=())
+        for store in (state.memories, state.collected, state.uploads):
+            store.clear()
+        if before:
+            state.memories[k] = ClientState(**on_device["memory"])
+        if before and before["collected"]:
+            state.collected[k] = on_device["collected"]
+        if before and before["uploaded"]:
+            state.uploads[k] = on_device["uploaded"]
 
 
 def digest_of(state: FederationState) -> str:
