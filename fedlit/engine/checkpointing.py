@@ -14,7 +14,7 @@ from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
-from fedlit.engine.processes import broadcast
+from fedlit.engine.processes import gathered
 from fedlit.engine.run_setup import NOT_THERE, ResumePoint, changes, choices
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
@@ -65,11 +65,6 @@ def run_with(state: FederationState) -> dict[str, Any]:
     return {"made_with": environment(), "choices": choices(state)}
 
 
-def _clients_here(state: FederationState) -> list[int]:
-    """Clients of which this rank has something."""
-    return sorted({*state.memories.here, *state.collected.here})
-
-
 def _kept_of(state: FederationState, k: int) -> dict[str, Any]:
     """What stays with a client, by the keys under which a checkpoint has it of all clients."""
     kept: dict[str, Any] = {}
@@ -118,13 +113,13 @@ def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule
     To evaluate, only the shapes must agree.
     """
     content = resume_point.content
-    path = str(resume_point.checkpoint)
-    _check_fingerprint(state, schedule, content, path, training)
+    origin = f"`--ckpt_path` {resume_point.checkpoint}"
+    _check_fingerprint(state, schedule, content, origin, training)
     if training:
-        _check_rounds(state, schedule, content, path)
+        _check_rounds(state, schedule, content, origin)
     elif "preprocessing" in content:
         prepare_as(state.data, content["preprocessing"])
-    _check_networks(state, content, path)
+    _check_networks(state, content, f"{origin} is of another experiment:")
     _restore_server(state, schedule, content)
     _restore_clients(state, content)
     if training:
@@ -151,21 +146,19 @@ def _restore_server(state: FederationState, schedule: Schedule, content: dict[st
 
 def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
     """Client states and collected uploads; on several ranks, of the clients that this rank owns."""
-    several = state.fabric.world_size > 1
-    personal = content[PERSONAL]
-    optimizers = content[OPTIMIZERS] if state.options.optimizer_state != "reset" else {}
-    residuals = content.get(RESIDUALS, {})
+    kinds = [content[PERSONAL], content[OPTIMIZERS], content.get(RESIDUALS, {})]
+    if state.options.optimizer_state == "reset":
+        kinds[1] = {}
     collected = content[COLLECTED]
-    names = {k: tuple(own) for k, own in personal.items()}
-    if several:
+    names = {k: tuple(own) for k, own in content[PERSONAL].items()}
+    if state.fabric.world_size > 1:
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has an owner, too
     mine = assign_owners(state, names)
     for k in mine:
-        kept = (values.get(k, {}) for values in (personal, optimizers, residuals))
-        state.memories[k] = ClientState(*map(_copied, kept))
+        state.memories[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
     state.collected.clear()
     for k, uploaded in collected.items():
-        if k in mine or not several:
+        if k in mine or state.fabric.world_size == 1:
             state.collected[k] = _copied(uploaded)
         else:
             state.collected.know({k: tuple(uploaded)})
@@ -178,7 +171,7 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
 
 
 def _check_fingerprint(
-    state: FederationState, schedule: Schedule, content: dict[str, Any], path: str, training: bool
+    state: FederationState, schedule: Schedule, content: dict[str, Any], origin: str, training: bool
 ) -> None:
     theirs = content["fingerprint"]
     ours = fingerprint(state, schedule)
@@ -186,28 +179,27 @@ def _check_fingerprint(
         if theirs.get(key) != ours[key]:
             is_long = key in ("partition", "shared state")
             detail = "" if is_long else f" ({theirs.get(key)} there, {ours[key]} here)"
-            raise ValueError(f"`--ckpt_path` {path} is of another experiment: its {key} differs{detail}.")
-    if not training and theirs.get("partition") != ours["partition"] and not state.data.is_placeholder:
-        warnings.warn(f"The data are dealt out otherwise than in the run of {path}.", Notice, stacklevel=2)
+            raise ValueError(f"{origin} is of another experiment: its {key} differs{detail}.")
+    if theirs.get("partition") != ours["partition"] and not state.data.is_placeholder:
+        warnings.warn(f"The data are dealt out otherwise than in the run of {origin}.", Notice, stacklevel=2)
 
 
-def _check_rounds(state: FederationState, schedule: Schedule, content: dict[str, Any], path: str) -> None:
+def _check_rounds(state: FederationState, schedule: Schedule, content: dict[str, Any], origin: str) -> None:
     """The rounds so far are those of this schedule, with clients in the same place."""
     here = [schedule.stage(number).name for number in range(1, content["round"] + 1)][: len(schedule)]
     if content["stages"] != here:
         raise ValueError(
-            f"`--ckpt_path` {path} has done {_counted(content['stages'])}; with these options it would have been "
+            f"{origin} has done {_counted(content['stages'])}; with these options it would have been "
             f"{_counted(here)}: a stage that is over cannot be made longer or shorter."
         )
     if state.hosts is None and HOSTS in content:
-        raise ValueError(f"`--ckpt_path` {path} is of a run whose clients have hosts of their own; resume it there.")
+        raise ValueError(f"{origin} is of a run whose clients have hosts of their own; resume it there.")
     if state.hosts is not None and HOSTS not in content:
-        raise ValueError(f"`--ckpt_path` {path} is of a simulation; it cannot be resumed with clients on other hosts.")
+        raise ValueError(f"{origin} is of a simulation; it cannot be resumed with clients on other hosts.")
 
 
-def _check_networks(state: FederationState, content: dict[str, Any], path: str) -> None:
+def _check_networks(state: FederationState, content: dict[str, Any], problem: str) -> None:
     """The method, and the networks of the first clients, as they are built here, take the states they had there."""
-    problem = f"`--ckpt_path` {path} is of another experiment:"
     if _shapes(content["initial_state"]) != _shapes(_not_of_server(state)):
         raise ValueError(f"{problem} its personal state differs.")
     if not content.get(ATTRIBUTES, {}).keys() <= state.attributes.parts.keys():
@@ -218,9 +210,9 @@ def _check_networks(state: FederationState, content: dict[str, Any], path: str) 
         with isolated(0):
             trial.configure_client(state.data.client(k))
         shapes = _shapes(trial.state_dict())
-        for states in by_client:
-            if any(shapes.get(name) != shape for name, shape in _shapes(states.get(k, {})).items()):
-                raise ValueError(f"{problem} the network of client {k} differs.")
+        found = [item for states in by_client for item in _shapes(states.get(k, {})).items()]
+        if any(shapes.get(name) != shape for name, shape in found):
+            raise ValueError(f"{problem} the network of client {k} differs.")
 
 
 def _counted(names: list[str]) -> str:
@@ -245,10 +237,6 @@ class Saving:
         folder: Of the run; None saves nothing, as `trainer.enable_checkpointing` false does.
         call: Calls a hook of every callback, with details.
         resume_point: What the fit begins from.
-
-    Attributes:
-        run_with: What its rounds are run with.
-        round: Of the last checkpoint.
     """
 
     def __init__(
@@ -263,24 +251,20 @@ class Saving:
         self.schedule = schedule
         self.call = call
         self.run_with = run_with(state)
-        self.round = state.round
-        self.folder: Path | None = None
+        self.round = state.round  # of the last checkpoint
+        self.folder = folder / "checkpoints" if folder is not None and state.options.enable_checkpointing else None
         self.checkpoints: Checkpoints | None = None
         self._written: dict[int, tuple[Version, str]] = {}  # of each client: what was written, and the file
-        if folder is None or not state.options.enable_checkpointing:
-            return
-        self.folder = folder / "checkpoints"
-        if state.fabric.is_global_zero:
+        if self.folder is not None and state.fabric.is_global_zero:
             self.checkpoints = Checkpoints(self.folder, resume_point.checkpoint)
-        if resume_point.checkpoint is not None:
-            self._go_on_from(resume_point.checkpoint, resume_point.content.get(FILES, {}))
+        if self.folder is not None and resume_point.checkpoint is not None:
+            is_ours = resume_point.checkpoint.resolve().parent == self.folder.resolve()
+            self._go_on_from(resume_point.checkpoint, resume_point.content.get(FILES, {}), is_ours)
 
-    def _go_on_from(self, origin: Path, names: Mapping[int, str]) -> None:
+    def _go_on_from(self, origin: Path, names: Mapping[int, str], is_ours: bool) -> None:
         """Files of clients stay as they are; a checkpoint that is not the last becomes the last."""
-        assert self.folder is not None
-        is_ours = origin.resolve().parent == self.folder.resolve()
         if is_ours and self.state.options.optimizer_state != "reset":  # else clients have forgotten something since
-            self._written = {k: (self._version(k), names[k]) for k in _clients_here(self.state) if k in names}
+            self._written = {k: (self._version(k), names[k]) for k in self._clients_here() if k in names}
         if is_ours and origin.name == "last.ckpt":
             return
         files = self._files()
@@ -303,7 +287,7 @@ class Saving:
         """Of a checkpoint; with the states of clients, or the names of their files."""
         state = self.state
         by_client: dict[str, dict[int, Any]] = {PERSONAL: {}, OPTIMIZERS: {}, COLLECTED: {}, RESIDUALS: {}}
-        for k in _clients_here(state) if files is None else ():
+        for k in self._clients_here() if files is None else ():
             for key, kept in _kept_of(state, k).items():
                 by_client[key][k] = kept
         in_some_runs = {
@@ -337,25 +321,26 @@ class Saving:
     def _files(self) -> dict[int, str] | None:
         """The file of every client that has a state, each written once; None if states go into the checkpoint."""
         state = self.state
-        rank = state.fabric.global_rank
         if self.folder is None:
             return None
         if state.fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
             return None
         if state.fabric.world_size > 1 and not state.owner_ranks:  # other ranks, which may be lost, need not be asked
             return None
-        own = {k: self._file(k, self.folder) for k in _clients_here(state) if state.owner_ranks.get(k, rank) == rank}
-        found: dict[int, str] = {}
-        for source in range(state.fabric.world_size):
-            found |= broadcast(state.fabric, own, source)
-        return dict(sorted(found.items()))
+        rank = state.fabric.global_rank
+        own: dict[int, str] = {}
+        for k in self._clients_here():
+            version = self._version(k)
+            if state.owner_ranks.get(k, rank) != rank:
+                continue
+            if k not in self._written or self._written[k][0] != version:
+                self._written[k] = (version, client_files.write(_kept_of(state, k), self.folder))
+            own[k] = self._written[k][1]
+        return dict(sorted(gathered(state.fabric, own).items()))
 
-    def _file(self, k: int, folder: Path) -> str:
-        version = self._version(k)
-        if k not in self._written or self._written[k][0] != version:
-            name = client_files.write(_kept_of(self.state, k), folder)
-            self._written[k] = (version, name)
-        return self._written[k][1]
+    def _clients_here(self) -> list[int]:
+        """Clients of which this rank has something."""
+        return sorted({*self.state.memories.here, *self.state.collected.here})
 
     def _version(self, k: int) -> Version:
         return self.state.memories.version(k), self.state.collected.version(k)
