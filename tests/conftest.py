@@ -30,6 +30,12 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
 
 
+@pytest.fixture(autouse=True)
+def without_slurm(monkeypatch):
+    """Commands that tests start print the same lines on a SLURM host, where Lightning hints at `srun`."""
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore:The `srun` command is available")
+
+
 @pytest.fixture(scope="session")
 def data_root(tmp_path_factory) -> Path:
     """A folder with every data set that a recipe names, in small."""
