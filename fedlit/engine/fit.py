@@ -22,7 +22,7 @@ from fedlit.engine.plan import Interrupted
 from fedlit.engine.processes import check_processes, largest
 from fedlit.engine.round import ClientRound, serve
 from fedlit.engine.run_setup import ResumePoint, chosen_values, title_of
-from fedlit.engine.scheduling import ClientSampler, Schedule, TooFewClients
+from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, sampled
 from fedlit.engine.server_attributes import UnserializableAttribute
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
@@ -144,7 +144,6 @@ class Fit:
         self.stop = stop
         self.call = call
         self.options = options = state.options
-        self.sampler = ClientSampler(state)
         self.budget = Budget(schedule, options)
         self.rows: list[Row] = []  # of the last round
         self.confused: Tensor | None = None  # of the last global model that was evaluated
@@ -244,7 +243,7 @@ class Fit:
         failed: dict[int, Failure] = {}
         ledger: list[LedgerRow] = []
         for attempt in count(1):
-            clients = self.sampler.sample(stage, number, attempt, failed)
+            clients = sampled(self.state, stage, number, attempt, failed)
             self.call("on_round_start", number, clients)
             record = self._train_clients(number, stage, clients, score)
             record.attempt = attempt
@@ -254,7 +253,7 @@ class Fit:
             self.log.repeated(number, record)
             failed |= record.failures
             ledger = record.ledger
-            self.sampler.check_retry(stage, number, record, failed)
+            check_retry(self.state, stage, number, record, failed)
         return record
 
     def _train_clients(self, number: int, stage: Stage, clients: list[int], score: bool) -> RoundRecord:

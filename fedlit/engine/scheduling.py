@@ -1,9 +1,8 @@
 """Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,51 +27,36 @@ from fedlit.rng import derive, generator, isolated
 MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
 
 
-@dataclass(frozen=True)
-class StageRounds:
-    """The rounds of a stage.
-
-    Attributes:
-        stage: What they belong to.
-        before: Rounds of earlier stages.
-        length: How many they are.
-        lr_factors: What the learning-rate schedule multiplies by in each; empty without one.
-    """
+class StageRounds(NamedTuple):
+    """The rounds of a stage, which come after those `before`, and the factor of the learning rate in each."""
 
     stage: Stage
     before: int
     length: int
     lr_factors: list[float]
 
-    @property
-    def last(self) -> int:
-        """The number of its last round."""
-        return self.before + self.length
-
 
 class Schedule:
-    """Which stage a round belongs to; rounds are counted from 1 through all stages.
+    """Which stage a round belongs to, and how it trains; rounds are counted from 1 through all stages.
 
     Args:
         stages: The programme of the method.
-        options: Of the federation; `num_rounds` is for stages that do not say how many, and the learning-rate
-            schedule begins anew with every stage.
+        options: `num_rounds` is for stages that do not say how many; `lr_schedule` begins anew with every stage.
     """
 
     def __init__(self, stages: list[Stage], options: Options) -> None:
         self.stages = stages
         self.options = options
         self.parts: list[StageRounds] = []
-        before = 0
         for stage in stages:
             length = options.num_rounds if stage.rounds is None else stage.rounds
             if options.fast_dev_run:
                 length = min(length, 1)
+            before = len(self) if self.parts else 0
             self.parts.append(StageRounds(stage, before, length, lr_factors(options.lr_schedule, length)))
-            before += length
 
     def __len__(self) -> int:
-        return self.parts[-1].last
+        return self.parts[-1].before + self.parts[-1].length
 
     def stage(self, number: int) -> Stage:
         """The stage of a round; before the first round, the first stage."""
@@ -80,28 +64,26 @@ class Schedule:
 
     def is_last(self, number: int) -> bool:
         """Whether the round is the last of its stage."""
-        return number == self._part(number).last
+        part = self._part(number)
+        return number == part.before + part.length
 
     def _part(self, number: int) -> StageRounds:
         within = min(max(number, 1), len(self))
-        return next(part for part in self.parts if within <= part.last)
+        return next(part for part in self.parts if within <= part.before + part.length)
 
     def plan(self, number: int, client: int, **watch: Any) -> Plan:
         """How a client trains in a round; `watch` holds the functions of a plan."""
         part = self._part(number)
         lr_factor = part.lr_factors[number - part.before - 1] if part.lr_factors else 1.0
-        is_over = number == part.last and part.stage is not self.stages[-1]  # the last stage may be made longer later
+        is_over = self.is_last(number) and part.stage is not self.stages[-1]  # which may be made longer later
         optimizer_state = "reset" if is_over else self.options.optimizer_state
         return self._plan(part.stage, client, optimizer_state, lr_factor, **watch)
 
     def plans(self, number: int, clients: Sequence[int], **watch: Any) -> dict[int, Plan]:
         """How each client trains in a round; clients with as many local epochs have one plan."""
-        alike: dict[int, Plan] = {}
-        for k in clients:
-            epochs = self.options.epochs_of(k)
-            if epochs not in alike:
-                alike[epochs] = self.plan(number, k, **watch)
-        return {k: alike[self.options.epochs_of(k)] for k in clients}
+        epochs = {k: self.options.epochs_of(k) for k in clients}
+        alike = {num: self.plan(number, k, **watch) for k, num in epochs.items()}
+        return {k: alike[num] for k, num in epochs.items()}
 
     def follow_up(self, number: int, **watch: Any) -> Plan | None:
         """How the server trains at the end of a round of clients, if it does."""
@@ -152,11 +134,10 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
         stepper = schedule(optimizer)
         if isinstance(stepper, ReduceLROnPlateau):
             raise ValueError("it is stepped by rounds; ReduceLROnPlateau waits for a metric.")
-        for _ in range(rounds):
-            factor = float(optimizer.param_groups[0]["lr"])
-            if not isfinite(factor):
-                raise ValueError(f"it multiplies the learning rate by {factor} in round {len(factors) + 1}.")
-            factors.append(factor)
+        for number in range(1, rounds + 1):
+            factors.append(float(optimizer.param_groups[0]["lr"]))
+            if not isfinite(factors[-1]):
+                raise ValueError(f"it multiplies the learning rate by {factors[-1]} in round {number}.")
             optimizer.step()
             stepper.step()
     except Exception as error:  # some schedules end after so many steps; one's own may raise anything
@@ -165,80 +146,77 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
     return factors
 
 
-class ClientSampler:
-    """Draws the clients of a round."""
+def sampled(state: FederationState, stage: Stage, round: int, attempt: int, failed: Collection[int]) -> list[int]:
+    """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
 
-    def __init__(self, state: FederationState) -> None:
-        self.state = state
-
-    def sample(self, stage: Stage, round: int, attempt: int = 1, failed: Collection[int] = ()) -> list[int]:
-        """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
-
-        Args:
-            stage: That it belongs to.
-            round: Its number, from 1.
-            attempt: At this round: every one draws its own clients.
-            failed: Who has failed in earlier attempts; they are the last to be drawn again.
-        """
-        clients = self.candidates(stage, round)
-        if stage.upload == "aggregate":
-            chosen = self._selected(clients, stage, round, attempt, failed)
-            clients = chosen or self._drawn(clients, stage, round, attempt, failed)
-        if self.state.options.fast_dev_run:  # two, or as many as the rule of the federation needs
-            clients = clients[: max(2, fewest_uploads(self.state.options.aggregator))]
-        return clients
-
-    def candidates(self, stage: Stage, round: int) -> list[int]:
-        """Clients that may be drawn; those whose upload the server has collected are done."""
-        state = self.state
-        may = [k for k in eligible(state.data, stage, round) if k not in state.collected]
-        return [k for k in may if state.has_trained(k, stage.needs)] if stage.needs else may
-
-    def _selected(
-        self, candidates: list[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
-    ) -> list[int] | None:
-        """Whom the method chooses, on the first process for all; None leaves it to `trainer.fraction_fit`."""
-        module = self.state.module
-        if not is_overridden("select_clients", module, FederatedModule):
-            return None
-        may = [k for k in candidates if k not in failed]
-        self.state.load_global()
-        module.stage = stage
-        seed = derive(self.state.options.seed, "select", stage.name, round, attempt)
-        with isolated(seed), refusing_logs(module, "select_clients"):
-            chosen = module.select_clients(round, may)
-        chosen = broadcast(self.state.fabric, None if chosen is None else [int(k) for k in chosen])
-        if chosen is None:
-            return None
-        rule = f"`select_clients` of {type(module).__name__} in round {round} must choose clients that may take part"
-        if not chosen:
-            raise ValueError(f"{rule}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
-        if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
-            raise ValueError(f"{rule}, each once, got {list(chosen)} of {may}.")
-        return sorted(chosen)
-
-    def _drawn(
-        self, candidates: list[int], stage: Stage, round: int, attempt: int, failed: Collection[int]
-    ) -> list[int]:
-        options = self.state.options
+    Each attempt at a round draws its own clients; those that have failed in earlier ones are the last to be drawn.
+    """
+    clients = candidates(state, stage, round)
+    if stage.upload == "aggregate":
+        seed = state.options.seed
+        chosen = None
+        if is_overridden("select_clients", state.module, FederatedModule):
+            may = [k for k in clients if k not in failed]
+            chosen = _selected(state, stage, round, may, derive(seed, "select", stage.name, round, attempt))
         again = () if attempt == 1 else (attempt,)
-        seed = options.seed if self.state.secret is None else self.state.secret
-        stream = generator(seed, "sample", stage.name, round, *again)
-        if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
-            draws = torch.rand(self.state.data.num_clients, generator=stream)
-            return [k for k in candidates if draws[k] < options.fraction_fit]
-        size = cohort_size(options, len(candidates))
-        order = [candidates[i] for i in torch.randperm(len(candidates), generator=stream).tolist()]
-        order.sort(key=lambda k: k in failed)  # else as they were drawn
-        return sorted(order[:size])
+        stream = generator(state.secret or seed, "sample", stage.name, round, *again)
+        clients = _drawn(state, clients, failed, stream) if chosen is None else chosen
+    if state.options.fast_dev_run:  # two, or as many as the rule of the federation needs
+        clients = clients[: max(2, fewest_uploads(state.options.aggregator))]
+    return clients
 
-    def check_retry(self, stage: Stage, number: int, record: RoundRecord, failed: Mapping[int, Failure]) -> None:
-        """Refuse another attempt at a round if there were enough, or if too few clients have not failed yet."""
-        options = self.state.options
-        needed = fewest_usable(options, stage, len(record.clients))
-        others = [k for k in self.candidates(stage, number) if k not in failed]
-        if record.attempt > options.max_round_retries or len(others) < needed:
-            raise TooFewClients(_message(number, needed, record))
+
+def candidates(state: FederationState, stage: Stage, round: int) -> list[int]:
+    """Clients that may be drawn; those whose upload the server has collected are done."""
+    may = [k for k in eligible(state.data, stage, round) if k not in state.collected]
+    return [k for k in may if state.has_trained(k, stage.needs)] if stage.needs else may
+
+
+def _selected(state: FederationState, stage: Stage, round: int, may: list[int], seed: int) -> list[int] | None:
+    """Whom the method chooses, on the first process for all; None leaves it to `trainer.fraction_fit`."""
+    module = state.module
+    state.load_global()
+    module.stage = stage
+    with isolated(seed), refusing_logs(module, "select_clients"):
+        chosen = module.select_clients(round, may)
+    chosen = broadcast(state.fabric, None if chosen is None else [int(k) for k in chosen])
+    if chosen is None:
+        return None
+    rule = f"`select_clients` of {type(module).__name__} in round {round} must choose clients that may take part"
+    if not chosen:
+        raise ValueError(f"{rule}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
+    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
+        raise ValueError(f"{rule}, each once, got {list(chosen)} of {may}.")
+    return sorted(chosen)
+
+
+def _drawn(state: FederationState, clients: list[int], failed: Collection[int], stream: torch.Generator) -> list[int]:
+    options = state.options
+    if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
+        draws = torch.rand(state.data.num_clients, generator=stream)
+        return [k for k in clients if draws[k] < options.fraction_fit]
+    order = [clients[i] for i in torch.randperm(len(clients), generator=stream).tolist()]
+    order.sort(key=lambda k: k in failed)  # else as they were drawn
+    return sorted(order[: cohort_size(options, len(clients))])
+
+
+def check_retry(
+    state: FederationState, stage: Stage, number: int, record: RoundRecord, failed: Mapping[int, Failure]
+) -> None:
+    """Refuse another attempt at a round if there were enough, or if too few clients have not failed yet."""
+    options = state.options
+    needed = fewest_usable(options, stage, len(record.clients))
+    others = [k for k in candidates(state, stage, number) if k not in failed]
+    if record.attempt <= options.max_round_retries and len(others) >= needed:
+        return
+    usable = len(record.clients) - len(record.failures)
+    what = f"Every client of round {number} failed"
+    if usable:
+        what = f"Only {usable} of the {len(record.clients)} clients of round {number} were usable, {needed} are needed"
+    if record.attempt > 1:
+        what += f", at attempt {record.attempt}"
+    client, failure = next(iter(record.failures.items()))
+    raise TooFewClients(f"{what}; client {client}: {failure.summary}\n{failure.details}".rstrip())
 
 
 def eligible(data: FederatedData, stage: Stage, round: int = 0) -> list[int]:
@@ -279,15 +257,3 @@ def fewest_usable(options: Options, stage: Stage, num_clients: int) -> int:
 
 class TooFewClients(RuntimeError):
     """Too few clients of a round returned a valid update, or no new client could join."""
-
-
-def _message(number: int, needed: int, record: RoundRecord) -> str:
-    """The error in a line, and below it the traceback of the first client that failed."""
-    usable = len(record.clients) - len(record.failures)
-    what = f"Every client of round {number} failed"
-    if usable:
-        what = f"Only {usable} of the {len(record.clients)} clients of round {number} were usable, {needed} are needed"
-    if record.attempt > 1:
-        what += f", at attempt {record.attempt}"
-    client, failure = next(iter(record.failures.items()))
-    return f"{what}; client {client}: {failure.summary}\n{failure.details}".rstrip()
