@@ -4,7 +4,6 @@ The parent reads its result without running code, as that of a remote host. Noth
 """
 
 import ctypes
-import io
 import multiprocessing
 import os
 import signal
@@ -21,18 +20,8 @@ import torch
 
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import Interrupted
-from fedlit.records.plain_values import is_plain
+from fedlit.records.plain_values import from_bytes, to_bytes
 from fedlit.records.round_record import LONGEST_REASON, Failure
-
-
-def unpack_plain(data: bytes, device: torch.device | str = "cpu", most: int | None = None) -> Any:
-    """Tensors, numbers, strings and containers of them from bytes; anything else, or more than `most`, is refused."""
-    if most is not None and len(data) > most:
-        raise ValueError(f"the message has {len(data)} bytes, at most {most} were expected.")
-    value = torch.load(io.BytesIO(data), weights_only=True, map_location=device)
-    if not is_plain(value):
-        raise ValueError("the message holds what is neither tensor, number nor string.")
-    return value
 
 
 def unusable(error: Exception) -> Failure:
@@ -66,12 +55,8 @@ def in_child(
 ) -> Result | Failure:
     """What `work` returns in a forked process, or why it returned nothing.
 
-    Args:
-        work: Run in the child.
-        timeout: Seconds until the child is killed.
-        should_stop: Whether the run was asked to end: the child is killed then, too.
-        pack: Turns a result into containers of tensors, numbers and strings.
-        unpack: And back; validates them, and raises if they are not what `pack` returns.
+    The child is killed after `timeout` seconds, or when the run is to stop. `pack` turns a result into plain values;
+    `unpack` validates them and turns them back.
     """
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
@@ -91,7 +76,7 @@ def in_child(
     if isinstance(received, Failure):
         return received
     try:
-        return unpack(unpack_plain(received))
+        return unpack(from_bytes(received))
     except Exception as error:  # it may hold anything
         return unusable(error)
 
@@ -102,11 +87,9 @@ def _work(work: Callable[[], Result], pack: Callable[[Result], Any], sending: Co
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))  # die with the parent
-    buffer = io.BytesIO()
-    torch.save(pack(work()), buffer)
-    sending.send_bytes(buffer.getvalue())
+    if sys.platform == "linux":  # die with the parent
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    sending.send_bytes(to_bytes(pack(work())))
 
 
 def _receive(

@@ -1,15 +1,14 @@
 """What processes of a run exchange (tensors, numbers, strings and containers of them), and who trains which client."""
 
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from torch import Tensor
 
 from fedlit.engine import liveness
+from fedlit.records.plain_values import from_bytes, to_bytes
 
 
 def gathered(fabric: Fabric, own: Mapping[int, Any]) -> dict[int, Any]:
@@ -21,35 +20,22 @@ def gathered(fabric: Fabric, own: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def broadcast(fabric: Fabric, value: Any, source: int = 0, device: torch.device | None = None) -> Any:
-    """The source's value on every process, by default on Fabric's device.
-
-    Tensors, numbers, strings and containers of them; nothing is unpickled.
-    """
+    """The source's value on every process, by default on Fabric's device; nothing is unpickled."""
     if fabric.world_size == 1:
         return value
     wire = _wire(fabric.device)
-    payload = _serialised(value) if fabric.global_rank == source else b""
+    payload = to_bytes(value) if fabric.global_rank == source else b""
     size = torch.tensor([len(payload)], device=wire)
     _finish(dist.broadcast(size, source, async_op=True))
     data = torch.frombuffer(bytearray(payload or int(size)), dtype=torch.uint8).to(wire)
     _finish(dist.broadcast(data, source, async_op=True))
-    return _revived(data.cpu(), device or fabric.device)
-
-
-def _serialised(value: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def _revived(data: Tensor, device: torch.device) -> Any:
-    return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True, map_location=device)
+    return from_bytes(data.cpu().numpy().tobytes(), device or fabric.device)
 
 
 def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
     """All-to-all: what every rank sends to this one, by rank; values as in `broadcast`."""
     device = _wire(fabric.device)
-    payloads = [_serialised(parcel) for parcel in parcels]
+    payloads = [to_bytes(parcel) for parcel in parcels]
     sent = [len(payload) for payload in payloads]
     sizes = torch.empty(fabric.world_size, dtype=torch.int64, device=device)
     _finish(dist.all_to_all_single(sizes, torch.tensor(sent, device=device), async_op=True))
@@ -57,7 +43,7 @@ def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
     came = torch.empty(sum(received), dtype=torch.uint8, device=device)
     given = torch.frombuffer(bytearray(b"".join(payloads)), dtype=torch.uint8).to(device)
     _finish(dist.all_to_all_single(came, given, received, sent, async_op=True))
-    return [_revived(part, fabric.device) for part in came.cpu().split(received)]
+    return [from_bytes(part.numpy().tobytes(), fabric.device) for part in came.cpu().split(received)]
 
 
 def largest(fabric: Fabric, *numbers: int) -> list[int]:
@@ -109,13 +95,7 @@ def in_blocks(num_clients: int, num_processes: int) -> list[int]:
 
 
 def by_owner(clients: Sequence[int | None], owners: Mapping[int, int], num_processes: int) -> list[int]:
-    """The rank of each task: the owner of its client, however many there are; else the rank with the fewest.
-
-    Args:
-        clients: The client of each task, or None.
-        owners: The rank that holds a client's state, of clients that have one.
-        num_processes: Number of ranks.
-    """
+    """The rank of each task: the owner of its client's state, however many there are; else the rank with the fewest."""
     ranks = [None if k is None else owners.get(k) for k in clients]
     loads = [ranks.count(rank) for rank in range(num_processes)]
     found: list[int] = []

@@ -1,15 +1,14 @@
 """What goes over the wire: tensors, numbers, strings and containers of them, as bytes that run no code when read."""
 
-import io
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedlit.engine.child_process import unpack_plain
+from fedlit.records.plain_values import from_bytes, to_bytes
 
-unpack = unpack_plain
+unpack = from_bytes
 PROTOCOL = 2  # of what messages mean; hosts that differ refuse each other
 
 
@@ -27,9 +26,7 @@ class Letter(NamedTuple):
 
 def pack(value: Any) -> bytes:
     """A value as bytes; of a tensor that is a view, no more than the view."""
-    buffer = io.BytesIO()
-    torch.save(compact(value), buffer)
-    return buffer.getvalue()
+    return to_bytes(compact(value))
 
 
 def to(value: Any, device: torch.device) -> Any:

@@ -1,5 +1,6 @@
 """Values that a checkpoint can hold: torch reads them without running code."""
 
+import io
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection
 from typing import Any
@@ -26,6 +27,23 @@ def is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(map(is_plain, value))
     return isinstance(value, (Tensor, *PLAIN)) and not isinstance(value, np.generic)
+
+
+def to_bytes(value: Any) -> bytes:
+    """A plain value as bytes."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def from_bytes(data: bytes, device: torch.device | str = "cpu", most: int | None = None) -> Any:
+    """A plain value, without running code; anything else, or more bytes than `most`, is refused."""
+    if most is not None and len(data) > most:
+        raise ValueError(f"the message has {len(data)} bytes, at most {most} were expected.")
+    value = torch.load(io.BytesIO(data), weights_only=True, map_location=device)
+    if not is_plain(value):
+        raise ValueError("the message holds what is neither tensor, number nor string.")
+    return value
 
 
 def encoded(value: Any, others: Collection[int] = ()) -> Any:
