@@ -169,14 +169,13 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
                 rows += _rows(state, k, epochs)
         except (Exception, SystemExit) as error:
             failures[k] = failed(error)
-    if not rows and failures:
-        k, failure = next(iter(failures.items()))
+    if rows:
+        return rows, failures
+    for k, failure in failures.items():
         if failure.is_usage:
             raise UsageError(failure.reason.partition(": ")[2])
         raise TooFewClients(f"No unseen client could join; client {k}: {failure.summary}\n{failure.details}")
-    if not rows:
-        raise ValueError("no unseen client has validation samples to be measured on; see `data.val_size`.")
-    return rows, failures
+    raise ValueError("no unseen client has validation samples to be measured on; see `data.val_size`.")
 
 
 def _rows(state: FederationState, k: int, epochs: int) -> list[Row]:
