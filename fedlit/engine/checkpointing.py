@@ -15,13 +15,14 @@ from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
 from fedlit.engine.processes import gathered
-from fedlit.engine.run_setup import NOT_THERE, ResumePoint, changes, choices
+from fedlit.engine.run_setup import ResumePoint, choices
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
 from fedlit.notices import Notice
 from fedlit.records import client_files
 from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
+from fedlit.records.choices import NOT_THERE, changes
 from fedlit.records.client_files import FILES
 from fedlit.records.environment import environment
 from fedlit.rng import isolated

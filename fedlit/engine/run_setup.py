@@ -1,19 +1,17 @@
-"""Before the first round: the data, the checkpoint that is meant, the folder of the run, and what has changed since."""
+"""Before the first round: options as records have them, the data, the checkpoint that is meant, the run's folder."""
 
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from inspect import isclass, isfunction, isroutine, signature
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor, nn
+from torch import nn
 
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
@@ -28,6 +26,7 @@ from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
+from fedlit.records.choices import Change, arguments_of, as_text
 from fedlit.records.reading import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
 
@@ -49,16 +48,6 @@ def arguments(state: FederationState) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def arguments_of(made: object) -> dict[str, Any]:
-    """The attributes that have the name of a constructor's argument."""
-    names: set[str] = set()
-    for kind in type(made).__mro__:
-        init = vars(kind).get("__init__")
-        if isfunction(init):  # else it is made by C
-            names |= signature(init).parameters.keys()
-    return {name: value for name, value in getattr(made, "__dict__", {}).items() if name in names}
-
-
 def chosen_values(state: FederationState) -> dict[str, Any]:
     """The options of trainer, data, partition, method and optimiser that are plain values."""
     parts = arguments(state)
@@ -77,27 +66,12 @@ def title_of(state: FederationState) -> str:
     return f"{type(state.module).__name__} on {state.data.describe()}"
 
 
-NOT_THERE = "none"
 # How long, how fast, where and what is reported: the rounds themselves are the same.
 NOT_COMPARED = re.compile(
     r"trainer\.(num_rounds|save_every_n_rounds|accelerator|devices|num_nodes|processes_per_device|personal_memory)"
     r"|trainer\.(logger|callbacks|default_root_dir|run_name|fast_dev_run|enable_progress_bar|report|max_time|profiler)"
     r"|trainer\.enable_checkpointing|data\.(root|partition|train_dataset|test_dataset|num_workers)"
 )
-MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
-DEPTH = 4  # of what stands in what
-FEW = 32  # values of a tensor that are written one by one
-
-
-class Change(NamedTuple):
-    """An option that is not what it was."""
-
-    option: str
-    before: str
-    now: str
-
-    def __str__(self) -> str:
-        return f"`{self.option}`: {self.before} -> {self.now}"
 
 
 def choices(state: FederationState) -> dict[str, str]:
@@ -110,49 +84,6 @@ def choices(state: FederationState) -> dict[str, str]:
         if name and not list(layer.children()):
             found[f"model.{name}"] = f"{type(layer).__name__}({layer.extra_repr()})"
     return found
-
-
-def as_text(value: Any, depth: int = DEPTH) -> str:
-    """A value as text, the same for the same value in another process.
-
-    Example:
-        >>> as_text(partial(nn.Linear, 3, bias=False)), as_text({1: [0.5, None]})
-        ('Linear(3, bias=False)', '{1: [0.5, none]}')
-    """
-    inner = partial(as_text, depth=depth - 1)
-    if value is None:
-        return NOT_THERE
-    if isinstance(value, bool | int | float | str | Path):
-        return str(value)
-    if depth == 0:
-        return type(value).__name__
-    if isinstance(value, Tensor | np.ndarray):
-        return str(value.tolist()) if np.prod(value.shape) <= FEW else f"{type(value).__name__}{list(value.shape)}"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {inner(entry)}" for key, entry in value.items()) + "}"
-    if isinstance(value, list | tuple | set | frozenset):
-        return "[" + ", ".join(map(inner, value)) + "]"
-    if isclass(value) or isroutine(value):
-        return str(getattr(value, "__qualname__", "a function"))
-    keywords = getattr(value, "keywords", None)
-    if keywords is None:  # neither a partial, nor what the command line builds optimisers by
-        keywords = {} if isinstance(value, nn.Module) else arguments_of(value)  # layers are listed one by one
-    function = getattr(value, "func", type(value))
-    given = [*map(inner, getattr(value, "args", ())), *(f"{key}={inner(entry)}" for key, entry in keywords.items())]
-    name = getattr(function, "__qualname__", type(function).__name__)
-    return f"{name}({', '.join(given)})" if given else name
-
-
-def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: Mapping[str, Any]) -> list[Change]:
-    """Options and versions of a resumed run that differ from those of its last rounds."""
-    before = content["choices"]
-    versions = content["made_with"]
-    found = [Change(name, str(versions.get(name, "unknown")), str(made_with[name])) for name in MADE_WITH]
-    names = [*before, *(name for name in choices if name not in before)]
-    if versions.get("fedlit") != made_with.get("fedlit"):  # another version has other options
-        names = [name for name in names if name in before and name in choices]
-    found += [Change(name, before.get(name, NOT_THERE), choices.get(name, NOT_THERE)) for name in names]
-    return [change for change in found if change.before != change.now]
 
 
 @dataclass

@@ -1,0 +1,79 @@
+"""Options of a run as text, as a checkpoint has them, and which of them a resumed run has changed."""
+
+from collections.abc import Mapping
+from functools import partial
+from inspect import isclass, isfunction, isroutine, signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor, nn
+
+NOT_THERE = "none"
+MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
+DEPTH = 4  # of what stands in what
+FEW = 32  # values of a tensor that are written one by one
+
+
+class Change(NamedTuple):
+    """An option that is not what it was."""
+
+    option: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"`{self.option}`: {self.before} -> {self.now}"
+
+
+def arguments_of(made: object) -> dict[str, Any]:
+    """The attributes that have the name of a constructor's argument."""
+    names: set[str] = set()
+    for kind in type(made).__mro__:
+        init = vars(kind).get("__init__")
+        if isfunction(init):  # else it is made by C
+            names |= signature(init).parameters.keys()
+    return {name: value for name, value in getattr(made, "__dict__", {}).items() if name in names}
+
+
+def as_text(value: Any, depth: int = DEPTH) -> str:
+    """A value as text, the same for the same value in another process.
+
+    Example:
+        >>> as_text(partial(nn.Linear, 3, bias=False)), as_text({1: [0.5, None]})
+        ('Linear(3, bias=False)', '{1: [0.5, none]}')
+    """
+    inner = partial(as_text, depth=depth - 1)
+    if value is None:
+        return NOT_THERE
+    if isinstance(value, bool | int | float | str | Path):
+        return str(value)
+    if depth == 0:
+        return type(value).__name__
+    if isinstance(value, Tensor | np.ndarray):
+        return str(value.tolist()) if np.prod(value.shape) <= FEW else f"{type(value).__name__}{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {inner(entry)}" for key, entry in value.items()) + "}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return "[" + ", ".join(map(inner, value)) + "]"
+    if isclass(value) or isroutine(value):
+        return str(getattr(value, "__qualname__", "a function"))
+    keywords = getattr(value, "keywords", None)
+    if keywords is None:  # neither a partial, nor what the command line builds optimisers by
+        keywords = {} if isinstance(value, nn.Module) else arguments_of(value)  # layers are listed one by one
+    function = getattr(value, "func", type(value))
+    given = [*map(inner, getattr(value, "args", ())), *(f"{key}={inner(entry)}" for key, entry in keywords.items())]
+    name = getattr(function, "__qualname__", type(function).__name__)
+    return f"{name}({', '.join(given)})" if given else name
+
+
+def changes(content: Mapping[str, Any], choices: Mapping[str, str], made_with: Mapping[str, Any]) -> list[Change]:
+    """Options and versions of a resumed run that differ from those of its last rounds."""
+    before = content["choices"]
+    versions = content["made_with"]
+    found = [Change(name, str(versions.get(name, "unknown")), str(made_with[name])) for name in MADE_WITH]
+    names = [*before, *(name for name in choices if name not in before)]
+    if versions.get("fedlit") != made_with.get("fedlit"):  # another version has other options
+        names = [name for name in names if name in before and name in choices]
+    found += [Change(name, before.get(name, NOT_THERE), choices.get(name, NOT_THERE)) for name in names]
+    return [change for change in found if change.before != change.now]
