@@ -1,6 +1,7 @@
 """Evaluation: which model on whose data."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, TypeGuard
@@ -81,13 +82,16 @@ def received_result(k: int, packed: Mapping[str, Any]) -> EvaluationResult:
     return found
 
 
+What = Literal["pooled", "global", "probe", "personal", "personal pooled"]
+
+
 class EvaluationJob(NamedTuple):
     """An evaluation that one process, or the host of its client, does for all.
 
     `what` and the first client name its random stream.
     """
 
-    what: Literal["pooled", "global", "probe", "personal", "personal pooled"]
+    what: What
     clients: Sequence[int] = (0,)
 
 
@@ -256,23 +260,27 @@ class Scorer:
         return [EvaluationResult(**found[i]) for i in range(len(jobs))]
 
     def run(self, job: EvaluationJob, round: int) -> EvaluationResult:
-        """One evaluation, by a random stream of its own."""
-        k = job.clients[0]
-        evaluations = {"probe": self._probed, "personal": self._own_on_own, "personal pooled": self._own_on_pooled}
-        with isolated(derive(self.state.options.seed, "evaluate", self.stage.name, round, job.what, k)):
+        """One evaluation, by a random stream of its own; of several clients in one pass, if that works."""
+        with isolated(derive(self.state.options.seed, "evaluate", self.stage.name, round, job.what, job.clients[0])):
             if job.what == "pooled":
                 return self._global_on_pooled()
             if job.what == "global":
-                return self._global_on_own(job.clients, round)
-            return self._attempt(k, partial(evaluations[job.what], k, round))
+                with suppress(Exception):  # of one client, perhaps
+                    return self._global_on_own(job.clients, round)
+            found = EvaluationResult()
+            for k in job.clients:
+                one = self._attempt(job.what, k, round)
+                found.values += one.values
+                found.failed |= one.failed
+            return found
 
-    def _attempt(self, k: int, evaluate_client: Callable[[], EvaluationResult]) -> EvaluationResult:
+    def _attempt(self, what: What, k: int, round: int) -> EvaluationResult:
         """The result of a client's evaluation, or why it failed; others are evaluated all the same."""
 
         def evaluated() -> EvaluationResult:
             try:
                 with self.state.live.restored(self.before):
-                    return evaluate_client()
+                    return self._of_client(what, k, round)
             except (Exception, SystemExit) as error:
                 return EvaluationResult(failed={k: vars(failed(error))})
 
@@ -281,6 +289,23 @@ class Scorer:
             return evaluated()
         found = in_child(evaluated, timeout, bool, vars, partial(received_result, k))
         return EvaluationResult(failed={k: vars(found)}) if isinstance(found, Failure) else found
+
+    def _of_client(self, what: What, k: int, round: int) -> EvaluationResult:
+        if what == "global":
+            return self._global_on_own([k], round)
+        found = EvaluationResult()
+        if what == "probe":  # of a client whose model is the global one
+            self.state.enter(k, "server", round)
+            found.add(k, "global", self._whose(k), self._probe(self.personal, k, round))
+            return found
+        network = self._load_own(k, round)
+        if what == "personal pooled":
+            found.add(k, self.reported_as, "pooled", self.on_pooled(network, k))
+            return found
+        found = self.on_own(network, self.reported_as, [k], round)
+        if self.has_probe:
+            found.add(k, self.reported_as, self._whose(k), self._probe(network, k, round))
+        return found
 
     def _global_on_pooled(self) -> EvaluationResult:
         state = self.state
@@ -297,39 +322,8 @@ class Scorer:
         return found
 
     def _global_on_own(self, clients: Sequence[int], round: int) -> EvaluationResult:
-        """In one pass; one by one if that fails."""
-        try:
-            return self._global_together(clients, round)
-        except Exception:  # of one client, perhaps
-            found = EvaluationResult()
-            for k in clients:
-                one = self._attempt(k, partial(self._global_together, [k], round))
-                found.values += one.values
-                found.failed |= one.failed
-            return found
-
-    def _global_together(self, clients: Sequence[int], round: int) -> EvaluationResult:
         self.state.load_global()
         return self.on_own(self.network, "global", clients, round)
-
-    def _own_on_own(self, k: int, round: int) -> EvaluationResult:
-        network = self._load_own(k, round)
-        found = self.on_own(network, self.reported_as, [k], round)
-        if self.has_probe:
-            found.add(k, self.reported_as, self._whose(k), self._probe(network, k, round))
-        return found
-
-    def _own_on_pooled(self, k: int, round: int) -> EvaluationResult:
-        found = EvaluationResult()
-        found.add(k, self.reported_as, "pooled", self.on_pooled(self._load_own(k, round), k))
-        return found
-
-    def _probed(self, k: int, round: int) -> EvaluationResult:
-        """The method's `probe` where a client's model is the global one."""
-        self.state.enter(k, "server", round)
-        found = EvaluationResult()
-        found.add(k, "global", self._whose(k), self._probe(self.personal, k, round))
-        return found
 
     def on_own(self, network: nn.Module, model: str, clients: Sequence[int], round: int) -> EvaluationResult:
         """Scores of a network on the samples of some clients: for validation, and their shares of the test set."""
