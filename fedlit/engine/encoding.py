@@ -4,7 +4,7 @@ Shared parameters that train are encoded; buffers, counters and `upload_only` en
 `error_feedback`, what was lost stays with the client (`ClientState.residual`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -53,14 +53,14 @@ class Encoding:
         """
         upload = outcome.upload
         assert upload is not None  # the stage aggregates
-        encoded = None
         outcome.upload = None
+        encoded = None
         try:
             residual = outcome.memory.residual
             meant = {name: upload.state[name] for name in self.before}
             meant |= {name: meant[name] + residual[name] for name in meant.keys() & residual.keys()}
             encoded = self._encoded(upload, meant)
-            outcome.upload = replace(upload, state=encoded.plain)
+            outcome.upload = replace(upload, state=encoded.plain)  # what it is counted by, if it cannot be decoded
             arrived = self.decoded(upload.client, encoded)
             outcome.upload = replace(upload, state=arrived)
             outcome.memory.residual = {}
@@ -103,14 +103,10 @@ def check_sendable(content: Any) -> None:
     """
     if isinstance(content, Tensor) and content.layout == torch.strided:
         return
-    parts: Iterable[Any]
-    if type(content) is dict and all(isinstance(key, str | int) for key in content):
-        parts = content.values()
-    elif type(content) in (list, tuple):
-        parts = content
-    else:
+    is_dict = type(content) is dict and all(isinstance(key, str | int) for key in content)
+    if not is_dict and type(content) not in (list, tuple):
         raise ValueError(f"an encoder may send dense tensors in dicts, lists and tuples, got {type(content).__name__}")
-    for part in parts:
+    for part in content.values() if is_dict else content:
         check_sendable(part)
 
 

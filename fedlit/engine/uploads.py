@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from math import sqrt
 from statistics import median_low
 
 import torch
@@ -22,6 +21,7 @@ from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
 
 MOST_COUNTED = 2**40
+COUNTED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class UploadValidator:
@@ -33,7 +33,7 @@ class UploadValidator:
         self.number = number
         self.plan_for = plan_for
         self.expected = state.expected_upload(SERVER)  # of everybody, unless clients are sent different states
-        self.counters = [name for name, tensor in state.shared_state.items() if _counts(tensor.dtype)]
+        self.counters = [name for name, tensor in state.shared_state.items() if tensor.dtype in COUNTED]
         self.asks_method = is_overridden("check_upload", state.module, FederatedModule)
 
     def problem(self, outcome: LocalResult, sent: Download | None) -> Failure | None:
@@ -53,9 +53,7 @@ class UploadValidator:
         if self.stage.upload == "collect":  # clients may differ in their shapes
             return defect(upload, upload.state)
         expected = self.expected if sent is None else self.state.expected_upload(upload.client, sent)
-        problem = defect(upload, expected)
-        if problem is None and self.counters:
-            problem = self._overcounted(upload, expected)
+        problem = defect(upload, expected) or self._overcounted(upload, expected)
         if problem is None and self.asks_method:
             self._ask_method(upload)
         return problem
@@ -86,10 +84,6 @@ class UploadValidator:
             )
 
 
-def _counts(dtype: torch.dtype) -> bool:
-    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
-
-
 def hint(problem: str) -> str:
     """What a user may check."""
     return " (is the lr too high, or the scale of the inputs?)" if problem.endswith("is not finite") else ""
@@ -98,12 +92,8 @@ def hint(problem: str) -> str:
 class BufferedUploads(RoundUploads):
     """Uploads that are wanted together, or more than once, in client order.
 
-    On several processes each lies on the rank that trained its client, and all ranks must ask for the same.
-
-    Args:
-        fabric: Launched.
-        store: Above its budget, uploads go to files.
-        like: The names, shapes and dtypes of an upload; None if they are not all alike.
+    On several processes each lies on the rank that trained its client, and all ranks must ask for the same. Above the
+    budget of the store they go to files. `like` has the names, shapes and dtypes of each, if they are all alike.
     """
 
     def __init__(self, fabric: Fabric, store: SpillStore, like: State | None) -> None:
@@ -163,12 +153,6 @@ class RoundUpdates:
     """What the valid clients of a round return, until it is committed: uploads, and what stays with each client.
 
     On several processes tensors are kept on the rank that trained the client (`keep`); all ranks know whose (`know`).
-
-    Args:
-        state: Of the federation before the round.
-        stage: Of the round.
-        are_together: Whether uploads are wanted together, not only their mean.
-        owners: The rank that trains each client, on several processes.
 
     Attributes:
         memories: What stays with clients.
@@ -247,18 +231,9 @@ def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> fl
         >>> update_norm({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
         5.0
     """
-    squares = 0.0
-    for name, tensor in state.items():
-        if name not in before:
-            continue
-        if tensor.shape != before[name].shape:
-            raise UsageError(
-                f"`trainer.max_norm_ratio` compares uploads with what the server holds, but {name!r} is "
-                f"{tuple(before[name].shape)} there and {tuple(tensor.shape)} in an upload."
-            )
-        if tensor.is_floating_point():
-            squares += float(torch.linalg.vector_norm(tensor.double() - before[name].double())) ** 2
-    return sqrt(squares)
+    floating = [name for name, tensor in state.items() if name in before and tensor.is_floating_point()]
+    moved = [state[name].double() - before[name].double() for name in floating]
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moved)))) if moved else 0.0
 
 
 def out_of_proportion(values: Mapping[int, float], ratio: float | None, option: str, what: str) -> dict[int, str]:
