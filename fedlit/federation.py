@@ -21,7 +21,6 @@ from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler
-from fedlit.engine.lightning_hooks import Command
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
@@ -41,6 +40,7 @@ from fedlit.engine.state import FederationState, Hosts
 from fedlit.engine.strategy import make_fabric
 from fedlit.inference import adapt, own_network, predict, table_of_epochs
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.hooks import Command
 from fedlit.option_names import names_options, no_such_attribute
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.files import explain_unwritable

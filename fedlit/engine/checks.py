@@ -2,20 +2,19 @@
 
 import warnings
 
-import numpy as np
 from lightning.fabric import Fabric
 
 from fedlit.data import FederatedData
 from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer, trial_rule
 from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import check_upload_encoder
-from fedlit.engine.lightning_hooks import Command, check_hooks
 from fedlit.engine.live_module import left_in_evaluation
 from fedlit.engine.network_checks import check_clients, check_measures
 from fedlit.engine.options import Options
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import check_choices
-from fedlit.methods.stage import Stage, with_followers
+from fedlit.methods.hooks import Command, check_hooks
+from fedlit.methods.stage import Stage, check_stages, with_followers
 from fedlit.notices import Notice
 
 ONE_PLACE = ("download_only", "upload_only", "server_only")  # an entry is in one of them, and then not shared
@@ -54,9 +53,8 @@ def check_experiment(
     command: Command, model: FederatedModule, data: FederatedData, options: Options, fabric: Fabric
 ) -> list[Stage]:
     """Method, data and federation together, for what the federation is asked to do; the method's stages."""
-    for name, value, wanted in (("model", model, FederatedModule), ("data", data, FederatedData)):
-        if not isinstance(value, wanted):
-            raise ValueError(f"`{name}` must be a {wanted.__name__}, got a {type(value).__name__}.")
+    if not isinstance(model, FederatedModule):
+        raise ValueError(f"`model` must be a FederatedModule, got a {type(model).__name__}.")
     if options.min_clients > data.num_clients:
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
@@ -66,18 +64,13 @@ def check_experiment(
     model.check(data)
     check_travels(model)
     stages = model.configure_stages()
-    names = [stage.name for stage in with_followers(stages)]
-    if not stages or len(set(names)) < len(names):
-        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    check_stages(stages, model, data)
     measures = check_measures(model, stages, options)
     check_hooks(model, with_followers(stages), command)
     if command == "fit":
         _warn_of_modes(model)
         _warn_of_unused_options(model, stages, options)
         _warn_of_missing_rows(data)
-    _check_trainable(stages, data)
-    _check_opt_out(stages, data)
-    _check_public(with_followers(stages), model, data)
     check_aggregator(model, stages, data, options)
     if command == "fit":
         check_privacy(model, stages, data, options)
@@ -101,10 +94,10 @@ def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options
     """Warn of local epochs or steps where every stage has its own."""
     if any(stage.epochs is None and stage.side == "clients" for stage in stages):
         return
-    given = [name for name in ("local_epochs", "local_steps", "client_epochs") if getattr(options, name)]
-    for name in given:
-        message = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs."
-        warnings.warn(message, Notice, stacklevel=2)
+    for name in ("local_epochs", "local_steps", "client_epochs"):
+        if getattr(options, name):
+            message = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs."
+            warnings.warn(message, Notice, stacklevel=2)
 
 
 def _warn_of_modes(model: FederatedModule) -> None:
@@ -116,51 +109,3 @@ def _warn_of_modes(model: FederatedModule) -> None:
             names += " ..."
         message = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
         warnings.warn(message, Notice, stacklevel=2)
-
-
-def _check_trainable(stages: list[Stage], data: FederatedData) -> None:
-    """Somebody has a batch to train on, in every stage."""
-    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
-    for stage in stages:
-        if stage.side == "server":
-            continue
-        sizes = [len(mask) if stage.samples == "all" else int(np.count_nonzero(mask)) for mask in masks]
-        if not any(sizes):
-            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
-        if (
-            data.drop_last is True
-            and stage.samples != "public"
-            and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes))
-        ):
-            raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
-
-
-def _check_opt_out(stages: list[Stage], data: FederatedData) -> None:
-    """Refuse stages that upload what was trained on opted-out samples, then or in an earlier stage."""
-    if all(mask.all() for mask in data.assignment.opted_in):
-        return
-    seen_all = False
-    for stage in stages:
-        if stage.upload != "none" and (stage.samples == "all" or seen_all):
-            raise ValueError(
-                f"Stage {stage.name!r} would upload what opted-out samples have shaped (see `data.opt_out`); "
-                "upload first, and train on all samples afterwards."
-            )
-        seen_all |= stage.samples == "all"
-
-
-def _check_public(stages: list[Stage], model: FederatedModule, data: FederatedData) -> None:
-    """Stages that use the public pool have one, and clients see its labels only where those are public, too."""
-    for stage in stages:
-        if stage.public == "no":
-            continue
-        if not data.public_pool:
-            raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
-        if stage.side == "clients" and stage.public == "labels" and not model.labelled_pool:
-            raise ValueError(
-                f"Stage {stage.name!r}: clients never see the labels of the public pool, unless the method says that "
-                "they are public (`labelled_pool = True`)."
-            )
-        is_alone = stage.side == "server" or stage.samples == "public"
-        if is_alone and data.drop_last is True and len(data.public_pool) < data.batch_size:
-            raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")

@@ -16,7 +16,7 @@ from torchmetrics import Metric
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaders import AnyBatches
-from fedlit.engine.lightning_hooks import VALIDATION_HOOKS, LocalTrainer, attached, overrides, takes_batch_idx
+from fedlit.engine.lightning_hooks import LocalTrainer, attached, takes_batch_idx
 from fedlit.engine.live_module import Modes, ModuleSnapshot, modes_of, restore
 from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
@@ -32,6 +32,7 @@ from fedlit.engine.plan import SCALER, ClientState, Interrupted, LocalResult, Op
 from fedlit.engine.precision import Converted, Scaler, autocast, converted, renew_scaler
 from fedlit.inputs import batch_size
 from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.hooks import VALIDATION_HOOKS, overrides
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.records.plain_values import is_plain
 from fedlit.rng import derive, generator, seed_everything

@@ -16,7 +16,7 @@ from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.data.remote import set_num_classes
 from fedlit.data.trees import describe
-from fedlit.engine.lightning_hooks import overridden, trial_training
+from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
 from fedlit.engine.optimisation import check_configured, check_number, check_settings
@@ -26,6 +26,7 @@ from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
 from fedlit.methods.factories import for_client, kind
+from fedlit.methods.hooks import overridden
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.notices import Notice

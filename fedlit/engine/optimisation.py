@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from fedlit import bounds
-from fedlit.engine.lightning_hooks import STEP_HOOKS, LocalTrainer, overrides, step_loss, takes_batch_idx
+from fedlit.engine.lightning_hooks import LocalTrainer, step_loss, takes_batch_idx
 from fedlit.engine.plan import OptimizerState, Plan, UsageError
 from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
 from fedlit.fast.steps import clear_of, prepare, update_of
 from fedlit.methods.base import FederatedModule
+from fedlit.methods.hooks import STEP_HOOKS, overrides
 
 COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
 BEFORE_UPDATE = frozenset({"on_before_optimizer_step"})  # the hook that costs no other step

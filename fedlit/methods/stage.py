@@ -1,10 +1,13 @@
 """A part of a method's programme, such as federating, training on the client alone, or distilling on the server."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from fedlit.data import FederatedData
     from fedlit.methods.base import FederatedModule
 
 
@@ -125,3 +128,61 @@ def with_followers(stages: Iterable[Stage]) -> list[Stage]:
         if stage.followed_by is not None:
             found.append(stage.followed_by)
     return found
+
+
+def check_stages(stages: Sequence[Stage], model: "FederatedModule", data: "FederatedData") -> None:
+    """Names differ, somebody has a batch to train on, and no stage uploads or sees what it must not."""
+    names = [stage.name for stage in with_followers(stages)]
+    if not stages or len(set(names)) < len(names):
+        raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
+    _check_trainable(stages, data)
+    _check_opt_out(stages, data)
+    _check_public(with_followers(stages), model, data)
+
+
+def _check_trainable(stages: Sequence[Stage], data: "FederatedData") -> None:
+    """Somebody has a batch to train on, in every stage."""
+    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    for stage in stages:
+        if stage.side == "server":
+            continue
+        sizes = [len(mask) if stage.samples == "all" else int(np.count_nonzero(mask)) for mask in masks]
+        if not any(sizes):
+            raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
+        if (
+            data.drop_last is True
+            and stage.samples != "public"
+            and not any(size >= data.batch_size_of(k) for k, size in enumerate(sizes))
+        ):
+            raise ValueError(f"`data.drop_last` leaves no client a batch in stage {stage.name!r}.")
+
+
+def _check_opt_out(stages: Sequence[Stage], data: "FederatedData") -> None:
+    """Refuse stages that upload what was trained on opted-out samples, then or in an earlier stage."""
+    if all(mask.all() for mask in data.assignment.opted_in):
+        return
+    seen_all = False
+    for stage in stages:
+        if stage.upload != "none" and (stage.samples == "all" or seen_all):
+            raise ValueError(
+                f"Stage {stage.name!r} would upload what opted-out samples have shaped (see `data.opt_out`); "
+                "upload first, and train on all samples afterwards."
+            )
+        seen_all |= stage.samples == "all"
+
+
+def _check_public(stages: Sequence[Stage], model: "FederatedModule", data: "FederatedData") -> None:
+    """Stages that use the public pool have one, and clients see its labels only where those are public, too."""
+    for stage in stages:
+        if stage.public == "no":
+            continue
+        if not data.public_pool:
+            raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
+        if stage.side == "clients" and stage.public == "labels" and not model.labelled_pool:
+            raise ValueError(
+                f"Stage {stage.name!r}: clients never see the labels of the public pool, unless the method says that "
+                "they are public (`labelled_pool = True`)."
+            )
+        is_alone = stage.side == "server" or stage.samples == "public"
+        if is_alone and data.drop_last is True and len(data.public_pool) < data.batch_size:
+            raise ValueError(f"`data.drop_last` leaves no batch of the pool in stage {stage.name!r}.")
