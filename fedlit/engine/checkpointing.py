@@ -15,14 +15,14 @@ from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
 from fedlit.engine.processes import gathered
-from fedlit.engine.run_setup import ResumePoint, choices
+from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import twin
 from fedlit.notices import Notice
 from fedlit.records import client_files
 from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
-from fedlit.records.choices import NOT_THERE, changes
+from fedlit.records.choices import NOT_THERE, changes, choices
 from fedlit.records.client_files import FILES
 from fedlit.records.environment import environment
 from fedlit.rng import isolated
@@ -63,7 +63,7 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
 
 def run_with(state: FederationState) -> dict[str, Any]:
     """Versions and options of a run, as a checkpoint holds them; computed once a fit."""
-    return {"made_with": environment(), "choices": choices(state)}
+    return {"made_with": environment(), "choices": choices(state.options, state.data, state.module)}
 
 
 def _kept_of(state: FederationState, k: int) -> dict[str, Any]:

@@ -21,13 +21,14 @@ from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted
 from fedlit.engine.processes import check_processes, largest
 from fedlit.engine.round import ClientRound, serve
-from fedlit.engine.run_setup import ResumePoint, chosen_values, title_of
+from fedlit.engine.run_setup import ResumePoint, title_of
 from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, sampled
 from fedlit.engine.server_attributes import UnserializableAttribute
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
+from fedlit.records.choices import chosen_values
 from fedlit.records.files import is_full
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
@@ -317,7 +318,8 @@ class Fit:
             self._save()
         self.log.confusion(self.confused)
         scores = state.scores
-        self.log.close(state.round, chosen_values(state), scores.last, scores.best, scores.rated, self.stop.signal)
+        chosen = chosen_values(state.options, state.data, state.module)
+        self.log.close(state.round, chosen, scores.last, scores.best, scores.rated, self.stop.signal)
         monitor = self.options.monitor
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")

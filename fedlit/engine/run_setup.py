@@ -1,7 +1,6 @@
-"""Before the first round: options as records have them, the data, the checkpoint that is meant, the run's folder."""
+"""Before the first round: the data, the checkpoint that is meant, and the folder of the run."""
 
 import os
-import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +10,6 @@ from typing import Any, TextIO
 
 import torch
 from lightning.fabric import Fabric
-from torch import nn
 
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
@@ -26,64 +24,14 @@ from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
 from fedlit.records.checkpoint import load_last
-from fedlit.records.choices import Change, arguments_of, as_text
+from fedlit.records.choices import Change
 from fedlit.records.reading import check_records
 from fedlit.records.run_folder import claim_folder, find_checkpoint, folder_of, lock_folder, sweep, sweep_runs
-
-
-def arguments(state: FederationState) -> dict[str, dict[str, Any]]:
-    """What federation, data, partition, method and optimiser were made with."""
-    parts = {
-        "trainer": vars(state.options),
-        "data": arguments_of(state.data),
-        "data.partition": arguments_of(state.data.partition),
-        "model": {**state.module.hparams, **arguments_of(state.module)},
-    }
-    try:
-        optimizer = state.module.optimizer([nn.Parameter(torch.zeros(1))])
-    except Exception:  # a function of the user's own, which takes the parameters of its network only
-        return parts
-    parts["model"]["optimizer"] = type(optimizer).__name__
-    parts["model.optimizer"] = optimizer.defaults
-    return parts
-
-
-def chosen_values(state: FederationState) -> dict[str, Any]:
-    """The options of trainer, data, partition, method and optimiser that are plain values."""
-    parts = arguments(state)
-    if state.data.train_dataset is not None:  # given as objects, so none was chosen by name
-        parts["data"].pop("dataset", None)
-    values: dict[str, Any] = {"method": type(state.module).__name__, "partition": type(state.data.partition).__name__}
-    for part, given in parts.items():
-        for name, value in given.items():
-            if isinstance(value, bool | int | float | str | Path):
-                values[f"{part}.{name}"] = str(value) if isinstance(value, Path) else value
-    return values
 
 
 def title_of(state: FederationState) -> str:
     """The method and its data, for pictures."""
     return f"{type(state.module).__name__} on {state.data.describe()}"
-
-
-# How long, how fast, where and what is reported: the rounds themselves are the same.
-NOT_COMPARED = re.compile(
-    r"trainer\.(num_rounds|save_every_n_rounds|accelerator|devices|num_nodes|processes_per_device|personal_memory)"
-    r"|trainer\.(logger|callbacks|default_root_dir|run_name|fast_dev_run|enable_progress_bar|report|max_time|profiler)"
-    r"|trainer\.enable_checkpointing|data\.(root|partition|train_dataset|test_dataset|num_workers)"
-)
-
-
-def choices(state: FederationState) -> dict[str, str]:
-    """The options of trainer, data, method and optimiser, and the layers of the network, as text."""
-    found: dict[str, str] = {}
-    for part, given in arguments(state).items():
-        found |= {f"{part}.{name}": as_text(value) for name, value in given.items()}
-    found = {name: text for name, text in found.items() if not NOT_COMPARED.fullmatch(name)}
-    for name, layer in state.module.named_modules():
-        if name and not list(layer.children()):
-            found[f"model.{name}"] = f"{type(layer).__name__}({layer.extra_repr()})"
-    return found
 
 
 @dataclass

@@ -1,18 +1,31 @@
-"""Options of a run as text, as a checkpoint has them, and which of them a resumed run has changed."""
+"""The options of a run, as its records have them, and which of them a resumed run has changed."""
 
+import re
 from collections.abc import Mapping
 from functools import partial
 from inspect import isclass, isfunction, isroutine, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+
+from fedlit.data import FederatedData
+
+if TYPE_CHECKING:
+    from fedlit.methods.base import FederatedModule
 
 NOT_THERE = "none"
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
 DEPTH = 4  # of what stands in what
 FEW = 32  # values of a tensor that are written one by one
+# How long, how fast, where and what is reported: the rounds themselves are the same.
+NOT_COMPARED = re.compile(
+    r"trainer\.(num_rounds|save_every_n_rounds|accelerator|devices|num_nodes|processes_per_device|personal_memory)"
+    r"|trainer\.(logger|callbacks|default_root_dir|run_name|fast_dev_run|enable_progress_bar|report|max_time|profiler)"
+    r"|trainer\.enable_checkpointing|data\.(root|partition|train_dataset|test_dataset|num_workers)"
+)
 
 
 class Change(NamedTuple):
@@ -34,6 +47,48 @@ def arguments_of(made: object) -> dict[str, Any]:
         if isfunction(init):  # else it is made by C
             names |= signature(init).parameters.keys()
     return {name: value for name, value in getattr(made, "__dict__", {}).items() if name in names}
+
+
+def arguments(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, dict[str, Any]]:
+    """What federation, data, partition, method and optimiser were made with."""
+    parts = {
+        "trainer": vars(options),
+        "data": arguments_of(data),
+        "data.partition": arguments_of(data.partition),
+        "model": {**method.hparams, **arguments_of(method)},
+    }
+    try:
+        optimizer = method.optimizer([nn.Parameter(torch.zeros(1))])
+    except Exception:  # a function of the user's own, which takes the parameters of its network only
+        return parts
+    parts["model"]["optimizer"] = type(optimizer).__name__
+    parts["model.optimizer"] = optimizer.defaults
+    return parts
+
+
+def chosen_values(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, Any]:
+    """The options of trainer, data, partition, method and optimiser that are plain values."""
+    parts = arguments(options, data, method)
+    if data.train_dataset is not None:  # given as objects, so none was chosen by name
+        parts["data"].pop("dataset", None)
+    values: dict[str, Any] = {"method": type(method).__name__, "partition": type(data.partition).__name__}
+    for part, given in parts.items():
+        for name, value in given.items():
+            if isinstance(value, bool | int | float | str | Path):
+                values[f"{part}.{name}"] = str(value) if isinstance(value, Path) else value
+    return values
+
+
+def choices(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, str]:
+    """The options of trainer, data, method and optimiser, and the layers of the network, as text."""
+    found: dict[str, str] = {}
+    for part, given in arguments(options, data, method).items():
+        found |= {f"{part}.{name}": as_text(value) for name, value in given.items()}
+    found = {name: text for name, text in found.items() if not NOT_COMPARED.fullmatch(name)}
+    for name, layer in method.named_modules():
+        if name and not list(layer.children()):
+            found[f"model.{name}"] = f"{type(layer).__name__}({layer.extra_repr()})"
+    return found
 
 
 def as_text(value: Any, depth: int = DEPTH) -> str:
