@@ -11,6 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
+from torchmetrics.functional.classification import multiclass_confusion_matrix
 
 from fedlit.data.client import Client
 from fedlit.data.loaders import AnyBatches
@@ -18,7 +19,7 @@ from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.live_module import ModuleSnapshot, evaluating, failed
 from fedlit.engine.logged_values import check_probe_names, logging_to_means
-from fedlit.engine.metrics import Scores, confusion, evaluate, outputs, scores_by_group, treats_samples_apart
+from fedlit.engine.metrics import Scores, evaluate, outputs, scores_by_group, treats_samples_apart
 from fedlit.engine.plan import UsageError
 from fedlit.engine.precision import autocast
 from fedlit.engine.processes import by_owner, gathered
@@ -315,7 +316,7 @@ class Scorer:
         if state.measures.are_of_classes and batches.num_samples:
             logits, target = outputs(state.fabric, self.network, batches)
             [scores] = scores_by_group(logits, target, [len(target)], state.measures)
-            found.confused = confusion(logits, target)
+            found.confused = multiclass_confusion_matrix(logits, target, logits.shape[1], validate_args=False)
         else:
             scores = evaluate(state.fabric, self.network, batches, state.measures)
         found.add(POOLED, "global", "pooled", scores)

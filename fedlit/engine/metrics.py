@@ -234,16 +234,3 @@ def unmeasured(rows: Iterable[Row], metrics: Collection[str]) -> list[tuple[int 
         if LOSS in names and where[2] not in ("train", "server", "public"):  # what a method logs is its own
             missing += [(*where, name) for name in metrics if name not in names]
     return missing
-
-
-def confusion(logits: Tensor, target: Tensor) -> Tensor:
-    """Confusion matrix ``[C, C]``: true classes in rows, predicted ones in columns.
-
-    Example:
-        >>> confusion(torch.tensor([[9.0, 0.0], [0.0, 9.0], [0.0, 9.0]]), torch.tensor([0, 1, 0]))
-        tensor([[1, 1],
-                [0, 1]])
-    """
-    num_classes = logits.shape[1]
-    pairs = target * num_classes + logits.argmax(dim=1)
-    return torch.bincount(pairs, minlength=num_classes**2).view(num_classes, num_classes)
