@@ -54,6 +54,23 @@ class Encoder(ABC):
         """What the server takes for the client's state, of every name of `before`; an error leaves the client out."""
 
 
+def check_sendable(content: Any) -> None:
+    """Refuse what cannot be counted, or read by another process without running code.
+
+    Example:
+        >>> check_sendable({"w": [torch.zeros(1), 0.5]})
+        Traceback (most recent call last):
+        ValueError: an encoder may send dense tensors in dicts, lists and tuples, got float
+    """
+    if isinstance(content, Tensor) and content.layout == torch.strided:
+        return
+    is_dict = type(content) is dict and all(isinstance(key, str | int) for key in content)
+    if not is_dict and type(content) not in (list, tuple):
+        raise ValueError(f"an encoder may send dense tensors in dicts, lists and tuples, got {type(content).__name__}")
+    for part in content.values() if is_dict else content:
+        check_sendable(part)
+
+
 class Float16(Encoder):
     """The update in half precision: half of the bytes of single precision.
 

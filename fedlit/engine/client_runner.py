@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedlit.aggregation import State, Upload, num_bytes
+from fedlit.encoders import check_sendable
 from fedlit.engine.child_process import in_child
-from fedlit.engine.encoding import Encoded, Encoding, check_sendable
+from fedlit.engine.encoding import Encoded, Encoding
 from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
 from fedlit.engine.live_module import CachedParts, check_unchanged, failed, without_frozen
 from fedlit.engine.local_training import ModuleParts, train_client

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from fedlit.aggregation import State, Upload
-from fedlit.encoders import OPTION, Encoder
+from fedlit.encoders import OPTION, Encoder, check_sendable
 from fedlit.engine.live_module import failed, trained_names
 from fedlit.engine.options import Options
 from fedlit.engine.plan import LocalResult
@@ -91,23 +90,6 @@ class Encoding:
 def _copied(state: State) -> State:
     """A copy, which an encoder may write into."""
     return {name: tensor.clone() for name, tensor in state.items()}
-
-
-def check_sendable(content: Any) -> None:
-    """Refuse what cannot be counted, or read by another process without running code.
-
-    Example:
-        >>> check_sendable({"w": [torch.zeros(1), 0.5]})
-        Traceback (most recent call last):
-        ValueError: an encoder may send dense tensors in dicts, lists and tuples, got float
-    """
-    if isinstance(content, Tensor) and content.layout == torch.strided:
-        return
-    is_dict = type(content) is dict and all(isinstance(key, str | int) for key in content)
-    if not is_dict and type(content) not in (list, tuple):
-        raise ValueError(f"an encoder may send dense tensors in dicts, lists and tuples, got {type(content).__name__}")
-    for part in content.values() if is_dict else content:
-        check_sendable(part)
 
 
 def encoding_of(state: FederationState, stage: Stage, number: int) -> Encoding | None:
