@@ -2,14 +2,13 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
-from statistics import median_low
 
 import torch
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 
 from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload, defect, weighted_mean
+from fedlit.aggregation.uploads import out_of_proportion, update_norm
 from fedlit.data.client import SERVER
 from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore
 from fedlit.engine.live_module import failed
@@ -222,37 +221,3 @@ class RoundUpdates:
         assert isinstance(self.uploads, BufferedUploads)
         self.uploads.drop(k)
         self.memories.forget(k)
-
-
-def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
-    """How far a client has moved: the norm of its differences to what the server holds, of what that holds.
-
-    Example:
-        >>> update_norm({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
-        5.0
-    """
-    floating = [name for name, tensor in state.items() if name in before and tensor.is_floating_point()]
-    moved = [state[name].double() - before[name].double() for name in floating]
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moved)))) if moved else 0.0
-
-
-def out_of_proportion(values: Mapping[int, float], ratio: float | None, option: str, what: str) -> dict[int, str]:
-    """The clients whose value is more than `ratio` times the median (of two in the middle, the smaller), and why.
-
-    Where half of the clients have 0 there is no proportion to keep.
-
-    Example:
-        >>> out_of_proportion({0: 1.0, 1: 2.0, 2: 90.0}, 10, "max_weight_ratio", "weight")
-        {2: 'weight 90 is 45 times the median of the round, 2; `trainer.max_weight_ratio` is 10'}
-        >>> out_of_proportion({0: 0.0, 1: 0.0, 2: 90.0}, 10, "max_weight_ratio", "weight")
-        {}
-    """
-    if ratio is None or not values:
-        return {}
-    middle = median_low(values.values())
-    found = {}
-    for client, value in values.items():
-        if middle > 0 and value > ratio * middle:
-            times = f"{value:.4g} is {value / middle:.4g} times the median of the round, {middle:.4g}"
-            found[client] = f"{what} {times}; `trainer.{option}` is {ratio:g}"
-    return found
