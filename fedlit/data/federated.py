@@ -276,6 +276,13 @@ class FederatedData(LightningDataModule):
             remedy = f"if they count from {lowest}, subtract {lowest}"
             warnings.warn(f"{labels}, so that no sample is of class 0; {remedy}.", Notice, stacklevel=2)
 
+    def warn_of_missing_rows(self) -> None:
+        """A notice where clients without validation samples have no rows of their own."""
+        without = sum(1 for own in self.assignment.val if not len(own))
+        if without:
+            message = f"{without} of {self.num_clients} clients have no validation samples (see `data.val_size`)"
+            warnings.warn(f"{message}: nothing is measured on their own.", Notice, stacklevel=2)
+
     def labels(self, part: Literal["train", "test"]) -> np.ndarray:
         """The class of each sample, ``[N]``; -1 of one in the public pool, and of all if targets are no classes."""
         found = self.splits.part(part)

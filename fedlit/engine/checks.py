@@ -11,42 +11,11 @@ from fedlit.engine.encoding import check_upload_encoder
 from fedlit.engine.live_module import left_in_evaluation
 from fedlit.engine.network_checks import check_clients, check_measures
 from fedlit.engine.options import Options
-from fedlit.methods.base import FederatedModule
+from fedlit.methods.base import FederatedModule, check_travels
 from fedlit.methods.factories import check_choices
 from fedlit.methods.hooks import Command, check_hooks
 from fedlit.methods.stage import Stage, check_stages, with_followers
 from fedlit.notices import Notice
-
-ONE_PLACE = ("download_only", "upload_only", "server_only")  # an entry is in one of them, and then not shared
-DECLARED = ("shared", *ONE_PLACE, "collected")  # attributes of name prefixes
-
-
-def check_travels(model: FederatedModule) -> None:
-    """Refuse prefixes that are not a tuple or match nothing, entries that are declared twice, and extra state."""
-    kind = type(model).__name__
-    names = list(model.state_dict())
-    for declared in DECLARED:
-        prefixes = getattr(model, declared)
-        if not isinstance(prefixes, tuple) or not all(isinstance(prefix, str) for prefix in prefixes):
-            raise ValueError(
-                f'`model`: `{declared}` of {kind} must be a tuple of name prefixes, such as ("network.",), '
-                f"got {prefixes!r}."
-            )
-        for prefix in prefixes:
-            is_required = prefix and declared != "collected"  # an empty one is everything, be it nothing
-            if is_required and not any(name.startswith(prefix) for name in names):
-                raise ValueError(f"`model`: `{declared}` of {kind} names {prefix!r}, but nothing in its state does.")
-    for name in names:
-        if name.rpartition(".")[2] == "_extra_state":
-            raise ValueError(
-                f"`model`: {kind} has {name!r}, which could not be shared: leave out `get_extra_state`; what is to "
-                "travel is a buffer, and plain attributes that the server's side changes are saved by themselves."
-            )
-        said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
-        if model.is_shared(name):
-            said.append("shared")
-        if len(said) > 1:
-            raise ValueError(f"`model`: {name!r} of {kind} is said to be both `{said[0]}` and `{said[1]}`; say one.")
 
 
 def check_experiment(
@@ -70,7 +39,7 @@ def check_experiment(
     if command == "fit":
         _warn_of_modes(model)
         _warn_of_unused_options(model, stages, options)
-        _warn_of_missing_rows(data)
+        data.warn_of_missing_rows()
     check_aggregator(model, stages, data, options)
     if command == "fit":
         check_privacy(model, stages, data, options)
@@ -80,14 +49,6 @@ def check_experiment(
     if measures.are_of_classes:
         data.warn_of_labels()
     return stages
-
-
-def _warn_of_missing_rows(data: FederatedData) -> None:
-    """Clients without validation samples have no rows of their own."""
-    without = sum(1 for own in data.assignment.val if not len(own))
-    if without:
-        message = f"{without} of {data.num_clients} clients have no validation samples (see `data.val_size`)"
-        warnings.warn(f"{message}: nothing is measured on their own.", Notice, stacklevel=2)
 
 
 def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options: Options) -> None:

@@ -359,3 +359,33 @@ def task_of(method: FederatedModule) -> Task:
 def metrics_of(method: FederatedModule) -> dict[str, Metric]:
     """What the class returns from `metrics`; an attribute of this name is ignored."""
     return type(method).metrics(method)
+
+
+ONE_PLACE = ("download_only", "upload_only", "server_only")  # an entry is in one of them, and then not shared
+DECLARED = ("shared", *ONE_PLACE, "collected")  # attributes of name prefixes
+
+
+def check_travels(model: FederatedModule) -> None:
+    """Refuse prefixes that are not a tuple or match nothing, entries that are declared twice, and extra state."""
+    method = type(model).__name__
+    names = list(model.state_dict())
+    for declared in DECLARED:
+        prefixes = getattr(model, declared)
+        if not isinstance(prefixes, tuple) or not all(isinstance(prefix, str) for prefix in prefixes):
+            raise ValueError(
+                f'`model`: `{declared}` of {method} must be a tuple of name prefixes, such as ("network.",), '
+                f"got {prefixes!r}."
+            )
+        for prefix in prefixes:
+            is_required = prefix and declared != "collected"  # an empty one is everything, be it nothing
+            if is_required and not any(name.startswith(prefix) for name in names):
+                raise ValueError(f"`model`: `{declared}` of {method} names {prefix!r}, but nothing in its state does.")
+    for name in names:
+        if name.rpartition(".")[2] == "_extra_state":
+            raise ValueError(
+                f"`model`: {method} has {name!r}, which could not be shared: leave out `get_extra_state`; what is to "
+                "travel is a buffer, and plain attributes that the server's side changes are saved by themselves."
+            )
+        said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
+        if len(said) > 1:
+            raise ValueError(f"`model`: {name!r} of {method} is said to be both `{said[0]}` and `{said[1]}`; say one.")
