@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,14 +38,9 @@ FEW = 4  # of so many clients some samples are tried to see whether they may sha
 TRIED_SAMPLES = 16  # so many in all
 
 
-def personalises(learner: nn.Module) -> TypeGuard[FederatedModule]:
-    """Whether a method adapts the model of a client before it is evaluated."""
-    return isinstance(learner, FederatedModule) and is_overridden("personalise", learner, FederatedModule)
-
-
 def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed: int) -> FederatedModule:
     """The learner as a client uses it: itself, or a copy that its method has adapted to the client's samples."""
-    if not personalises(learner):
+    if not is_overridden("personalise", learner, FederatedModule):
         return learner
     own = twin(learner)
     with isolated(seed), torch.enable_grad(), autocast(fabric)(), logging_to_means(own):  # which nobody reads
@@ -120,12 +115,6 @@ class Scorer:
     Args:
         state: Of the federation.
         stage: Whose models; by default that of the last round.
-
-    Attributes:
-        network: The global model.
-        personal: The model that a client uses itself.
-        failures: Of clients that could not be evaluated.
-        confused: Confusion matrix of the global model on the test set.
     """
 
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
@@ -134,10 +123,11 @@ class Scorer:
         self.state = state
         self.stage = stage
         self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
-        self.network = (learner if self.changes_global else state.module).global_model()
+        self.network = (learner if self.changes_global else state.module).global_model()  # the server's
         self.personal = state.module if stage.side == "server" or stage.reported_as is None else learner
         self.reported_as = stage.reported_as or "personal"
         self.num_seen = state.data.num_clients - state.data.unseen_clients  # the unseen come after them
+        self.personalises = is_overridden("personalise", self.personal, FederatedModule)
         self.has_probe = is_overridden("probe", self.personal, FederatedModule)
         self.failures: dict[int, Failure] = {}
         self.confused: Tensor | None = None
@@ -171,7 +161,7 @@ class Scorer:
         """The global model, and each client's own, on the test set."""
         jobs = [EvaluationJob("pooled")] if self.has_complete_global_model else []
         if self.has_personal_models:
-            is_everybody = personalises(self.personal) or self.stage.own_models
+            is_everybody = self.personalises or self.stage.own_models
             clients = range(self.num_seen) if is_everybody else self.state.owners()
             jobs += [EvaluationJob("personal pooled", [k]) for k in clients if self.has_model(k)]
         return self._rows(jobs, self.state.round)
@@ -193,7 +183,7 @@ class Scorer:
     @cached_property
     def has_personal_models(self) -> bool:
         """Whether the model that a client uses differs from the global model."""
-        if self.stage.upload != "aggregate" or personalises(self.personal) or self.stage.own_models:
+        if self.stage.upload != "aggregate" or self.personalises or self.stage.own_models:
             return True
         is_own = is_overridden("forward", self.personal, FederatedModule)
         return self.state.has_own_uploads or not all(self._held(self.personal if is_own else self.network))
@@ -207,7 +197,7 @@ class Scorer:
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
         if self.stage.upload == "aggregate":
-            is_everybody = personalises(self.personal) or not self.has_personal_models
+            is_everybody = self.personalises or not self.has_personal_models
             return is_everybody or has_trained_or_may(self.state, k, self.stage)
         trained = [f"{name}." for name, part in self.state.module.named_children() if part is self.stage.module]
         return self.stage.side == "server" or not trained or self.state.has_trained(k, trained[0])

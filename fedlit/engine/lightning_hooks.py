@@ -21,6 +21,7 @@ from fedlit.data.client import SERVER, Client
 from fedlit.engine.logged_values import EpochMeans, Means
 from fedlit.engine.plan import NoSuchAttribute, Plan, UsageError
 from fedlit.engine.precision import has_scaler
+from fedlit.inputs import POSITIONAL
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
@@ -36,15 +37,13 @@ def takes_batch_idx(step: Callable[..., Any]) -> bool:
         (False, True)
     """
     function = getattr(step, "__func__", step)
-    return _num_arguments(function) - (function is not step) >= 2
+    return _takes_two(function, function is not step)
 
 
 @cache
-def _num_arguments(function: Callable[..., Any]) -> float:
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
-        return float("inf")
-    return sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters)
+def _takes_two(function: Callable[..., Any], is_bound: bool) -> bool:
+    kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()][is_bound:]
+    return inspect.Parameter.VAR_POSITIONAL in kinds or sum(kind in POSITIONAL for kind in kinds) >= 2
 
 
 def step_loss(result: Any) -> Tensor | None:

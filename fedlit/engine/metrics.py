@@ -35,10 +35,6 @@ Scores = dict[str, float]
 class MetricSet:
     """Loss and metrics of every model of a method.
 
-    Args:
-        method: Whose `loss` and `metrics`.
-        more: By `trainer.metrics`.
-
     Attributes:
         own: The method's metrics, by name.
         metrics: All but the loss.
