@@ -132,18 +132,6 @@ def _usable(dtype: torch.dtype) -> float:
     return most if dtype == torch.float16 else sqrt(most)
 
 
-def update_norm(state: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> float:
-    """How far a client has moved: the norm of its differences to what the server holds, of what that holds.
-
-    Example:
-        >>> update_norm({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
-        5.0
-    """
-    floating = [name for name, tensor in state.items() if name in before and tensor.is_floating_point()]
-    moved = [state[name].double() - before[name].double() for name in floating]
-    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moved)))) if moved else 0.0
-
-
 def out_of_proportion(values: Mapping[int, float], ratio: float | None, option: str, what: str) -> dict[int, str]:
     """The clients whose value is more than `ratio` times the median (of two in the middle, the smaller), and why.
 

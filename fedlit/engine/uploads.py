@@ -8,7 +8,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload, defect, weighted_mean
-from fedlit.aggregation.uploads import out_of_proportion, update_norm
+from fedlit.aggregation.uploads import out_of_proportion
 from fedlit.data.client import SERVER
 from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore
 from fedlit.engine.live_module import failed
@@ -221,3 +221,21 @@ class RoundUpdates:
         assert isinstance(self.uploads, BufferedUploads)
         self.uploads.drop(k)
         self.memories.forget(k)
+
+
+def update_norm(state: State, before: State) -> float:
+    """How far a client has moved: the norm of its differences to what the server holds, of what that holds.
+
+    Example:
+        >>> update_norm({"w": torch.tensor([3.0, 4.0])}, {"w": torch.zeros(2)})
+        5.0
+    """
+    floating = [name for name, tensor in state.items() if name in before and tensor.is_floating_point()]
+    for name in floating:
+        if state[name].shape != before[name].shape:
+            raise UsageError(
+                f"`trainer.max_norm_ratio` compares uploads with what the server holds, but {name!r} is "
+                f"{tuple(before[name].shape)} there and {tuple(state[name].shape)} in an upload."
+            )
+    moved = [state[name].double() - before[name].double() for name in floating]
+    return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(moved)))) if moved else 0.0
