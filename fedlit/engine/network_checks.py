@@ -10,7 +10,6 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torchmetrics import Metric
 
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
@@ -24,7 +23,7 @@ from fedlit.engine.options import Options
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, batch_size
-from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
+from fedlit.methods.base import FederatedModule, loss_of, task_of
 from fedlit.methods.factories import for_client, kind
 from fedlit.methods.hooks import overridden
 from fedlit.methods.stage import Stage
@@ -62,16 +61,13 @@ def check_measures(model: FederatedModule, stages: list[Stage], options: Options
     if allowed and task_of(model).name not in allowed:
         raise ValueError(f"`model.task`: {kind} is for {' and '.join(allowed)}, got {task_of(model).name}.")
     with refusing(f"`model`: `metrics` of {kind}"):
-        own = metrics_of(model)
-    if not isinstance(own, dict) or not all(isinstance(metric, Metric) for metric in own.values()):
-        raise ValueError(f"`model`: `metrics` of {kind} must give metrics of torchmetrics by name, got {own!r}.")
+        measures = MetricSet(model, options.metrics)
     for name in options.metrics:
-        if name in (*own, LOSS):
+        if name in (*measures.own, LOSS):
             raise ValueError(
-                f"`trainer.metrics` must leave {' and '.join([*own, LOSS])} to the federation, which measures them "
-                f"anyway; give {name!r} another name."
+                f"`trainer.metrics` must leave {' and '.join([*measures.own, LOSS])} to the federation, which measures "
+                f"them anyway; give {name!r} another name."
             )
-    measures = MetricSet(model, options.metrics)
     if options.monitor is not None:
         _check_monitor(measures, stages, options.monitor)
     for stage in stages:

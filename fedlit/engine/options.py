@@ -56,9 +56,6 @@ class Options:
                 )
         if self.run_name is not None:
             check_name(self.run_name)
-        for name in self.metrics:
-            if not name or not name.isprintable():  # it stands in metrics.csv
-                raise ValueError(f"`trainer.metrics` must have names of printable characters, got {name!r}.")
         # Whether it is measured depends on the method.
         if self.monitor and not re.fullmatch(r".*/\w+_on_(pooled|own|unseen|train|server)", self.monitor):
             raise ValueError(

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -149,7 +150,7 @@ def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, t
     return on_rank_0(fabric, partial(find_checkpoint, ckpt_path, options.default_root_dir, training, options.run_name))
 
 
-class RunFolder:
+class RunFolder(AbstractContextManager):
     """The folder of a run that trains; as a context, it holds the folder's lock. A development run has none.
 
     Args:
@@ -188,9 +189,6 @@ class RunFolder:
         sweep(folder)
         check_records(folder)
         return folder
-
-    def __enter__(self) -> "RunFolder":
-        return self
 
     def __exit__(self, *error: object) -> None:
         if self._lock is not None:

@@ -87,16 +87,9 @@ def test_a_metric_that_raises_on_one_clients_samples_is_left_out_there_and_repor
     assert events(federation.log_dir, "left_out") == []
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("acc", "^`trainer.metrics` must leave acc and loss .* give 'acc' another name"),
-        ("two\nlines", "`trainer.metrics` must have names of printable characters"),
-    ],
-)
-def test_a_metric_of_a_name_that_is_taken_or_cannot_be_printed_is_refused(name, message):
-    with pytest.raises(ValueError, match=message):
-        fitted(FedAvg(linear, SGD), metrics={name: MulticlassAccuracy(3)})
+def test_a_metric_of_a_name_that_is_taken_is_refused():
+    with pytest.raises(ValueError, match=r"^`trainer.metrics` must leave acc and loss .* give 'acc' another name"):
+        fitted(FedAvg(linear, SGD), metrics={"acc": MulticlassAccuracy(3)})
 
 
 @pytest.mark.parametrize(
