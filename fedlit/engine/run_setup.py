@@ -37,19 +37,12 @@ def title_of(state: FederationState) -> str:
 
 @dataclass
 class ResumePoint:
-    """The checkpoint that a command begins from, if any.
-
-    Attributes:
-        checkpoint: The file that was read, if one was.
-        content: What was in it.
-        fallback: Why it is not the file that was meant.
-        changes: Options that are not those of the rounds before.
-    """
+    """The checkpoint that a command begins from, if any."""
 
     checkpoint: Path | None = None
     content: dict[str, Any] = field(default_factory=dict)
-    fallback: str | None = None
-    changes: list[Change] = field(default_factory=list)
+    fallback: str | None = None  # why it is not the file that was meant
+    changes: list[Change] = field(default_factory=list)  # of options since the rounds before
 
     def events(self) -> list[dict[str, Any]]:
         """Events for events.jsonl."""

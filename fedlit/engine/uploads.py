@@ -152,10 +152,6 @@ class RoundUpdates:
     """What the valid clients of a round return, until it is committed: uploads, and what stays with each client.
 
     On several processes tensors are kept on the rank that trained the client (`keep`); all ranks know whose (`know`).
-
-    Attributes:
-        memories: What stays with clients.
-        collected: Uploads that the server keeps.
     """
 
     def __init__(self, state: FederationState, stage: Stage, are_together: bool, owners: Mapping[int, int]) -> None:

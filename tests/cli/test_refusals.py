@@ -102,7 +102,7 @@ COMMANDS = {
     ),
     "fit --model.network.help LeNet5": r"^`--model.network.help` is not an option. Name the method before it: --model",
     "fit --config two.yaml": r"^`model`: `configure_optimizers` of Two of client 0: automatic optimisation takes one",
-    "fit --config tuple.yaml": r"^`model`: the network of client 0 must give one tensor, got a tuple",
+    "fit --config tuple.yaml": r"^`model`: the network of client 0: a network must give one tensor, got a tuple",
     "fit --config asks.yaml": r"^KeyError: 'x' \(FEDLIT_DEBUG=1 shows where\)$",
     "fit --model FedAvg": r"^`model.network`, `model.optimizer` must be given",
     "fit --model FedAvg --model.network MLP": r"^`model.network`: several classes are named MLP; give one in full: ",

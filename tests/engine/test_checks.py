@@ -37,7 +37,7 @@ def double():
 
 
 NETWORKS = {
-    "the network of client 0 must give one tensor, got a tuple": partial(Forward, lambda z: (z, z)),
+    "the network of client 0: a network must give one tensor, got a tuple": partial(Forward, lambda z: (z, z)),
     "the network .* must give one tensor, got a mapping of a, b; of": partial(Forward, lambda z: {"a": z, "b": z}),
     r"the network of client 0 cannot take inputs of shape \[1, 8, 8\]: AssertionError: three": partial(Forward, fails),
     "the network .* cannot take inputs .*: 'Tensor' .* no attribute 'logits'": partial(Forward, lambda z: z.logits),
