@@ -18,7 +18,7 @@ from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.optimisation import check_settings, revived
 from fedlit.engine.options import Options
 from fedlit.engine.plan import OptimizerState, UsageError
-from fedlit.engine.scheduling import Schedule, cohort_size, eligible
+from fedlit.engine.scheduling import cohort_size, eligible
 from fedlit.engine.state import FederationState, shared_names
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
@@ -166,32 +166,6 @@ def try_out(rule: Rule, option: str, model: FederatedModule, options: Options, n
         )
 
 
-class Budget:
-    """The privacy budget of a run; without `trainer.privacy` all rounds are allowed."""
-
-    def __init__(self, schedule: Schedule, options: Options) -> None:
-        self.averaging = [part for part in schedule.parts if part.stage.upload == "aggregate"]
-        self.accountant = None if options.privacy is None else Accountant(options.privacy, options.fraction_fit)
-
-    def refusal(self, number: int) -> str | None:
-        """Why a round would be one too many, if it would."""
-        if self.accountant is None or self.accountant.allows(self._num_paid(number)):
-            return None
-        before, after = (self.accountant.epsilon(self._num_paid(n)) for n in (number - 1, number))
-        return (
-            f"round {number} would come to epsilon {after:.4g}, beyond `trainer.privacy.target_epsilon` "
-            f"of {self.accountant.privacy.target_epsilon}: the run ends after round {number - 1}, at {before:.4g}."
-        )
-
-    def spent(self, number: int) -> dict[str, float]:
-        """Epsilon after so many rounds."""
-        return {} if self.accountant is None else {"epsilon": self.accountant.epsilon(self._num_paid(number))}
-
-    def _num_paid(self, number: int) -> int:
-        """How many of the first `number` rounds spend budget."""
-        return sum(min(max(number - part.before, 0), part.length) for part in self.averaging)
-
-
 def noised(state: FederationState, stage: Stage, number: int) -> Rule | None:
     """The rule of a round under `trainer.privacy`."""
     options = state.options
@@ -272,17 +246,7 @@ OPTION = "`trainer.server_optimizer`"
 
 
 class ServerStep:
-    """The rule of one round, with a step of `trainer.server_optimizer` after it.
-
-    Args:
-        rule: From uploads to a state.
-        factory: Builds the optimiser from parameters.
-        names: Of what is stepped.
-        momenta: What the optimiser held of them after the last round.
-
-    Attributes:
-        momenta: What it holds after this one; None before it is asked.
-    """
+    """The rule of one round, with a step of `trainer.server_optimizer` after it; `momenta` are what that then holds."""
 
     def __init__(self, rule: Rule, factory: OptimizerCallable, names: Sequence[str], momenta: OptimizerState) -> None:
         self.rule = rule

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.callbacks import add_states
+from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
@@ -56,9 +58,20 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
         "seed": options.seed,
         "num_clients": state.data.num_clients,
         "shared state": _shapes(state.global_state),
-        "partition": state.partition_hash,
+        "partition": _partition_hash(state.data),
         "privacy": privacy,
     }
+
+
+def _partition_hash(data: FederatedData) -> str:
+    """Of targets, about a hundred inputs and the assignment."""
+    digest = sha256()
+    for content in data.splits.train.fingerprint():
+        digest.update(content)
+    assignment = data.assignment
+    for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
+        digest.update(index.tobytes())
+    return digest.hexdigest()
 
 
 def run_with(state: FederationState) -> dict[str, Any]:
@@ -232,12 +245,7 @@ def _copied(value: Any) -> Any:
 class Saving:
     """Writes the checkpoints of one fit; its methods are collective.
 
-    Args:
-        state: Of the federation.
-        schedule: The programme of its rounds.
-        folder: Of the run; None saves nothing, as `trainer.enable_checkpointing` false does.
-        call: Calls a hook of every callback, with details.
-        resume_point: What the fit begins from.
+    `folder` is that of the run; None saves nothing, as `trainer.enable_checkpointing` false does.
     """
 
     def __init__(
@@ -252,6 +260,7 @@ class Saving:
         self.schedule = schedule
         self.call = call
         self.run_with = run_with(state)
+        self.fingerprint = fingerprint(state, schedule)
         self.round = state.round  # of the last checkpoint
         self.folder = folder / "checkpoints" if folder is not None and state.options.enable_checkpointing else None
         self.checkpoints: Checkpoints | None = None
@@ -310,7 +319,7 @@ class Saving:
             "initial_state": on_cpu(_not_of_server(state)),
             "last": state.scores.last,
             "best": state.scores.best,
-            "fingerprint": fingerprint(state, self.schedule),
+            "fingerprint": self.fingerprint,
             "preprocessing": kept_preprocessing(state.data),
             **{key: value for key, value in in_some_runs.items() if value},
             **self.run_with,

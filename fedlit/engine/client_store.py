@@ -19,11 +19,9 @@ if TYPE_CHECKING:
 
 
 class SpillStore:
-    """Keeps client states in host memory, and in mapped files where they would exceed a budget.
+    """Keeps client states in host memory, and in mapped files where they would exceed a budget in bytes.
 
-    Args:
-        budget: Bytes of tensors to hold in memory.
-        device: Where states are used; optimiser states stay in host memory (see `revived`).
+    They are used on `device`; optimiser states stay in host memory (see `revived`).
     """
 
     def __init__(self, budget: float, device: torch.device) -> None:
@@ -36,8 +34,8 @@ class SpillStore:
         if size > self.left:
             return _in_a_file(memory)
         kept = self._on_host(memory)
-        self.left -= size
-        weakref.finalize(kept, self._free, size)
+        self._fill(size)
+        weakref.finalize(kept, self._fill, -size)
         return kept
 
     def get(self, kept: ClientState) -> ClientState:
@@ -46,8 +44,8 @@ class SpillStore:
             return kept
         return ClientState(self._on_device(kept.state), kept.optimizer, self._on_device(kept.residual))
 
-    def _free(self, size: int) -> None:
-        self.left += size
+    def _fill(self, size: int) -> None:
+        self.left -= size
 
     def _on_device(self, state: State) -> State:
         return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
@@ -180,26 +178,21 @@ class UploadStore(StoreByClient[State]):
 
 
 def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
-    """The rank that trains each client of a round; the states of clients that another rank owns are moved there."""
-    owners = in_blocks(len(clients), state.fabric.world_size)
-    moves = {k: owner for k, owner in zip(clients, owners, strict=True) if state.owner_ranks.get(k, owner) != owner}
-    if moves:
-        _move(state, moves)
-    return owners
-
-
-def _move(state: "FederationState", targets: Mapping[int, int]) -> None:
-    """Make other ranks the owners of these clients; collective."""
-    rank = state.fabric.global_rank
-    parcels: list[dict[int, Any]] = [{} for _ in range(state.fabric.world_size)]
-    leaving = {k: target for k, target in targets.items() if state.owner_ranks[k] == rank}
-    for k, target in leaving.items():
-        parcels[target][k] = _parcel(state, k)
-    state.memories.know({k: state.memories.names(k) for k in leaving})
-    for received in exchanged(state.fabric, [parcel or None for parcel in parcels]):
-        for k, parcel in (received or {}).items():
-            _unpack(state, k, parcel)
+    """The rank that trains each client of a round; it becomes the owner of the client's state. Collective."""
+    fabric = state.fabric
+    ranks = in_blocks(len(clients), fabric.world_size)
+    targets = {k: rank for k, rank in zip(clients, ranks, strict=True) if state.owner_ranks.get(k, rank) != rank}
+    parcels: list[dict[int, Any]] = [{} for _ in range(fabric.world_size)]
+    for k, target in targets.items():
+        if state.owner_ranks[k] == fabric.global_rank:
+            parcels[target][k] = _parcel(state, k)
+            state.memories.know({k: state.memories.names(k)})
+    if targets:
+        for received in exchanged(fabric, parcels):
+            for k, parcel in received.items():
+                _unpack(state, k, parcel)
     state.owner_ranks |= targets
+    return ranks
 
 
 def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
@@ -243,8 +236,9 @@ def gather_collected(state: "FederationState") -> Mapping[int, State]:
     collected = state.collected
     missing = broadcast(fabric, [k for k in collected if k not in collected.here])  # on the first
     if missing:
-        own = {k: collected[k] for k in missing if state.owner_ranks.get(k) == fabric.global_rank}
-        for received in exchanged(fabric, [own or None] + [None] * (fabric.world_size - 1)):
-            for k, upload in (received or {}).items():
+        parcels: list[dict[int, State]] = [{} for _ in range(fabric.world_size)]
+        parcels[0] = {k: collected[k] for k in missing if state.owner_ranks.get(k) == fabric.global_rank}
+        for received in exchanged(fabric, parcels):
+            for k, upload in received.items():
                 collected[k] = upload
     return collected

@@ -14,7 +14,7 @@ from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, P
 from torch import Tensor, nn
 
 from fedlit.data.client import SERVER
-from fedlit.engine.aggregation import Budget, RuleFailed
+from fedlit.engine.aggregation import RuleFailed
 from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.metrics import unmeasured
@@ -29,6 +29,7 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
 from fedlit.records.choices import chosen_values
+from fedlit.privacy import Accountant
 from fedlit.records.files import is_full
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
@@ -122,13 +123,8 @@ def make_profiler(given: Profiler | str | None) -> Profiler:
 class Fit:
     """One fit, from the round that its state has come to.
 
-    Args:
-        state: Of the federation.
-        schedule: The programme of its rounds.
-        folder: Where the first process records, and all save what stays with clients; None records nothing.
-        stop: Checked between rounds and, on one process, between batches.
-        call: Calls a hook of every callback, with details.
-        resume_point: What it begins from.
+    The first process records in `folder`, all save there what stays with clients; None records nothing. `call` calls a
+    hook of every callback, with details.
     """
 
     def __init__(
@@ -145,7 +141,7 @@ class Fit:
         self.stop = stop
         self.call = call
         self.options = options = state.options
-        self.budget = Budget(schedule, options)
+        self.accountant = None if options.privacy is None else Accountant(options.privacy, options.fraction_fit)
         self.rows: list[Row] = []  # of the last round
         self.confused: Tensor | None = None  # of the last global model that was evaluated
         metric = state.measures.first
@@ -169,7 +165,7 @@ class Fit:
     def _log_start(self, resume_point: ResumePoint) -> None:
         state = self.state
         rounds = len(self.schedule)
-        spent = self.budget.spent(state.round)
+        spent = self._spent(state.round)
         self.log.recorder.event(
             "fit",
             round=state.round,
@@ -217,7 +213,7 @@ class Fit:
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
         record = self._train(number, stage, is_evaluated)
-        spent = self.budget.spent(number).items()
+        spent = self._spent(number).items()
         rows = record.rows + [Row(number, stage.name, POOLED, "global", "server", *entry) for entry in spent]
         try:
             if is_evaluated:
@@ -336,11 +332,21 @@ class Fit:
         number = self.state.round + 1
         if asked or number > len(self.schedule):
             return False
-        refusal = self.budget.refusal(number)
-        if refusal is not None:
-            self.progress.say(refusal)
-            self.log.recorder.event("budget_spent", **self.budget.spent(number - 1), round=number - 1)
-        return refusal is None
+        if self.accountant is None or self.accountant.allows(self.schedule.num_averaging(number)):
+            return True
+        before, after = (self._spent(n)["epsilon"] for n in (number - 1, number))
+        self.progress.say(
+            f"round {number} would come to epsilon {after:.4g}, beyond `trainer.privacy.target_epsilon` "
+            f"of {self.accountant.privacy.target_epsilon}: the run ends after round {number - 1}, at {before:.4g}."
+        )
+        self.log.recorder.event("budget_spent", epsilon=before, round=number - 1)
+        return False
+
+    def _spent(self, number: int) -> dict[str, float]:
+        """Epsilon after so many rounds, under `trainer.privacy`."""
+        if self.accountant is None:
+            return {}
+        return {"epsilon": self.accountant.epsilon(self.schedule.num_averaging(number))}
 
     def _stop_by_signal(self, number: int) -> None:
         """Print at once what the run is waiting for."""

@@ -34,11 +34,7 @@ SUSPICIOUS = 3.0  # seconds of silence that are enough once a connection broke
 
 
 class ProcessLost(Interrupted):
-    """Another rank of the run is gone, so no round can be finished any more.
-
-    Attributes:
-        is_ours_to_say: Whether this rank reports it.
-    """
+    """Another rank of the run is gone, so no round can be finished any more; one rank reports it."""
 
     def __init__(self, line: str, is_ours_to_say: bool) -> None:
         super().__init__(line)
@@ -59,15 +55,7 @@ class Peer:
 
 
 class Liveness:
-    """Signs of life of this rank, and what it knows of the others.
-
-    Args:
-        store: Of this attempt of the run.
-        rank: Of this process.
-        world_size: Number of ranks.
-        timeout: `trainer.process_timeout`.
-        children: Processes that this one has started, by rank.
-    """
+    """Signs of life of this rank, and what it knows of the others; `children` are processes that it has started."""
 
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, timeout: float, children: Mapping[int, Popen]

@@ -67,6 +67,11 @@ class Schedule:
         part = self._part(number)
         return number == part.before + part.length
 
+    def num_averaging(self, number: int) -> int:
+        """How many of the first `number` rounds average, each of which spends privacy budget."""
+        averaging = [part for part in self.parts if part.stage.upload == "aggregate"]
+        return sum(min(max(number - part.before, 0), part.length) for part in averaging)
+
     def _part(self, number: int) -> StageRounds:
         within = min(max(number, 1), len(self))
         return next(part for part in self.parts if within <= part.before + part.length)

@@ -85,10 +85,10 @@ class ServerAttributes:
     def put(self, changes: Saved) -> None:
         """Set what `changes` returned."""
         for path, values in changes.items():
-            part = self.parts[path]
+            part: Any = self.parts[path]
             for name, value in values.items():
                 if name.startswith(HPARAMS):
-                    part.hparams[name.removeprefix(HPARAMS)] = decoded(value)  # type: ignore[operator,index]
+                    part.hparams[name.removeprefix(HPARAMS)] = decoded(value)
                 else:
                     setattr(part, name, decoded(value))
         self.noted = changes
@@ -111,27 +111,22 @@ class ServerAttributes:
         return found
 
     def _contents_of(self, attributes: Mapping[Key, Any]) -> dict[Key, bytes]:
+        """What attributes hold, down to containers and objects of a user's own."""
         in_state = self._ids_in_state()
-        return {key: _content(attributes[key], in_state) for key in attributes.keys() - self._of_training}
+        found = {}
+        for key in attributes.keys() - self._of_training:
+            file = io.BytesIO()
+            try:
+                _Content(file, in_state).dump(attributes[key])
+                found[key] = file.getvalue()
+            except Exception:  # what cannot be pickled is the same as long as it is the same object
+                found[key] = str(id(attributes[key])).encode()
+        return found
 
     def _ids_in_state(self) -> set[int]:
         """Of parts, parameters and buffers: they are saved as the method's state."""
         tensors = self._in_state[""].state_dict(keep_vars=True)
         return {*map(id, self._in_state.values()), *map(id, tensors.values())}
-
-
-def _library(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
-
-
-def _content(value: Any, in_state: set[int]) -> bytes:
-    """The same as long as a value is, down to what containers and objects of a user's own hold."""
-    file = io.BytesIO()
-    try:
-        _Content(file, in_state).dump(value)
-    except Exception:  # what cannot be pickled is the same as long as it is the same object
-        return str(id(value)).encode()
-    return file.getvalue()
 
 
 class _Content(pickle.Pickler):
@@ -152,3 +147,7 @@ class _Content(pickle.Pickler):
         if type(value) in PLAIN or isinstance(value, Optimizer):
             return None
         return id(value) if _library(value) in (*LIBRARIES, "fedlit") else None
+
+
+def _library(value: object) -> str:
+    return type(value).__module__.partition(".")[0]

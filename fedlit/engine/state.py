@@ -6,8 +6,6 @@ checkpoint is resumed.
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
-from hashlib import sha256
 from math import inf, isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -208,21 +206,8 @@ class FederationState:
                 f"`data.num_clients` is {data.num_clients}, but the federation has been fitted with "
                 f"{self.data.num_clients}; make another Federation for other clients."
             )
-        if data is not self.data:
-            self.data = data
-            vars(self).pop("partition_hash", None)
-            self.module.num_clients = num_sharing(data)
-
-    @cached_property
-    def partition_hash(self) -> str:
-        """Hash of targets, about a hundred inputs and the assignment, which must be the same to resume a run."""
-        digest = sha256()
-        for content in self.data.splits.train.fingerprint():
-            digest.update(content)
-        assignment = self.data.assignment
-        for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
-            digest.update(index.tobytes())
-        return digest.hexdigest()
+        self.data = data
+        self.module.num_clients = num_sharing(data)
 
     @property
     def shared_state(self) -> State:

@@ -30,10 +30,7 @@ TO_MEET = timedelta(minutes=10)  # for all ranks to be there once one is
 class ClientParallelStrategy(DDPStrategy):
     """Processes that share no module: DDP would average gradients of clients, and forbid different networks.
 
-    Args:
-        process_timeout: Seconds without a sign of life after which a rank is taken for dead.
-        devices: Of each process of this host; by default those that Fabric was given. Processes that share one use
-            gloo, since NCCL needs a device for each.
+    Processes that share a device, for which `devices` are given, use gloo: NCCL needs a device for each.
     """
 
     def __init__(self, process_timeout: float, devices: list[torch.device] | None = None) -> None:
@@ -64,13 +61,10 @@ class ClientParallelStrategy(DDPStrategy):
             child.kill()
 
     def _meet(self) -> None:
-        environment = self.cluster_environment
-        assert environment is not None
+        assert self.cluster_environment is not None
         assert self.accelerator is not None
-        environment.set_global_rank(self.node_rank * self.num_processes + self.local_rank)
-        environment.set_world_size(self.num_nodes * self.num_processes)
-        rank = environment.global_rank()
-        world_size = environment.world_size()
+        self._set_world_ranks()
+        rank, world_size = self.global_rank, self.world_size
         started = getattr(self.launcher, "procs", [])
         self.children = dict(enumerate(started, start=rank + 1))
         started.clear()  # else Lightning's observer would kill this process for theirs
@@ -80,8 +74,7 @@ class ClientParallelStrategy(DDPStrategy):
                 attempt = self._opened(store, world_size) if rank == 0 else _joined(store, rank)
             except dist.DistError as error:
                 raise ProcessLost("rank 0 has died before the first round", rank == 1) from error
-            alive = Liveness(attempt, rank, world_size, self.process_timeout, self.children)
-            alive.start()
+            Liveness(attempt, rank, world_size, self.process_timeout, self.children).start()
             self.accelerator.setup_device(self.root_device)
             backend = self.process_group_backend or ("gloo" if self.root_device.type == "cpu" else "nccl")
             device = None if backend == "gloo" else self.root_device
@@ -109,9 +102,8 @@ class ClientParallelStrategy(DDPStrategy):
     def _opened(self, store: dist.Store, world_size: int) -> dist.Store:
         """On rank 0, a part of the store for this attempt of the run alone, when all ranks have joined it.
 
-        torchrun keeps its store over restarts, with addresses of the dead, and attempts cannot be distinguished by
-        their numbers, since every host counts its own restarts. So each rank asks with a random word, and rank 0
-        answers with the random name of the attempt until the rank is seen there.
+        torchrun keeps its store over restarts, with addresses of the dead, and every host counts its own restarts. So
+        each rank asks with a random word, and rank 0 answers with the random name of the attempt until it is there.
         """
         name = f"attempt-{secrets.token_hex(8)}"
         attempt = dist.PrefixStore(name, store)
