@@ -1,6 +1,9 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,7 +12,8 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.profilers import Profiler
+from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
+from torch import nn
 from torchmetrics import Metric
 
 from fedlit.aggregation import Aggregator, Rule
@@ -20,7 +24,7 @@ from fedlit.encoders import Encoder
 from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
-from fedlit.engine.fit import Fit, FitResult, Method, StopRequest, built, make_profiler
+from fedlit.engine.fit import Fit, StopRequest
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
@@ -45,14 +49,87 @@ from fedlit.option_names import names_options, no_such_attribute
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.files import explain_unwritable
 from fedlit.records.pictures import draw_curves
+from fedlit.records.reading import read_metrics
 from fedlit.records.reports import report
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import folder_of
+from fedlit.rng import isolated
 from fedlit.studies.after_fit import page_after_fit
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Method = FederatedModule | Callable[[], FederatedModule]
 Data = FederatedData | None
 Model = FederatedModule | None
+
+
+PROFILERS: dict[str | None, type[Profiler]] = {
+    None: PassThroughProfiler,
+    "simple": SimpleProfiler,
+    "advanced": AdvancedProfiler,
+}
+
+
+def make_profiler(given: Profiler | str | None) -> Profiler:
+    """The profiler of a federation; the default does nothing."""
+    if isinstance(given, Profiler):
+        return given
+    if given not in PROFILERS:
+        raise ValueError(
+            f"`trainer.profiler` must be simple, advanced or a profiler of lightning.pytorch.profilers, got {given!r}."
+        )
+    return PROFILERS[given]()
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of a fit.
+
+    Attributes:
+        method: That was fitted.
+        folder: Of the run; None if it was a development run.
+        rows: What was measured in the last round of this fit.
+        stopped_by: The signal that ended it early, if one did.
+        network: Gives a client's network, or the global one: `Federation.network`.
+    """
+
+    method: FederatedModule = field(repr=False)
+    folder: Path | None
+    rows: list[Row] = field(repr=False)
+    stopped_by: int | None
+    network: Callable[..., nn.Module] = field(repr=False)
+
+    @cached_property
+    def metrics(self) -> "DataFrame":
+        """All of metrics.csv, of every round, by `fedlit.read_metrics`; needs the extra `report`."""
+        if self.folder is None:
+            raise ValueError("A development run leaves no metrics; its last ones are `rows`.")
+        return read_metrics(self.folder)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The last one; None without `trainer.enable_checkpointing`."""
+        return _existing(self.folder, "last.ckpt")
+
+    @property
+    def best_checkpoint(self) -> Path | None:
+        """The best by `trainer.monitor`, or by the clients' own accuracy; None where there is none."""
+        return _existing(self.folder, "best.ckpt")
+
+
+def _existing(folder: Path | None, checkpoint: str) -> Path | None:
+    path = None if folder is None else folder / "checkpoints" / checkpoint
+    return path if path is not None and path.is_file() else None
+
+
+def built(model: Any, seed: int) -> FederatedModule:
+    """A method as it is, or built by a function under the seed: its first weights follow from it, too."""
+    if isinstance(model, nn.Module) or not callable(model):  # what is no method is refused before the first round
+        return model
+    with isolated(seed):
+        return model()
 
 
 class Federation:

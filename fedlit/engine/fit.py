@@ -3,15 +3,13 @@
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lightning.pytorch.profilers import AdvancedProfiler, PassThroughProfiler, Profiler, SimpleProfiler
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import RuleFailed
@@ -25,73 +23,19 @@ from fedlit.engine.run_setup import ResumePoint, title_of
 from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, sampled
 from fedlit.engine.server_attributes import UnserializableAttribute
 from fedlit.engine.state import FederationState
-from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.notices import Notice
-from fedlit.records.choices import chosen_values
 from fedlit.privacy import Accountant
+from fedlit.records.choices import chosen_values
 from fedlit.records.files import is_full
 from fedlit.records.fit_log import FitLog
 from fedlit.records.progress import Progress
-from fedlit.records.reading import read_metrics
 from fedlit.records.round_record import Failure, RoundRecord, failure
 from fedlit.records.rows import POOLED, LedgerRow, Row
 from fedlit.records.stop_signals import stop_signals
-from fedlit.rng import isolated
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
-Method = FederatedModule | Callable[[], FederatedModule]
-
-
-@dataclass(frozen=True)
-class FitResult:
-    """The result of a fit.
-
-    Attributes:
-        method: That was fitted.
-        folder: Of the run; None if it was a development run.
-        rows: What was measured in the last round of this fit.
-        stopped_by: The signal that ended it early, if one did.
-        network: Gives a client's network, or the global one: `Federation.network`.
-    """
-
-    method: FederatedModule = field(repr=False)
-    folder: Path | None
-    rows: list[Row] = field(repr=False)
-    stopped_by: int | None
-    network: Callable[..., nn.Module] = field(repr=False)
-
-    @cached_property
-    def metrics(self) -> "DataFrame":
-        """All of metrics.csv, of every round, by `fedlit.read_metrics`; needs the extra `report`."""
-        if self.folder is None:
-            raise ValueError("A development run leaves no metrics; its last ones are `rows`.")
-        return read_metrics(self.folder)
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The last one; None without `trainer.enable_checkpointing`."""
-        return _existing(self.folder, "last.ckpt")
-
-    @property
-    def best_checkpoint(self) -> Path | None:
-        """The best by `trainer.monitor`, or by the clients' own accuracy; None where there is none."""
-        return _existing(self.folder, "best.ckpt")
-
-
-def _existing(folder: Path | None, checkpoint: str) -> Path | None:
-    path = None if folder is None else folder / "checkpoints" / checkpoint
-    return path if path is not None and path.is_file() else None
-
-
-def built(model: Any, seed: int) -> FederatedModule:
-    """A method as it is, or built by a function under the seed: its first weights follow from it, too."""
-    if isinstance(model, nn.Module) or not callable(model):  # what is no method is refused before the first round
-        return model
-    with isolated(seed):
-        return model()
+    pass
 
 
 @dataclass
@@ -100,24 +44,6 @@ class StopRequest:
 
     asked: bool = False
     signal: int | None = None
-
-
-PROFILERS: dict[str | None, type[Profiler]] = {
-    None: PassThroughProfiler,
-    "simple": SimpleProfiler,
-    "advanced": AdvancedProfiler,
-}
-
-
-def make_profiler(given: Profiler | str | None) -> Profiler:
-    """The profiler of a federation; the default does nothing."""
-    if isinstance(given, Profiler):
-        return given
-    if given not in PROFILERS:
-        raise ValueError(
-            f"`trainer.profiler` must be simple, advanced or a profiler of lightning.pytorch.profilers, got {given!r}."
-        )
-    return PROFILERS[given]()
 
 
 class Fit:
@@ -223,7 +149,12 @@ class Fit:
             raise
         finally:  # a round that is trained is complete, though its evaluation failed: it can be saved and resumed
             improved = self.state.count_round(number, stage, rows)
-            self._log_round(number, stage, record, rows, perf_counter() - start)
+            self.rows = rows
+            with self.options.profiler.profile("record"):
+                self.log.round(number, stage.name, record, rows, perf_counter() - start)
+            for missing in unmeasured(rows, self.state.measures.metrics):
+                where = dict(zip(("client", "model", "data", "metric"), missing, strict=True))
+                self.log.recorder.event("metric_left_out", round=number, **where)
         if is_last:
             self.log.confusion(self.confused)  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
@@ -275,14 +206,6 @@ class Fit:
         record.failures = {**scorer.failures, **record.failures}
         return rows
 
-    def _log_round(self, number: int, stage: Stage, record: RoundRecord, rows: list[Row], seconds: float) -> None:
-        self.rows = rows
-        with self.options.profiler.profile("record"):
-            self.log.round(number, stage.name, record, rows, seconds)
-        for client, model, data, metric in unmeasured(rows, self.state.measures.metrics):
-            where = {"client": client, "model": model, "data": data, "metric": metric}
-            self.log.recorder.event("metric_left_out", round=number, **where)
-
     def _save(self, improved: bool = False) -> None:
         with self.options.profiler.profile("save"):
             self.saving.save(improved)
@@ -294,11 +217,9 @@ class Fit:
         if is_everywhere:
             details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
             self.log.recorder.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
-        if self.log.noted_round != round or self.saving.round == round:
-            return
-        if isinstance(error, UnserializableAttribute):  # the checkpoint would lack it
-            return
-        if not is_everywhere and not self.saving.can_be_alone:
+        is_new = self.log.noted_round == round != self.saving.round
+        can_save = is_everywhere or self.saving.can_be_alone
+        if not is_new or not can_save or isinstance(error, UnserializableAttribute):  # which the checkpoint would lack
             return
         try:
             self._save()
