@@ -7,6 +7,7 @@ split into views. What does not fit, or is random by itself, is read sample by s
 
 import warnings
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from inspect import signature
 from os import PathLike, fspath
 from pathlib import Path
@@ -297,6 +298,16 @@ class FederatedData(LightningDataModule):
     def class_probabilities(self, round: int = 0) -> np.ndarray | None:
         """The class probabilities that clients were drawn by, ``[K, C]``, where the partition knows them."""
         return self._dealer.class_probabilities(self.at_round(round), round)
+
+    def fingerprint(self) -> str:
+        """Hash of targets, about a hundred inputs and the assignment, which must be the same to resume a run."""
+        digest = sha256()
+        for content in self.splits.train.fingerprint():
+            digest.update(content)
+        assignment = self.assignment
+        for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
+            digest.update(index.tobytes())
+        return digest.hexdigest()
 
     def at_round(self, round: int) -> Assignment:
         """Who holds what in that round."""

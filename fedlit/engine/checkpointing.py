@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.callbacks import add_states
-from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
@@ -58,20 +56,9 @@ def fingerprint(state: FederationState, schedule: Schedule) -> dict[str, Any]:
         "seed": options.seed,
         "num_clients": state.data.num_clients,
         "shared state": _shapes(state.global_state),
-        "partition": _partition_hash(state.data),
+        "partition": state.data.fingerprint(),
         "privacy": privacy,
     }
-
-
-def _partition_hash(data: FederatedData) -> str:
-    """Of targets, about a hundred inputs and the assignment."""
-    digest = sha256()
-    for content in data.splits.train.fingerprint():
-        digest.update(content)
-    assignment = data.assignment
-    for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
-        digest.update(index.tobytes())
-    return digest.hexdigest()
 
 
 def run_with(state: FederationState) -> dict[str, Any]:

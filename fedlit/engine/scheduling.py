@@ -188,10 +188,8 @@ def _selected(state: FederationState, stage: Stage, round: int, may: list[int], 
     if chosen is None:
         return None
     rule = f"`select_clients` of {type(module).__name__} in round {round} must choose clients that may take part"
-    if not chosen:
-        raise ValueError(f"{rule}, got none of {len(may)}; None leaves it to `trainer.fraction_fit`.")
-    if len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
-        raise ValueError(f"{rule}, each once, got {list(chosen)} of {may}.")
+    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(may):
+        raise ValueError(f"{rule}, each once, or None for `trainer.fraction_fit`; got {chosen} of {may}.")
     return sorted(chosen)
 
 

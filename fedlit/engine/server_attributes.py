@@ -4,20 +4,16 @@ The server's side is `aggregate`, `select_clients`, `download`, callbacks and st
 clients change is undone after their local training.
 """
 
-import io
-import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from fedlit.engine.plan import UsageError
 from fedlit.methods.base import OF_LOCAL_TRAINING
-from fedlit.records.plain_values import PLAIN, decoded, encoded
+from fedlit.records.plain_values import LIBRARIES, content_of, decoded, encoded, library_of
 
 Key = tuple[str, str]  # path of a part, name of its attribute
 Saved = dict[str, dict[str, Any]]  # by path and name, as a checkpoint holds it
@@ -25,8 +21,6 @@ HPARAMS = "hparams."
 # Lightning's and the engine's own: saved elsewhere, or not at all.
 OWN = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", *OF_LOCAL_TRAINING}
 OWN |= {"num_clients", "fast", "_rule", "_evaluated", "_evaluated_names"}
-LIBRARIES = ("torch", "torchmetrics", "lightning", "lightning_fabric")
-LARGE_TENSOR = 1_000_000  # values; a larger tensor is compared by its identity and version
 
 
 class UnserializableAttribute(UsageError):
@@ -47,7 +41,7 @@ class ServerAttributes:
     """
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
-        self.parts = {path: part for path, part in parts.items() if _library(part) not in LIBRARIES}
+        self.parts = {path: part for path, part in parts.items() if library_of(part) not in LIBRARIES}
         self.noted: Saved = {}
         self._in_state = parts
         self._initial: dict[Key, Any] = {}  # held, or other objects might get their ids
@@ -111,43 +105,10 @@ class ServerAttributes:
         return found
 
     def _contents_of(self, attributes: Mapping[Key, Any]) -> dict[Key, bytes]:
-        """What attributes hold, down to containers and objects of a user's own."""
         in_state = self._ids_in_state()
-        found = {}
-        for key in attributes.keys() - self._of_training:
-            file = io.BytesIO()
-            try:
-                _Content(file, in_state).dump(attributes[key])
-                found[key] = file.getvalue()
-            except Exception:  # what cannot be pickled is the same as long as it is the same object
-                found[key] = str(id(attributes[key])).encode()
-        return found
+        return {key: content_of(attributes[key], in_state) for key in attributes.keys() - self._of_training}
 
     def _ids_in_state(self) -> set[int]:
         """Of parts, parameters and buffers: they are saved as the method's state."""
         tensors = self._in_state[""].state_dict(keep_vars=True)
         return {*map(id, self._in_state.values()), *map(id, tensors.values())}
-
-
-class _Content(pickle.Pickler):
-    """Writes what a value holds, to be compared; what is in the state, and objects of libraries, by identity."""
-
-    def __init__(self, file: io.BytesIO, in_state: set[int]) -> None:
-        super().__init__(file, protocol=4)
-        self.in_state = in_state
-
-    def persistent_id(self, value: Any) -> Any:
-        if id(value) in self.in_state:
-            return id(value)
-        if isinstance(value, Tensor):
-            if value.numel() > LARGE_TENSOR:
-                return id(value), value._version
-            content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
-            return str(value.dtype), tuple(value.shape), content
-        if type(value) in PLAIN or isinstance(value, Optimizer):
-            return None
-        return id(value) if _library(value) in (*LIBRARIES, "fedlit") else None
-
-
-def _library(value: object) -> str:
-    return type(value).__module__.partition(".")[0]
