@@ -64,17 +64,18 @@ def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iter
         yield upload
 
 
-def num_bytes(sent: Any) -> int:
-    """Bytes of all tensors of a state, or of other mappings and lists of tensors.
+def num_bytes(value: Any) -> int:
+    """Bytes of all tensors of a state, or in other dicts and lists.
 
     Example:
-        >>> num_bytes({"a": torch.zeros(3, 2), "b": [torch.zeros(1, dtype=torch.int64)]})
+        >>> num_bytes({"a": torch.zeros(3, 2), "b": [torch.zeros(1, dtype=torch.int64), "c"]})
         32
     """
-    if isinstance(sent, Tensor):
-        return sent.nbytes
-    parts = sent.values() if isinstance(sent, dict) else sent
-    return sum(map(num_bytes, parts))
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return num_bytes([*value.values()])
+    return sum(map(num_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:

@@ -340,4 +340,6 @@ class Saving:
         return sorted({*self.state.memories.here, *self.state.collected.here})
 
     def _version(self, k: int) -> Version:
-        return self.state.memories.version(k), self.state.collected.version(k)
+        """Another one whenever something else is kept of a client."""
+        stores = (self.state.memories, self.state.collected)
+        return tuple(ref(store.on_host(k)) if k in store.here else None for store in stores)

@@ -9,7 +9,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from fedlit.aggregation import State
+from fedlit.aggregation import State, num_bytes
 from fedlit.engine.plan import ClientState
 from fedlit.engine.processes import broadcast, exchanged, in_blocks
 from fedlit.records.torch_file import write
@@ -77,13 +77,6 @@ def _in_a_file(memory: ClientState) -> ClientState:
         return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
 
 
-def num_bytes(kept: Any) -> int:
-    """Bytes of the tensors in dicts of dicts."""
-    if isinstance(kept, Tensor):
-        return kept.nbytes
-    return sum(map(num_bytes, kept.values())) if isinstance(kept, dict) else 0
-
-
 Value = TypeVar("Value", ClientState, State)
 
 
@@ -120,10 +113,6 @@ class StoreByClient(Mapping[int, Value]):
     def num_bytes(self) -> int:
         """Of what is here, in memory or on disk."""
         return sum(num_bytes(vars(kept)) for kept in self._kept.values())
-
-    def version(self, client: int) -> "weakref.ref[ClientState] | None":
-        """Another one whenever something else is kept; None if that is elsewhere."""
-        return weakref.ref(self._kept[client]) if client in self._kept else None
 
     def names(self, client: int) -> tuple[str, ...]:
         """Of the entries, without reading them; none if nothing is kept."""
