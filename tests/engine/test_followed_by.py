@@ -92,7 +92,7 @@ def test_what_cannot_follow_is_refused(options, message):
 
 def test_under_privacy_a_server_that_learns_from_uploads_is_refused():
     privacy = ClientLevelDP(delta=0.01)
-    with pytest.raises(ValueError, match="Stopped learns from clients' states as they are after 'federate'"):
+    with pytest.raises(ValueError, match="Stopped uses clients' states as they are after stage 'federate'"):
         experiment(privacy=privacy, network=linear)
 
 

@@ -151,7 +151,7 @@ def test_logs_and_privacy_have_no_place_there():
 
     with pytest.raises(ValueError, match=r"`self.log\('sent', ...\)` in `download`"):
         fitted(seeded(Logging))
-    with pytest.raises(ValueError, match="FedAMP keeps clients' states as they are in stage 'federate'"):
+    with pytest.raises(ValueError, match="FedAMP uses clients' states as they are after stage 'federate'"):
         fitted(seeded(FedAMP), privacy=ClientLevelDP(delta=0.01))
     with pytest.raises(ValueError, match="`keep_uploads` is for uploads that are aggregated"):
         Stage("local", upload="none", keep_uploads=True)
