@@ -17,7 +17,7 @@ from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
 from fedlit.engine.live_module import evaluating, failed
-from fedlit.engine.local_training import train_client
+from fedlit.engine.local_training import train
 from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.precision import convert_input
@@ -259,8 +259,8 @@ def _followed(state: FederationState, learner: FederatedModule, k: int, epochs: 
     # One local training: what a method freezes is what the client received, not its own last epoch.
     plan = Plan(STAGE, state.options.seed, epochs, after_epoch=score)
     with preserved():
-        outcome = train_client(state.fabric, learner, client, plan, (), ClientState())
-    if outcome.overflowed:
-        why = f"gradients overflowed and every step ({outcome.overflowed}) was skipped (`trainer.precision` 16-mixed)"
+        trained = train(state.fabric, learner, client, plan, ClientState())
+    if trained.overflowed:
+        why = f"gradients overflowed and every step ({trained.overflowed}) was skipped (`trainer.precision` 16-mixed)"
         warnings.warn(f"Client {k} was not trained: {why}.", Notice, stacklevel=2)
     return found

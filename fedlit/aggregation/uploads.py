@@ -85,20 +85,16 @@ def defect(upload: Upload, expected: Mapping[str, Tensor]) -> str | None:
         return f"weight must be positive and at most {LARGEST_WEIGHT:g}, got {upload.weight}"
     if upload.state.keys() != expected.keys():
         return _other_names(upload.state, expected)
-    floating: dict[torch.dtype, list[Tensor]] = {}
     for name, tensor in upload.state.items():
         wanted = expected[name]
-        dtype = tensor.dtype
-        if tensor.shape != wanted.shape or dtype != wanted.dtype:
-            return f"{name!r} must be {tuple(wanted.shape)} {wanted.dtype}, got {tuple(tensor.shape)} {dtype}"
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            return f"{name!r} must be {tuple(wanted.shape)} {wanted.dtype}, got {tuple(tensor.shape)} {tensor.dtype}"
         if tensor.device != wanted.device or tensor.layout != torch.strided:
             return f"{name!r} must be on {wanted.device} and strided, got {tensor.device} and {tensor.layout}"
-        if dtype.is_floating_point and tensor.numel():
-            floating.setdefault(dtype, []).append(tensor)
-    with torch.no_grad():
-        if all(_are_usable(tensors) for tensors in floating.values()):
-            return None
-    problems = ((name, _extreme(tensor)) for name, tensor in upload.state.items() if tensor.is_floating_point())
+    floating = {name: tensor.detach() for name, tensor in upload.state.items() if tensor.is_floating_point()}
+    if _are_usable([tensor for tensor in floating.values() if tensor.numel()]):
+        return None
+    problems = ((name, _extreme(tensor)) for name, tensor in floating.items())
     return next((f"{name!r} {problem}" for name, problem in problems if problem), None)
 
 
@@ -112,8 +108,12 @@ def _other_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 def _are_usable(tensors: list[Tensor]) -> bool:
     """Whether all values can be computed with, by one check of all norms; where one is too large, some may be."""
-    limit = _usable(tensors[0].dtype)
-    return all(norm <= limit for norm in torch.stack(torch._foreach_norm(tensors)).tolist())
+    for dtype in {tensor.dtype for tensor in tensors}:
+        alike = [tensor for tensor in tensors if tensor.dtype == dtype]
+        limit = _usable(dtype)
+        if not all(norm <= limit for norm in torch.stack(torch._foreach_norm(alike)).tolist()):
+            return False
+    return True
 
 
 def _extreme(tensor: Tensor) -> str | None:

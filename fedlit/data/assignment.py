@@ -6,6 +6,7 @@ Invariants: no copy of a sample is on both sides of a split; an `Assignment` tha
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -42,6 +43,11 @@ class Assignment:
     @property
     def num_clients(self) -> int:
         return len(self.train)
+
+    @cached_property
+    def num_opted_in(self) -> list[int]:
+        """Opted-in training samples of each client."""
+        return [int(np.count_nonzero(mask)) for mask in self.opted_in]
 
     @property
     def sizes(self) -> np.ndarray:

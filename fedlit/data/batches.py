@@ -95,6 +95,7 @@ class RowBatches:
     ) -> None:
         self.columns = columns
         self._rows = rows
+        self.num_samples = rows.shape[0]
         self.batch_size = batch_size
         self.generator = generator
         self.drop_last = drop_last
@@ -108,10 +109,6 @@ class RowBatches:
     def y(self) -> Tree:
         return chosen(self.columns[1], self._rows)
 
-    @property
-    def num_samples(self) -> int:
-        return len(self._rows)
-
     def __len__(self) -> int:
         return num_batches(self.num_samples, self.batch_size, self.drop_last)
 
@@ -121,6 +118,9 @@ class RowBatches:
         columns = [chosen(column, rows) for column in self.columns]
         if self.indexed:
             columns.append(order)
+        if self.num_samples == self.batch_size:
+            yield tuple(columns)
+            return
         parts = [cut(column, self.batch_size) for column in columns]
         for _, *batch in zip(range(len(self)), *parts, strict=False):
             yield tuple(batch)

@@ -319,9 +319,9 @@ class FederatedData(LightningDataModule):
 
     def client(self, id: int, round: int = 0) -> Client:
         """The client as its methods see it in that round."""
-        opted_in = self.at_round(round).opted_in[id]
-        num_opted_in = int(np.count_nonzero(opted_in))
-        return Client(id, self.splits.num_classes, len(opted_in), num_opted_in, round, data=self)
+        assignment = self.at_round(round)
+        num_samples = len(assignment.train[id])
+        return Client(id, self.splits.num_classes, num_samples, assignment.num_opted_in[id], round, data=self)
 
     def batch_size_of(self, client: int) -> int:
         """Samples per training batch of one client."""

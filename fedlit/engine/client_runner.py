@@ -14,7 +14,8 @@ from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding
 from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
 from fedlit.engine.live_module import CachedParts, check_unchanged, failed, without_frozen
-from fedlit.engine.local_training import ModuleParts, train_client
+from fedlit.engine.local_training import train_client
+from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, Interrupted, LocalResult, Plan, UsageError
 from fedlit.engine.state import Download, FederationState
@@ -239,7 +240,7 @@ class ClientRunner:
         self.is_scored = is_scored
         self.constant = frozenset(state.constant)
         self.before = state.live.snapshot()
-        self.parts: dict[CachedParts | None, ModuleParts] = {}  # by the networks that clients use
+        self.setups: dict[CachedParts | None, LocalTrainingSetup] = {}  # by the networks that clients use
 
     def train(self, k: int) -> ClientResult:
         """What came of a client's training; whatever it does, the round goes on without it."""
@@ -278,12 +279,13 @@ class ClientRunner:
 
     def _attempt(self, k: int, sent: Download | None) -> ClientResult:
         try:
-            with self.state.live.restored(self.before):
-                return self._train(k, sent)
+            return self._train(k, sent)
         except Interrupted:  # the run is asked to stop
             raise
         except (Exception, SystemExit) as error:
             return ClientResult(None, {}, failed(error))
+        finally:
+            self.state.live.restore(self.before)
 
     def _train(self, k: int, sent: Download | None) -> ClientResult:
         """Load a client's state, train it, score the trained copy, encode and validate its upload."""
@@ -298,8 +300,8 @@ class ClientRunner:
         if every is not None and is_followed(stage):
             followed = EpochScores(state, stage, client, every)
             plan = replace(plan, after_epoch=followed)
-        parts = self._parts(stage)
-        trained = train_client(state.fabric, state.module, client, plan, state.shared, memory, self.constant, parts)
+        setup = self._setup(stage)
+        trained = train_client(state.fabric, state.module, client, plan, memory, setup, self.constant)
         if followed is not None:
             trained.epochs = followed.values
         if sent is not None and trained.upload is not None:
@@ -333,14 +335,12 @@ class ClientRunner:
             return result
         return result._replace(problem=self.validator.problem(result.outcome, sent))
 
-    def _parts(self, stage: Stage) -> ModuleParts | None:
-        live = self.state.live
-        cached = live.cached_parts
-        if live.builds_clients and cached is None:
-            return None
-        if cached not in self.parts:
-            self.parts[cached] = ModuleParts(self.state.module, stage, self.state.shared)
-        return self.parts[cached]
+    def _setup(self, stage: Stage) -> LocalTrainingSetup:
+        state = self.state
+        cached = state.live.cached_parts
+        if cached not in self.setups or (state.live.builds_clients and cached is None):  # networks of the client's own
+            self.setups[cached] = LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
+        return self.setups[cached]
 
     def _forget_frozen(self, trained: LocalResult) -> None:
         """What is the same for all, and was so before, is not kept by every client."""

@@ -73,7 +73,7 @@ class Fit:
         metric = state.measures.first
         is_shown = options.enable_progress_bar and state.fabric.is_global_zero
         self.progress = Progress(len(schedule), state.round, is_shown, metric, state.fabric.world_size)
-        self.watch = {"should_stop": self._should_stop, "before_step": self.progress.step}  # of each plan
+        self.watch = {"should_stop": self._should_stop, "before_step": self._before_step}  # of each plan
         self.saving = Saving(state, schedule, folder, call, resume_point)  # before the records, which go back with it
         self.log = FitLog(
             folder if state.fabric.is_global_zero else None,
@@ -194,8 +194,15 @@ class Fit:
 
     def _should_stop(self) -> bool:
         """Whether local training ends at once. Several processes agree to stop between rounds."""
+        if self.state.fabric.world_size == 1:
+            return self.stop.signal is not None
         check_processes()  # if another is lost, the round cannot be completed
-        return self.stop.signal is not None and self.state.fabric.world_size == 1
+        return False
+
+    def _before_step(self, done: int, total: int) -> None:
+        if self._should_stop():
+            raise Interrupted
+        self.progress.step(done, total)
 
     def _evaluate(self, number: int, stage: Stage, record: RoundRecord) -> list[Row]:
         scorer = Scorer(self.state, stage)

@@ -71,7 +71,7 @@ def warn_of_no_loss(learner: FederatedModule, client: int, num_steps: int) -> No
     warnings.warn(f"{message}, so nothing was trained; return a loss.", Notice, stacklevel=2)
 
 
-INTERNAL = {"logs", "plan", "precision_plugin", "strategy", "take", "validation_forks", "validation_logs"}
+INTERNAL = {"logs", "plan", "precision_plugin", "strategy", "validation_forks", "validation_logs"}
 OF_FABRIC = ("is_global_zero", "global_rank", "local_rank", "world_size")
 
 
@@ -102,8 +102,15 @@ class LocalTrainer:
         self.validation_forks: dict[str, float] = {}  # what validation logged both on_step and on_epoch
         self.optimizers: list[Optimizer] = []
         self.lr_scheduler_configs: list[LRSchedulerConfig] = []
-        self.strategy = LocalStrategy(self)
-        self.precision_plugin = self.strategy
+
+    @cached_property
+    def strategy(self) -> "LocalStrategy":
+        """What Lightning's methods need of a strategy; few methods do."""
+        return LocalStrategy(self)
+
+    @property
+    def precision_plugin(self) -> "LocalStrategy":
+        return self.strategy
 
     def __deepcopy__(self, memo: dict) -> "LocalTrainer":
         """A copy of a network that is made in local training has the same trainer."""
@@ -167,11 +174,6 @@ class LocalTrainer:
     @property
     def datamodule(self) -> Any:
         return self.client.data
-
-    def take(self, optimizers: list[Optimizer], schedulers: list[LRSchedulerConfig]) -> None:
-        """Set what `configure_optimizers` returned."""
-        self.optimizers = optimizers
-        self.lr_scheduler_configs = schedulers
 
 
 class LocalStrategy:
@@ -249,19 +251,42 @@ class LocalOptimizer(LightningOptimizer):
         learner.untoggle_optimizer(self)
 
 
-@contextmanager
-def attached(parts: Iterable[LightningModule], trainer: LocalTrainer) -> Iterator[None]:
-    """Let a method and its parts find the local training as `self.trainer`."""
-    before = [(vars(part), part._trainer, part._fabric) for part in parts]
-    for own, _, _ in before:  # the public setters walk all children
-        own["_trainer"] = trainer
-        own["_fabric"] = None  # or Lightning would ask Fabric, which knows no hooks
-    try:
-        yield
-    finally:
-        for own, old_trainer, fabric in before:
-            own["_trainer"] = old_trainer
+class Attached:
+    """Within, a method and its parts find the local training as `self.trainer`, and what they log goes to a sink.
+
+    Args:
+        parts: LightningModules.
+        trainer: Of the local training.
+        logging: Those that also find its client.
+        sink: Takes what these log.
+    """
+
+    def __init__(
+        self,
+        parts: Iterable[LightningModule],
+        trainer: LocalTrainer,
+        logging: Iterable[FederatedModule] = (),
+        sink: Callable[..., None] | None = None,
+    ) -> None:
+        self.trainer = trainer
+        self.sink = sink
+        self.before = [(vars(part), part._trainer, part._fabric) for part in parts]
+        self.logging = [(vars(part), part._log_sink) for part in logging]
+
+    def __enter__(self) -> None:
+        for own, _, _ in self.before:  # the public setters walk all children
+            own["_trainer"] = self.trainer
+            own["_fabric"] = None  # or Lightning would ask Fabric, which knows no hooks
+        for own, _ in self.logging:
+            own["client"] = self.trainer.client
+            own["_log_sink"] = self.sink
+
+    def __exit__(self, *error: object) -> None:
+        for own, trainer, fabric in self.before:
+            own["_trainer"] = trainer
             own["_fabric"] = fabric
+        for own, sink in self.logging:
+            own["_log_sink"] = sink
 
 
 @contextmanager
@@ -269,5 +294,5 @@ def trial_training(method: FederatedModule, client: Client, fabric: Fabric) -> I
     """Attach a trainer before the first round, as for a local training of one epoch."""
     plan = Plan(Stage("trial"), seed=0)
     parts = [part for part in method.modules() if isinstance(part, LightningModule)]
-    with attached(parts, LocalTrainer(fabric, method, client, plan, Means())):
+    with Attached(parts, LocalTrainer(fabric, method, client, plan, Means())):
         yield

@@ -6,6 +6,7 @@ lie. Random states are `fedlit.rng.isolated`'s business. What is not handled: do
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from operator import is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
@@ -155,45 +156,58 @@ Parts = dict[str, Any]
 class ModuleSnapshot:
     """The attributes and the structure of a module and its parts.
 
-    Values of parameters and buffers are not part of it: the next state is loaded into them. Of an attribute that is a
-    dict, a list or a set, its entries are restored; what other objects hold is not.
+    With them, gradient mode and default dtype. Values of parameters and buffers are not part of it: the next state is
+    loaded into them. Of an attribute that is a dict, a list or a set, its entries are restored; what other objects hold
+    is not.
 
     Args:
         module: As it is now.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.attributes: list[tuple[nn.Module, dict[str, Any]]] = []
+        self.has_gradients = torch.is_grad_enabled()
+        self.dtype = torch.get_default_dtype()
+        self.attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.structure: list[tuple[Parts, Parts]] = []
-        self.bare: list[Parts] = []  # of no parts
         self.filled: list[tuple[Container, Container]] = []
         self.empty: list[Container] = []
-        for part in module.modules():
+        self.parts = list(module.modules())
+        for part in self.parts:
             attributes = dict(vars(part))
-            self.attributes.append((part, attributes))
+            self.attributes.append((vars(part), attributes))
             for name, value in attributes.items():
                 if type(value) not in (dict, OrderedDict, list, set):
                     continue
-                if value:
-                    (self.structure if name in STRUCTURE else self.filled).append((value, value.copy()))
+                if name in STRUCTURE:
+                    self.structure.append((value, value.copy()))
+                elif value:
+                    self.filled.append((value, value.copy()))
                 else:
-                    (self.bare if name in STRUCTURE else self.empty).append(value)  # most of them hooks
+                    self.empty.append(value)  # most of them hooks
+        self.containers = [container for container, _ in self.structure]
+        self.held = self._held()
         tensors = module.state_dict(keep_vars=True).values()
-        self.places = [(tensor, tensor.detach(), tensor.data_ptr()) for tensor in tensors]
+        self.places = [(tensor, tensor.detach()) for tensor in tensors]
+        self.addresses = self._addresses()
         self.trained = [(tensor, tensor.requires_grad) for tensor in tensors]
         self.passing = [(buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)]
 
     def has_same_structure(self) -> bool:
         """Whether the very parts, parameters and buffers are there, each where it lay."""
-        if any(self.bare) or not all(has_same_parts(*parts) for parts in self.structure):
-            return False
-        return all(tensor.data_ptr() == address for tensor, _, address in self.places)
+        return self._held() == self.held and self._addresses() == self.addresses
+
+    def _held(self) -> list[Any]:
+        """Names and identities of all parts, parameters and buffers."""
+        return [*chain.from_iterable(self.containers), *map(id, chain.from_iterable(map(dict.values, self.containers)))]
+
+    def _addresses(self) -> list[int]:
+        return [tensor.data_ptr() for tensor, _ in self.places]
 
     def restore(self) -> None:
         """Give every part its attributes, parts and tensors back; mostly everything is as it was."""
-        for part, attributes in self.attributes:
-            if not are_same(vars(part), attributes):
-                _refill(vars(part), attributes)
+        for own, attributes in self.attributes:
+            if not are_same(own, attributes):
+                _refill(own, attributes)
         self.restore_structure()
         if any(self.empty):
             for container in self.empty:
@@ -210,13 +224,10 @@ class ModuleSnapshot:
 
     def restore_structure(self) -> None:
         """Give every part its parts, parameters and buffers back, each where it lay; whether they train stays."""
-        if any(self.bare):
-            for parts in self.bare:
-                parts.clear()
-        for parts, before in self.structure:
-            if not has_same_parts(parts, before):
-                _refill(parts, before)
-        for tensor, place, address in self.places:
+        if self._held() != self.held:
+            for container, content in self.structure:
+                _refill(container, content)
+        for (tensor, place), address in zip(self.places, self.addresses, strict=True):
             if tensor.data_ptr() != address:
                 tensor.data = place
 
@@ -292,9 +303,10 @@ class CachedParts:
     """
 
     def __init__(self, module: nn.Module, original: ModuleSnapshot, tensors: State) -> None:
-        known = {part for part, _ in original.attributes}
-        structure = [*original.structure, *((parts, {}) for parts in original.bare)]
-        self.changed = [(parts, parts.copy()) for parts, before in structure if not has_same_parts(parts, before)]
+        known = set(original.parts)
+        self.changed = [
+            (parts, parts.copy()) for parts, before in original.structure if not has_same_parts(parts, before)
+        ]
         built = [part for _, parts in self.changed for part in parts.values() if isinstance(part, nn.Module)]
         self.snapshots = [ModuleSnapshot(part) for part in built if part not in known]
         self.settings = [settings_of(part) for part in built if part not in known]
@@ -360,16 +372,23 @@ class LiveModule:
         Args:
             before: Of the module.
         """
-        has_gradients = torch.is_grad_enabled()
-        dtype = torch.get_default_dtype()
         try:
             yield
         finally:
-            torch.set_grad_enabled(has_gradients)
-            if torch.get_default_dtype() != dtype:
-                torch.set_default_dtype(dtype)
-            self.leave()
-            before.restore()
+            self.restore(before)
+
+    def restore(self, before: ModuleSnapshot) -> None:
+        """Undo what a client's code may have changed: gradient mode, default dtype, and the module but for its values.
+
+        Args:
+            before: Of the module.
+        """
+        if torch.is_grad_enabled() != before.has_gradients:
+            torch.set_grad_enabled(before.has_gradients)
+        if torch.get_default_dtype() != before.dtype:
+            torch.set_default_dtype(before.dtype)
+        self.leave()
+        before.restore()
 
     def leave(self) -> None:
         """No client's state is loaded any more."""
@@ -422,13 +441,9 @@ class LiveModule:
             self.cached_parts = cached
             return cached.tensors
         self.cached_parts = None
-        before = [(part, dict(vars(part))) for part, _ in self.original.attributes]
+        before = [(own, own.copy()) for own, _ in self.original.attributes]
         self._build(client)
-        if (
-            self.caches_parts
-            and cached is None
-            and all(are_same(vars(part), attributes) for part, attributes in before)
-        ):
+        if self.caches_parts and cached is None and all(are_same(own, attributes) for own, attributes in before):
             self._find_like(CachedParts(self.module, self.original, self._tensors), client)
         return self.tensors()
 

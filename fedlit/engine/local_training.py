@@ -1,24 +1,23 @@
 """Local training of one client: the epochs, their validation, and what is uploaded and kept."""
 
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
 import torch
 from lightning.fabric import Fabric
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaders import AnyBatches
-from fedlit.engine.lightning_hooks import LocalTrainer, attached, takes_batch_idx
-from fedlit.engine.live_module import Modes, ModuleSnapshot, modes_of, restore
-from fedlit.engine.logged_values import EpochMeans, Means, logging_to, refusing_logs
+from fedlit.engine.lightning_hooks import Attached, LocalTrainer, takes_batch_idx
+from fedlit.engine.live_module import Modes, modes_of, restore
+from fedlit.engine.local_training_setup import LocalTrainingSetup
+from fedlit.engine.logged_values import EpochMeans, Means
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
 from fedlit.engine.optimisation import (
     HookedStep,
@@ -28,38 +27,35 @@ from fedlit.engine.optimisation import (
     parameter_names,
     wants_hooks,
 )
-from fedlit.engine.plan import SCALER, ClientState, Interrupted, LocalResult, OptimizerState, Plan
+from fedlit.engine.plan import SCALER, ClientState, LocalResult, OptimizerState, Plan
 from fedlit.engine.precision import Converted, Scaler, autocast, converted, renew_scaler
 from fedlit.inputs import batch_size
 from fedlit.methods.base import FederatedModule, copy_into
-from fedlit.methods.hooks import VALIDATION_HOOKS, overrides
-from fedlit.methods.stage import EarlyStopping, Stage
+from fedlit.methods.hooks import overrides
+from fedlit.methods.stage import EarlyStopping
 from fedlit.records.plain_values import is_plain
 from fedlit.rng import derive, generator, seed_everything
 
 
-def validates(learner: FederatedModule, client: Client, trainer: LocalTrainer) -> bool:
+def validates(setup: LocalTrainingSetup, trainer: LocalTrainer) -> bool:
     """Whether a method has a hook of its own there, or a schedule that waits; the server has no such samples."""
-    is_asked = any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
-    if isinstance(client, Server) or not (is_asked or overrides(learner, VALIDATION_HOOKS)):
+    is_asked = setup.has_validation_hooks or any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs)
+    if not is_asked or isinstance(trainer.client, Server):
         return False
-    return client.val_batches().num_samples > 0
+    return trainer.client.val_batches().num_samples > 0
 
 
 class Validation:
     """Validation within local training.
 
     Args:
-        fabric: Device and precision.
-        learner: What is trained.
-        client: Whose samples.
         trainer: Of the local training.
     """
 
-    def __init__(self, fabric: Fabric, learner: FederatedModule, client: Client, trainer: LocalTrainer) -> None:
-        self.fabric = fabric
-        self.learner = learner
-        self.client = client
+    def __init__(self, trainer: LocalTrainer) -> None:
+        self.fabric = trainer.fabric
+        self.learner = trainer.lightning_module
+        self.client = trainer.client
         self.trainer = trainer
 
     @torch.no_grad()
@@ -117,26 +113,17 @@ class BestState:
 
     Args:
         rule: What is watched, and how long.
-        fabric: Device and precision.
-        learner: What is trained.
-        client: Whose samples.
+        trainer: Of the local training.
         validation: Of a method that has hooks of its own there; called with every check.
     """
 
-    def __init__(
-        self,
-        rule: EarlyStopping,
-        fabric: Fabric,
-        learner: FederatedModule,
-        client: Client,
-        validation: Validation | None = None,
-    ) -> None:
+    def __init__(self, rule: EarlyStopping, trainer: LocalTrainer, validation: Validation | None = None) -> None:
         self.rule = rule
-        self.fabric = fabric
-        self.learner = learner
-        self.client = client
+        self.fabric = trainer.fabric
+        self.learner = trainer.lightning_module
+        self.client = trainer.client
         self.validation = validation
-        self.measures = MetricSet(learner, {})
+        self.measures = MetricSet(self.learner, {})
         self.value = float("inf")
         self.checks = 0
         self.state: State = {}
@@ -201,68 +188,11 @@ class TrainingResult(NamedTuple):
     def optimizer_state(self, module: nn.Module, kept: Collection[str]) -> OptimizerState:
         """What is kept of the optimisers of the parameters with these names."""
         found = optimizer_state(module, self.optimizers, kept)
+        if found and not is_plain(found):
+            raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
         if self.scaler is not None:
             found[SCALER] = self.scaler.kept()
         return found
-
-
-class ModuleParts:
-    """Of a method's structure what local training asks for; the same for all clients that share it.
-
-    Args:
-        module: The method.
-        stage: That is trained.
-        shared: Names of what travels both ways.
-
-    Attributes:
-        uploaded: Names of what a client uploads in a stage that aggregates.
-        staying: Names of what stays with a client: what the stage trains that neither travels nor is the server's own.
-    """
-
-    def __init__(self, module: FederatedModule, stage: Stage, shared: Collection[str] = ()) -> None:
-        learner = stage.module or module
-        found = list(module.modules()) if learner is module else [*module.modules(), *learner.modules()]
-        self.lightning = [part for part in dict.fromkeys(found) if isinstance(part, LightningModule)]
-        self.metrics = [part for part in found if isinstance(part, Metric)]
-        self.federated = [module] if learner is module else [module, learner]
-        self.module = module
-        self.tensors: State = module.state_dict(keep_vars=True)
-        self.structure = structure_of(self.tensors)
-        self.uploaded = [*shared, *(name for name in self.tensors if name.startswith(module.upload_only))]
-        self.staying = self._staying(stage, shared)
-        self._has_own_weight = is_overridden("client_weight", module, FederatedModule)
-        self.before = ModuleSnapshot(module)
-
-    def weight_of(self, client: Client) -> float:
-        """How much a client's upload counts."""
-        if not self._has_own_weight:
-            return float(self.module.client_weight(client))
-        with refusing_logs(self.module, "client_weight"):
-            return float(self.module.client_weight(client))
-
-    def live_tensors(self) -> State:
-        """The tensors of the method after local training, which must have left their structure as it was."""
-        if self.before.has_same_structure():
-            return self.tensors
-        tensors = self.module.state_dict(keep_vars=True)  # a buffer that was set anew, for one
-        if structure_of(tensors) != self.structure:
-            raise ValueError("local training changed names, shapes, dtypes or devices of the state.")
-        return tensors
-
-    def _staying(self, stage: Stage, shared: Collection[str]) -> list[str]:
-        names = set(self.tensors)
-        if stage.module is not None:
-            trained = {id(tensor) for tensor in stage.module.state_dict(keep_vars=True).values()}
-            names = {name for name, tensor in self.tensors.items() if id(tensor) in trained}
-        if stage.upload == "aggregate":
-            names.difference_update(shared)
-        elsewhere = self.module.server_only + self.module.download_only + self.module.upload_only
-        return [name for name in self.tensors if name in names and not name.startswith(elsewhere)]
-
-
-def structure_of(state: State) -> dict[str, tuple]:
-    """What local training must leave as it is: names, shapes, dtypes, devices and layouts."""
-    return {name: (tensor.shape, tensor.dtype, tensor.device, tensor.layout) for name, tensor in state.items()}
 
 
 def train(
@@ -272,7 +202,7 @@ def train(
     plan: Plan,
     memory: ClientState,
     uploads: Uploads | None = None,
-    parts: ModuleParts | None = None,
+    setup: LocalTrainingSetup | None = None,
 ) -> TrainingResult:
     """Run the local epochs of a stage on the live module; the caller preserves the global random states.
 
@@ -283,30 +213,28 @@ def train(
         plan: How long, how fast.
         memory: Of the optimiser, from the client's last training in this stage.
         uploads: What the server has collected, if it is the server that trains.
-        parts: Of the method, where they are known.
+        setup: Of the method and the stage, where it is known.
     """
     stage = plan.stage
-    learner = stage.module or module
-    parts = parts or ModuleParts(module, stage)
+    setup = setup or LocalTrainingSetup(fabric, module, stage)
+    learner = setup.learner
     if client.samples != stage.samples:
         client = replace(client, samples=stage.samples)
     means = Means()
     trainer = LocalTrainer(fabric, learner, client, plan, means)
     module.stage = stage
-    for part in parts.federated:
-        part.client = client
-    for metric in parts.metrics:  # one of one client knows nothing of the client before
+    for metric in setup.metrics:  # one of one client knows nothing of the client before
         metric.reset()
     # Results depend on the names of random streams: that of local training stays "visit".
     seed_everything(derive(plan.seed, "visit", stage.name, client.round, client.id))
-    with attached(parts.lightning, trainer), logging_to(means, parts.federated):
-        _start(fabric, module, client, uploads)
+    with Attached(setup.lightning, trainer, setup.federated, means):
+        _start(setup, client, uploads)
         kept = memory.optimizer.get(stage.name, {})
         names = parameter_names(module) if kept else {}
-        scaler = renew_scaler(fabric, kept.get(SCALER))
-        trainer.take(*optimizers_of(learner, plan, names, kept))
+        scaler = renew_scaler(fabric, kept.get(SCALER)) if setup.is_scaled else None
+        trainer.optimizers, trainer.lr_scheduler_configs = optimizers_of(setup, plan, names, kept)
         learner.on_fit_start()
-        epochs = LocalEpochs(fabric, learner, client, plan, trainer)
+        epochs = LocalEpochs(setup, trainer)
         epochs.run()
         learner.on_fit_end()
         learner.teardown("fit")
@@ -315,54 +243,48 @@ def train(
         return TrainingResult(trainer.optimizers, means.result(), trainer.validation_logs, scaler, epochs.skipped)
 
 
-def _start(fabric: Fabric, module: FederatedModule, client: Client, uploads: Uploads | None) -> None:
-    with autocast(fabric)():  # what it computes of frozen networks must round as training does
+def _start(setup: LocalTrainingSetup, client: Client, uploads: Uploads | None) -> None:
+    with setup.autocast() if setup.autocast else nullcontext():  # what is computed here must round as training does
         if isinstance(client, Server) and uploads is not None:
-            module.on_server_start(client, uploads)
+            setup.module.on_server_start(client, uploads)
         else:
-            module.on_client_start(client)
+            setup.module.on_client_start(client)
 
 
 class LocalEpochs:
     """The epochs of a local training.
 
     Args:
-        fabric: Device and precision.
-        learner: What is trained.
-        client: Whose samples.
-        plan: How long.
-        trainer: The local training, as Lightning's methods see it; it has the optimisers.
+        setup: Of the method.
+        trainer: The local training, as Lightning's methods see it; it has the client, the plan and the optimisers.
     """
 
-    def __init__(
-        self, fabric: Fabric, learner: FederatedModule, client: Client, plan: Plan, trainer: LocalTrainer
-    ) -> None:
-        self.fabric = fabric
-        self.learner = learner
-        self.plan = plan
+    def __init__(self, setup: LocalTrainingSetup, trainer: LocalTrainer) -> None:
+        self.setup = setup
+        self.learner = setup.learner
+        self.plan = trainer.plan
         self.trainer = trainer
-        self.batches = self._batches(client)
+        self.batches = self._batches()
         available = len(self.batches)
-        self.num_batches = plan.num_batches(available)
-        self.num_steps = plan.num_steps(available)
-        self.validation: Validation | None = None
-        if validates(learner, client, trainer):
-            self.validation = Validation(fabric, learner, client, trainer)
+        self.num_batches = self.plan.num_batches(available)
+        self.num_steps = self.plan.num_steps(available)
+        self.validation = Validation(trainer) if validates(setup, trainer) else None
         self.best: BestState | None = None
-        rule = plan.stage.early_stopping
-        if rule is not None and client.val_batches().num_samples:  # else there is nothing to watch
-            self.best = BestState(rule, fabric, learner, client, self.validation)
+        rule = self.plan.stage.early_stopping
+        if rule is not None and trainer.client.val_batches().num_samples:  # else there is nothing to watch
+            self.best = BestState(rule, trainer, self.validation)
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None  # made before the first one, after hooks that may add others
 
-    def _batches(self, client: Client) -> AnyBatches | Converted:
+    def _batches(self) -> AnyBatches | Converted:
         stage = self.plan.stage
+        client = self.trainer.client
         order = None
         if self.plan.is_shuffled:
             order = generator(self.plan.seed, "batches", stage.name, client.round, client.id)
         batches = client.train_batches(order, stage.samples, stage.public).to(self.learner.device)
         batches.indexed = self.learner.wants_index
-        return converted(self.fabric, batches)
+        return converted(self.trainer.fabric, batches)
 
     def run(self) -> None:
         """Train until epochs or steps are done, patience runs out, or a hook says `self.trainer.should_stop`."""
@@ -374,7 +296,8 @@ class LocalEpochs:
         if self.best is not None and self.best.rule.is_due(0):
             is_over = self.best.exhausted(is_first=True)
         learner.on_train_start()
-        self._run_epochs(0 if is_over else limit)
+        if not is_over:
+            self._run_epochs(limit)
         learner.on_train_end()
         if self.best is not None:
             self.best.restore()
@@ -403,22 +326,16 @@ class LocalEpochs:
             if is_over:
                 return
 
-    def _begin_steps(self) -> PlainStep | HookedStep:
-        """How steps of an epoch are taken."""
-        if self.step is None:
-            is_hooked = wants_hooks(self.learner, self.trainer)
-            self.step = HookedStep(self.trainer, self.num_batches) if is_hooked else PlainStep(self.trainer)
-        self.step.begin_epoch()
-        return self.step
-
     def _epoch(self) -> bool:
         """All batches, or as many as there are steps left; whether no hook has cut the epoch short."""
         plan = self.plan
         trainer = self.trainer
-        take_step = self._begin_steps()
+        if self.step is None:
+            is_hooked = wants_hooks(self.setup, trainer)
+            kind = HookedStep if is_hooked else PlainStep
+            self.step = kind(trainer, self.setup, self.num_batches)
+        take_step = self.step
         for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
-            if plan.should_stop():
-                raise Interrupted
             plan.before_step(self.steps, self.num_steps)
             if not take_step(batch, batch_idx):
                 return False
@@ -449,10 +366,9 @@ def train_client(
     module: FederatedModule,
     client: Client,
     plan: Plan,
-    shared: Collection[str],
     memory: ClientState,
+    setup: LocalTrainingSetup,
     constant: Collection[str] = (),
-    parts: ModuleParts | None = None,
 ) -> LocalResult:
     """Train the client whose state is loaded; its upload holds what goes up (or is collected) and nothing else.
 
@@ -460,26 +376,23 @@ def train_client(
     longer than until the next state is loaded copies it.
     """
     stage = plan.stage
-    parts = parts or ModuleParts(module, stage, shared)
-    trained = train(fabric, module, client, plan, memory, parts=parts)
-    live = parts.live_tensors()
+    trained = train(fabric, module, client, plan, memory, setup=setup)
+    live = setup.live_tensors()
     own = dict(memory.state)
-    for name in parts.staying:
+    for name in setup.staying:
         if name not in constant:
             own[name] = live[name].detach().clone()
     upload = None
     if stage.upload == "aggregate":
-        sent = {name: live[name].detach() for name in parts.uploaded}
-        upload = Upload(client.id, sent, parts.weight_of(client))
+        sent = {name: live[name].detach() for name in setup.uploaded}
+        upload = Upload(client.id, sent, setup.weight_of(client))
     elif stage.upload == "collect":
         upload = Upload(client.id, _collected(module, live, memory, constant))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
     momenta: OptimizerState = {}
     if plan.optimizer_state != "reset":
-        kept = parts.staying if plan.optimizer_state == "personal" else [name for name in live if name not in constant]
+        kept = setup.staying if plan.optimizer_state == "personal" else [name for name in live if name not in constant]
         momenta = trained.optimizer_state(module, kept)
-        if not is_plain(momenta):
-            raise ValueError("its optimiser keeps what is neither tensor, number nor string.")
     for tensor in live.values():  # gradients end with the training
         tensor.grad = None
     return LocalResult(

@@ -42,13 +42,14 @@ class Means:
 
     def _append(self, name: str, value: Any) -> None:
         if isinstance(value, Tensor):
-            value = value.detach()
             # A number where nobody waits for it; elsewhere a copy, since the method may go on writing into its tensor.
-            value = value.item() if value.is_cpu and value.numel() == 1 else value.clone()
+            value = value.item() if value.is_cpu and value.numel() == 1 else value.detach().clone()
         elif isinstance(value, Metric):
             self.metrics[name] = value
             return
-        values = self.values.setdefault(name, [])
+        values = self.values.get(name)
+        if values is None:
+            values = self.values[name] = []
         values.append(value)
         if len(values) == MANY:
             self._add_up(name)

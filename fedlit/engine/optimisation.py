@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from lightning.fabric import Fabric
 from lightning.pytorch.core.optimizer import _configure_optimizers, _configure_schedulers_automatic_opt
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -15,30 +14,29 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from fedlit import bounds
-from fedlit.engine.lightning_hooks import LocalTrainer, step_loss, takes_batch_idx
+from fedlit.engine.lightning_hooks import LocalTrainer, step_loss
+from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.plan import OptimizerState, Plan, UsageError
-from fedlit.engine.precision import autocast, has_scaler, mapped_tensors
+from fedlit.engine.precision import mapped_tensors
 from fedlit.fast.steps import clear_of, prepare, update_of
 from fedlit.methods.base import FederatedModule
-from fedlit.methods.hooks import STEP_HOOKS, overrides
 
 COUNTERS = ("step", "mu_product")  # PyTorch's names of what counts steps; NAdam has both
-BEFORE_UPDATE = frozenset({"on_before_optimizer_step"})  # the hook that costs no other step
 Configured = tuple[list[Optimizer], list[LRSchedulerConfig]]
 
 
-def optimizers_of(learner: FederatedModule, plan: Plan, names: dict[Tensor, str], state: OptimizerState) -> Configured:
+def optimizers_of(setup: LocalTrainingSetup, plan: Plan, names: dict[Tensor, str], state: OptimizerState) -> Configured:
     """The learner's optimisers and schedulers, with the state that was kept for them and this round's learning rate."""
+    learner = setup.learner
     optimizers, schedulers = as_lists(learner.configure_optimizers())
     check_number(learner, optimizers)
     # Fused updates want gradients in the layout of their weights, and dense: a user's own step may do otherwise.
-    may_fuse = learner.fast and learner.automatic_optimization
-    if may_fuse:
-        may_fuse = not any(getattr(part, "sparse", False) for part in learner.modules())
+    may_fuse = learner.fast and learner.automatic_optimization and not setup.has_sparse_gradients
     for optimizer in optimizers:
         prepare(optimizer, may_fuse)
         for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * plan.lr_factor
+            if plan.lr_factor != 1.0:
+                group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"] if state else ():
                 if names.get(parameter) in state:
                     optimizer.state[parameter] = revived(state[names[parameter]], parameter, group)
@@ -184,16 +182,16 @@ def optimizer_state(module: nn.Module, optimizers: list[Optimizer], kept: Collec
     return found
 
 
-def forward_of(learner: FederatedModule, fabric: Fabric) -> Callable[[Any, int], Any]:
+def forward_of(setup: LocalTrainingSetup) -> Callable[[Any, int], Any]:
     """`training_step`, in the precision of the federation and with as many arguments as it takes."""
-    step: Callable[..., Any] = learner.training_step
-    context = autocast(fabric)
-    takes_number = takes_batch_idx(step)
-    if takes_number and context is nullcontext:
+    step: Callable[..., Any] = setup.learner.training_step
+    context = setup.autocast
+    takes_number = setup.takes_batch_idx
+    if takes_number and context is None:
         return step
 
     def forward(batch: Any, batch_idx: int) -> Any:
-        with context():
+        with context() if context else nullcontext():
             return step(batch, batch_idx) if takes_number else step(batch)
 
     return forward
@@ -204,28 +202,27 @@ class PlainStep:
 
     Args:
         trainer: Of the local training; it has one optimiser.
+        setup: Of the method.
+        num_batches: Of an epoch.
 
     Attributes:
         had_loss: Whether any step had a loss.
         had_none: Whether any step had none.
     """
 
-    def __init__(self, trainer: LocalTrainer) -> None:
-        learner = trainer.lightning_module
+    def __init__(self, trainer: LocalTrainer, setup: LocalTrainingSetup, num_batches: int) -> None:
         self.trainer = trainer
         self.fabric = trainer.fabric
         self.optimizer = trainer.optimizers[0]
         self.clip = trainer.gradient_clip_val
-        self.is_scaled = has_scaler(trainer.fabric)
-        self.forward = forward_of(learner, trainer.fabric)
-        self.before_update = learner.on_before_optimizer_step if overrides(learner, BEFORE_UPDATE) else None
-        self.had_loss = False
-        self.had_none = False
-
-    def begin_epoch(self) -> None:
-        """Choose how parameters are updated in this epoch; hooks between epochs may have changed the optimiser."""
+        self.is_scaled = setup.is_scaled
+        self.forward = forward_of(setup)
+        self.hook = setup.learner.on_before_optimizer_step if setup.has_update_hook else None
+        self.before_update = self._before_update if self.hook is not None or self.clip is not None else None
         self.clear = clear_of(self.optimizer)
         self.update = update_of(self.optimizer)
+        self.had_loss = False
+        self.had_none = False
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
         """One batch; whether the epoch goes on after it."""
@@ -240,14 +237,15 @@ class PlainStep:
                 self._scaled_step(loss)
             else:
                 loss.backward()
-                self._before_update()
+                if self.before_update is not None:
+                    self.before_update()
                 self.update()
         self.trainer.global_step += 1
         return True
 
     def _before_update(self) -> None:
-        if self.before_update is not None:
-            self.before_update(self.optimizer)
+        if self.hook is not None:
+            self.hook(self.optimizer)
         if self.clip is not None:
             for group in self.optimizer.param_groups:
                 torch.nn.utils.clip_grad_norm_(group["params"], self.clip)
@@ -255,18 +253,18 @@ class PlainStep:
     def _scaled_step(self, loss: Tensor) -> None:
         """With a gradient scaler, as Fabric has it."""
         self.fabric.backward(loss)
-        if self.clip is not None or self.before_update is not None:
+        if self.before_update is not None:
             self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-        self._before_update()
+            self.before_update()
         self.fabric.strategy.optimizer_step(self.optimizer)
 
     def after_epoch(self) -> None:
         """Nothing waits for the end of an epoch."""
 
 
-def wants_hooks(learner: FederatedModule, trainer: LocalTrainer) -> bool:
+def wants_hooks(setup: LocalTrainingSetup, trainer: LocalTrainer) -> bool:
     """Whether a step is more than forward, backward and update."""
-    if trainer.lr_scheduler_configs or not learner.automatic_optimization or overrides(learner, STEP_HOOKS):
+    if setup.has_step_hooks or trainer.lr_scheduler_configs or not setup.learner.automatic_optimization:
         return True
     optimizer = trainer.optimizers[0]
     # Others may call the closure again, or look at gradients before it: under the Trainer, the step computes them.
@@ -278,6 +276,7 @@ class HookedStep:
 
     Args:
         trainer: Of the local training; it has the optimisers and their schedulers.
+        setup: Of the method.
         num_batches: Of an epoch.
 
     Attributes:
@@ -285,16 +284,13 @@ class HookedStep:
         had_none: Likewise.
     """
 
-    def __init__(self, trainer: LocalTrainer, num_batches: int) -> None:
-        self.learner = trainer.lightning_module
+    def __init__(self, trainer: LocalTrainer, setup: LocalTrainingSetup, num_batches: int) -> None:
+        self.learner = setup.learner
         self.trainer = trainer
         self.num_batches = num_batches
-        self.forward = forward_of(self.learner, trainer.fabric)
+        self.forward = forward_of(setup)
         self.had_loss = False
         self.had_none = False
-
-    def begin_epoch(self) -> None:
-        """Nothing is chosen ahead."""
 
     def __call__(self, batch: tuple[Any, ...], batch_idx: int) -> bool:
         """One batch; whether the epoch goes on after it."""

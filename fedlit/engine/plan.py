@@ -47,8 +47,9 @@ class Plan:
         lr_factor: What the learning-rate schedule multiplies by in this round.
         optimizer_state: Kept between rounds for `personal` parameters, for all (`keep`) or for none (`reset`).
         gradient_clip_val: Largest norm of the gradient; None does not clip.
-        should_stop: Asked before every batch.
-        before_step: Called before every batch with the steps that are done and how many there are in all.
+        should_stop: Asked while a process of its own trains the client.
+        before_step: Called before every batch with the steps that are done and how many there are in all; to end the
+            local training, it raises `Interrupted`.
         after_epoch: Called after every epoch.
         limit_batches: Batches of an epoch at most, or a fraction of them; None is all.
         is_shuffled: Whether every epoch has an order of its own; else all begin with the same batches.

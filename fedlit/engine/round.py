@@ -123,21 +123,23 @@ class Ledger:
         self.common = list(downloads(state, stage, None))
         self.one_way = state.upload_only if stage.upload == "aggregate" else []
 
-    def rows(self, k: int, result: ClientResult) -> Iterator[LedgerRow]:
+    def rows(self, k: int, result: ClientResult) -> list[LedgerRow]:
         """Of one client; what only goes up stands apart from the model."""
+        rows = []
         sent_down = self.common if result.sent is None else downloads(self.state, self.stage, result.sent)
         for kind, size in sent_down:
             if kind != CONSTANT or k not in self.state.received_constants:
-                yield LedgerRow(self.number, k, "down", kind, size)
+                rows.append(LedgerRow(self.number, k, "down", kind, size))
         if result.outcome is None or result.outcome.upload is None:
-            return
+            return rows
         sent_up = result.encoded or Encoded([], result.outcome.upload.state)
         one_way = num_bytes([sent_up.plain[name] for name in self.one_way if name in sent_up.plain])
         both_ways = num_bytes(sent_up) - one_way
         if both_ways or not one_way:
-            yield LedgerRow(self.number, k, "up", "model", both_ways)
+            rows.append(LedgerRow(self.number, k, "up", "model", both_ways))
         if one_way:
-            yield LedgerRow(self.number, k, "up", ONE_WAY, one_way)
+            rows.append(LedgerRow(self.number, k, "up", ONE_WAY, one_way))
+        return rows
 
 
 Results = Iterator[tuple[int, ClientResult]]

@@ -4,7 +4,6 @@ from collections.abc import Collection, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -233,7 +232,7 @@ def _has_samples(assignment: Assignment, k: int, stage: Stage) -> bool:
     """Whether a client has samples of its own that it may train on in a stage; without one it takes no part."""
     if stage.samples == "all":
         return len(assignment.train[k]) > 0
-    return bool(np.count_nonzero(assignment.opted_in[k]))
+    return assignment.num_opted_in[k] > 0
 
 
 def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:

@@ -78,6 +78,7 @@ class Ditto(FederatedModule):
 
     def on_client_start(self, client: Client | None) -> None:
         self.anchors = frozen(trained(self.network))
+        self.v = trained(self.personal)
         # Dropout of the personal network must not move the shared one's random numbers, or that were not FedAvg's.
         self.personal_stream = Stream(derive(torch.initial_seed(), "personal"))
 
@@ -96,5 +97,5 @@ class Ditto(FederatedModule):
         return loss + personal_loss
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        v = trained(self.personal)
-        add_to_gradients(v, proximal_gradient(v, self.anchors, self.lam))  # grad F(v) + lam (v - w)
+        # grad F(v) + lam (v - w)
+        add_to_gradients(self.v, proximal_gradient(self.v, self.anchors, self.lam))

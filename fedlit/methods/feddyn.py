@@ -76,16 +76,16 @@ class FedDyn(FederatedModule):
         check_no_line_search(self.optimizer, self.client_optimizers)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.x = frozen(trained(self.network))
+        self.y = trained(self.network)
+        self.x = frozen(self.y)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        y = trained(self.network)
-        bend = proximal_gradient(y, self.x, self.alpha)
+        bend = proximal_gradient(self.y, self.x, self.alpha)
         torch._foreach_sub_(bend, list(self.h_i))  # alpha (y - x) - h_i
-        add_to_gradients(y, bend)
+        add_to_gradients(self.y, bend)
 
     def on_client_end(self, client: Client) -> None:
-        moved = zip(self.h_i, trained(self.network), self.x, strict=True)
+        moved = zip(self.h_i, self.y, self.x, strict=True)
         self.h_i.put([h_i - self.alpha * (y.detach() - x) for h_i, y, x in moved])
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:

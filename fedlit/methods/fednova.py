@@ -84,7 +84,8 @@ class FedNova(FederatedModule):
         check_sgd(self.optimizer, self.client_optimizers, may_have, why)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.anchors = frozen(trained(self.network))
+        self.w = trained(self.network)
+        self.anchors = frozen(self.w)
         self.tau = 0
 
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
@@ -93,8 +94,7 @@ class FedNova(FederatedModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if self.mu:
-            w = trained(self.network)
-            add_to_gradients(w, proximal_gradient(w, self.anchors, self.mu))
+            add_to_gradients(self.w, proximal_gradient(self.w, self.anchors, self.mu))
 
     def on_client_end(self, client: Client) -> None:
         settings = self.trainer.optimizers[0].param_groups[0]

@@ -65,8 +65,8 @@ class FedProx(FederatedModule):
         check_no_line_search(self.optimizer, self.client_optimizers)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.anchors = frozen(trained(self.network))
+        self.w = trained(self.network)
+        self.anchors = frozen(self.w)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        w = trained(self.network)
-        add_to_gradients(w, proximal_gradient(w, self.anchors, self.mu))
+        add_to_gradients(self.w, proximal_gradient(self.w, self.anchors, self.mu))

@@ -88,7 +88,8 @@ class SCAFFOLD(FederatedModule):
         check_sgd(self.optimizer, self.client_optimizers, may_have=(), why="whose steps are lr times a gradient")
 
     def on_client_start(self, client: Client | None) -> None:
-        self.x = frozen(trained(self.network))
+        self.y = trained(self.network)
+        self.x = frozen(self.y)
         self.drift = [c - c_i for c, c_i in zip(self.c, self.c_i, strict=True)]
         self.steps = 0
         if self.option == "I" and client is not None:
@@ -99,14 +100,14 @@ class SCAFFOLD(FederatedModule):
         return super().training_step(batch, batch_idx)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        add_to_gradients(trained(self.network), self.drift)  # g + c - c_i
+        add_to_gradients(self.y, self.drift)  # g + c - c_i
 
     def on_client_end(self, client: Client) -> None:
         if self.steps == 0:
             return
         if self.option == "II":
             moved = self.steps * self.trainer.optimizers[0].param_groups[0]["lr"]
-            steps = zip(self.x, trained(self.network), self.drift, strict=True)
+            steps = zip(self.x, self.y, self.drift, strict=True)
             self.renewed = [(x - y.detach()) / moved - drift for x, y, drift in steps]
         self.change.put(new - old for new, old in zip(self.renewed, self.c_i, strict=True))
         self.c_i.put(self.renewed)
