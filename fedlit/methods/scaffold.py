@@ -17,6 +17,7 @@ every round, and one client is a plain loop of SGD (both but for rounding).
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.optim import Optimizer
@@ -90,7 +91,7 @@ class SCAFFOLD(FederatedModule):
     def on_client_start(self, client: Client | None) -> None:
         self.y = trained(self.network)
         self.x = frozen(self.y)
-        self.drift = [c - c_i for c, c_i in zip(self.c, self.c_i, strict=True)]
+        self.drift = list(torch._foreach_sub(list(self.c), list(self.c_i)))
         self.steps = 0
         if self.option == "I" and client is not None:
             self.renewed = mean_gradient(self.network, client, like=self.x[0], loss=loss_of(self))
@@ -102,14 +103,15 @@ class SCAFFOLD(FederatedModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         add_to_gradients(self.y, self.drift)  # g + c - c_i
 
+    @torch.no_grad()
     def on_client_end(self, client: Client) -> None:
         if self.steps == 0:
             return
         if self.option == "II":
-            moved = self.steps * self.trainer.optimizers[0].param_groups[0]["lr"]
-            steps = zip(self.x, self.y, self.drift, strict=True)
-            self.renewed = [(x - y.detach()) / moved - drift for x, y, drift in steps]
-        self.change.put(new - old for new, old in zip(self.renewed, self.c_i, strict=True))
+            self.renewed = list(torch._foreach_sub(self.x, self.y))
+            torch._foreach_div_(self.renewed, self.steps * self.trainer.optimizers[0].param_groups[0]["lr"])
+            torch._foreach_sub_(self.renewed, self.drift)
+        self.change.put(torch._foreach_sub(self.renewed, list(self.c_i)))
         self.c_i.put(self.renewed)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:

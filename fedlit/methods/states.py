@@ -97,11 +97,10 @@ class Vectors(nn.Module):
     @torch.no_grad()
     def put(self, tensors: Iterable[Tensor]) -> None:
         """Copy values into them."""
-        for mine, tensor in zip(self, tensors, strict=True):
-            mine.copy_(tensor)
+        torch._foreach_copy_(list(self), list(tensors))
 
 
-def trained(network: nn.Module) -> list[nn.Parameter]:
+def trained(network: nn.Module) -> list[Tensor]:
     """The parameters that train."""
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
