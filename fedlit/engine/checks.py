@@ -5,7 +5,7 @@ import warnings
 from lightning.fabric import Fabric
 
 from fedlit.data import FederatedData
-from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer, trial_rule
+from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer
 from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import check_upload_encoder
 from fedlit.engine.live_module import left_in_evaluation
@@ -43,7 +43,7 @@ def check_experiment(
     check_aggregator(model, stages, data, options)
     if command == "fit":
         check_privacy(model, stages, data, options)
-        check_server_optimizer(model, stages, options, options.aggregator or trial_rule(model, options))
+        check_server_optimizer(model, stages, options)
         check_upload_encoder(model, stages, options)
     check_clients(model, data, fabric, measures)
     if measures.are_of_classes:
