@@ -14,7 +14,7 @@ from fedlit.data.client import SERVER
 from fedlit.engine.live_module import check_unchanged, trained_names
 from fedlit.engine.logged_values import logging_to_means
 from fedlit.engine.optimisation import check_settings, revived
-from fedlit.engine.options import Options
+from fedlit.engine.options import Options, first_line
 from fedlit.engine.plan import OptimizerState, UsageError
 from fedlit.engine.scheduling import cohort_size, eligible
 from fedlit.engine.state import FederationState, shared_names
@@ -253,5 +253,5 @@ def check_server_optimizer(model: FederatedModule, stages: Sequence[Stage], opti
     try:
         check_settings(factory([nn.Parameter(state[name].clone()) for name in names]), nn.Module())
     except Exception as error:  # an optimiser may raise anything
-        line = (str(error).splitlines() or [type(error).__name__])[0]
+        line = first_line(error)
         raise ValueError(line if OPTION[:-1] in line else f"{OPTION}: {line}") from error

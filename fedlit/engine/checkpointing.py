@@ -126,7 +126,8 @@ def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule
     if training:
         resume_point.changes = changes(content, **run_with(state))
         _check_optimizers(state, resume_point)
-        resume_point.warn_of_changes()
+        for change in resume_point.changes:
+            warnings.warn(f"{change}, from round {state.round + 1} on.", Notice, stacklevel=2)
 
 
 def _restore_server(state: FederationState, schedule: Schedule, content: dict[str, Any]) -> None:

@@ -1,21 +1,42 @@
-"""Checks of method, data and options together, before the first round."""
+"""Checks before the first round: of method, data and options together, and of networks by a trial on two samples."""
 
 import warnings
+from collections.abc import Iterator
+from typing import Any
 
+import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
 
 from fedlit.data import FederatedData
+from fedlit.data.client import Client
+from fedlit.data.remote import set_num_classes
+from fedlit.data.trees import describe
 from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer
 from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import check_upload_encoder
+from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.live_module import left_in_evaluation
-from fedlit.engine.network_checks import check_clients, check_measures
-from fedlit.engine.options import Options
-from fedlit.methods.base import FederatedModule, check_travels
-from fedlit.methods.factories import check_choices
-from fedlit.methods.hooks import Command, check_hooks
+from fedlit.engine.logged_values import refusing_logs
+from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
+from fedlit.engine.optimisation import check_configured, check_number, check_settings
+from fedlit.engine.options import Options, first_line, refusing
+from fedlit.engine.precision import autocast, convert_input
+from fedlit.fast.memory import lay_out
+from fedlit.inputs import applied, batch_size
+from fedlit.methods.base import FederatedModule, check_travels, loss_of, task_of
+from fedlit.methods.factories import check_choices, for_client, kind
+from fedlit.methods.hooks import Command, check_hooks, overridden
 from fedlit.methods.stage import Stage, check_stages, with_followers
+from fedlit.methods.states import twin
 from fedlit.notices import Notice
+from fedlit.rng import isolated
+
+LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
+NETWORK_CHOICES = ("client_networks", "client_memes", "client_classes")  # what our methods build clients' networks by
+CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
 def check_experiment(
@@ -70,3 +91,190 @@ def _warn_of_modes(model: FederatedModule) -> None:
             names += " ..."
         message = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
         warnings.warn(message, Notice, stacklevel=2)
+
+
+def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> MetricSet:
+    """Task, metrics and what is monitored or stops training early; the metrics."""
+    kind = type(model).__name__
+    allowed = () if model.card is None else model.card.tasks
+    if allowed and task_of(model).name not in allowed:
+        raise ValueError(f"`model.task`: {kind} is for {' and '.join(allowed)}, got {task_of(model).name}.")
+    with refusing(f"`model`: `metrics` of {kind}"):
+        measures = MetricSet(model, options.metrics)
+    for name in options.metrics:
+        if name in (*measures.own, LOSS):
+            raise ValueError(
+                f"`trainer.metrics` must leave {' and '.join([*measures.own, LOSS])} to the federation, which measures "
+                f"them anyway; give {name!r} another name."
+            )
+    if options.monitor is not None:
+        _check_monitor(measures, stages, options.monitor)
+    for stage in stages:
+        known = [LOSS, *MetricSet(stage.module or model, {}).own]
+        if stage.early_stopping is not None and stage.early_stopping.metric not in known:
+            raise ValueError(
+                f"Early stopping of stage {stage.name!r} must watch {' or '.join(known)}, got "
+                f"{stage.early_stopping.metric}."
+            )
+    return measures
+
+
+def _check_monitor(measures: MetricSet, stages: list[Stage], monitor: str) -> None:
+    """Refuse to monitor what is never measured."""
+    metric, _, where = monitor.rpartition("/")
+    if metric not in measures.names and where not in LOGGED:
+        raise ValueError(
+            f"`trainer.monitor` must be metric/model_on_data, such as {measures.first}/global_on_pooled, "
+            f"with a metric of {', '.join(measures.names)}, got {monitor}."
+        )
+    models = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
+    monitored = where.partition("_on_")[0]
+    if monitored not in models:
+        known = ", ".join(sorted(models))
+        raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
+
+
+def check_targets(model: FederatedModule, measures: MetricSet, target: Any, num_classes: int) -> None:
+    """A classification has classes."""
+    is_index = isinstance(target, Tensor) and target.dtype == torch.int64 and target.ndim == 1
+    if not measures.are_of_classes or (is_index and num_classes > 0):
+        return
+    kind = type(model).__name__
+    problem = f"`model.task` of {kind} is classification, whose targets are class indices [N], but the data's are"
+    remedy = "another is of fedlit.tasks, such as Regression"
+    if model.card is not None and model.card.tasks:
+        remedy = f"{kind} is for nothing else"
+    raise ValueError(f"{problem} {describe(target)}; {remedy}.")
+
+
+def check_own_task(model: FederatedModule, measures: MetricSet, output: Any, target: Any, whose: str) -> None:
+    """A loss and metrics that are not those of a classification are tried on the outputs for two samples."""
+    kind = type(model).__name__
+    task = task_of(model)
+    shapes = f"outputs {describe(output)} of the {whose} with targets {describe(target)}"
+    with refusing(f"`model`: `loss` of {kind} ({task.name}) must give one number, the mean over a batch, of {shapes}"):
+        loss_of(model)(output, target).item()
+    if measures.metrics:
+        check_metrics(measures, move_data_to_device(task.measured(output, target), torch.device("cpu")), shapes)
+
+
+def check_metrics(measures: MetricSet, given: tuple[Any, Any], what: str) -> None:
+    """Every metric takes such outputs and targets and gives a number."""
+    for name, metric in measures.metrics.items():
+        with refusing(f"{measures.describe(name)} cannot score {what} by one number"):
+            trial = metric.clone()
+            trial.update(*given)
+            float(trial.compute())
+
+
+def check_clients(model: FederatedModule, data: FederatedData, fabric: Fabric, measures: MetricSet) -> None:
+    """The networks of the first clients, one of each kind, are tried on two samples."""
+    x, target = two_samples(data, fabric)
+    num_classes = data.splits.num_classes
+    check_targets(model, measures, target, num_classes)
+    for trial, client in trials(model, data, fabric):
+        _check_client(trial, client, (x, target), fabric, measures)
+    if measures.are_of_classes:
+        check_metrics(measures, (torch.eye(num_classes), torch.arange(num_classes)), f"{num_classes} classes")
+
+
+def two_samples(data: FederatedData, fabric: Fabric) -> tuple[Any, Any]:
+    """Inputs and targets, of the test set, on the device that trains."""
+    x, y = move_data_to_device(next(iter(data.test_batches().first(2))), fabric.device)
+    return convert_input(fabric, x), convert_input(fabric, y)
+
+
+def trials(model: FederatedModule, data: FederatedData, fabric: Fabric) -> Iterator[tuple[FederatedModule, Client]]:
+    """A copy of the method for one client of each kind among the first, in evaluation mode."""
+    with refusing(f"`model`: {type(model).__name__} cannot be copied for clients"):
+        trial = twin(model)  # building the clients' networks must not change the one that is about to train
+    fabric.strategy.precision.convert_module(trial)
+    trial.to(fabric.device)  # the model itself is moved later, and autocast is that of the device
+    clients = range(min(data.num_clients, CHECKED_CLIENTS)) if data.only_client is None else [data.only_client]
+    first_of_kind = {_kind_of(model, data.client(k)): k for k in reversed(clients)}
+    with isolated(0):
+        for k in sorted(first_of_kind.values()):
+            trial.client = data.client(k)
+            if is_overridden("configure_client", trial, FederatedModule):
+                with refusing_logs(trial, "configure_client"):
+                    trial.configure_client(trial.client)
+                trial.to(device=fabric.device, dtype=trial.dtype)
+            trial.eval()
+            yield trial, trial.client
+
+
+def _kind_of(model: FederatedModule, client: Client) -> str:
+    """What a client's networks and optimiser are built by."""
+    builds_anything = not any(hasattr(model, name) for name in NETWORK_CHOICES)
+    if builds_anything and is_overridden("configure_client", model, FederatedModule):
+        return str(client.id)
+    choices = [getattr(model, name, None) for name in (*NETWORK_CHOICES, "client_optimizers")]
+    return repr([client.num_classes, *(kind(for_client(None, given, client)) for given in choices)])
+
+
+@torch.no_grad()
+def _check_client(
+    model: FederatedModule, client: Client, samples: tuple[Any, Any], fabric: Fabric, measures: MetricSet
+) -> None:
+    """The client's network takes its samples and gives what the task needs, and its optimiser can be built."""
+    x, target = samples
+    inputs = f"of shape {list(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
+    networks = {f"network of client {client.id}": model, "global model": model.global_model()}
+    for whose, network in networks.items():
+        with refusing(f"`model`: the {whose} cannot take inputs {inputs}"), autocast(fabric)():
+            z = applied(network, x)
+        if measures.are_of_classes:
+            _check_classes(whose, client, z, batch_size(x, target))
+        else:
+            check_own_task(model, measures, z, target, whose)
+    _check_optimizer(model, client, fabric)
+
+
+def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> None:
+    is_own = overridden(model, frozenset({"configure_optimizers"}))
+    source = f"`model`: `configure_optimizers` of {type(model).__name__}" if is_own else "`model.optimizer`"
+    with refusing(f"{source} of client {client.id}"), trial_training(model, client, fabric):
+        optimizers = check_configured(model.configure_optimizers())
+        check_number(model, optimizers)
+        for optimizer in optimizers:
+            check_settings(optimizer, model)
+
+
+def _check_classes(whose: str, client: Client, output: Any, number: int) -> None:
+    """A logit per class, of each of so many samples."""
+    with refusing(f"`model`: the {whose}"):
+        shape = list(CLASSES.output(output).shape)
+    if client.data.only_client is not None and len(shape) == 2:
+        set_num_classes(client.data, shape[1])
+        client = client.data.client(client.id)
+    if shape == [number, client.num_classes]:
+        return
+    wanted = f"the {whose} must give {client.num_classes} outputs, one per class of the data, got shape {shape[1:]}"
+    remedy = "set its `num_classes`, or change its last layer"
+    if len(shape) == 2 and shape[1] > client.num_classes and client.data.num_classes is None:
+        remedy += f", or `data.num_classes: {shape[1]}` if no sample is of the highest classes"
+    labels = client.data.describe_labels()
+    if labels is None:
+        raise ValueError(f"`model`: {wanted}; {remedy}.")
+    raise ValueError(
+        f"{labels}, but must be 0 to C - 1 for C classes: subtract {client.data.splits.lowest_class}. "
+        f"If they are right, and no sample is of class 0, {wanted}; {remedy}."
+    )
+
+
+def layout_for(model: FederatedModule, data: FederatedData, fabric: Fabric, fast: bool) -> torch.memory_format:
+    """Channels last in fast mode, where the networks of all kinds of clients run with it."""
+    if not fast:
+        return torch.contiguous_format
+    x, _ = two_samples(data, fabric)
+    for trial, _ in trials(model, data, fabric):
+        lay_out(trial, torch.channels_last)
+        try:
+            with torch.no_grad(), autocast(fabric)():
+                trial(x)
+                applied(trial.global_model(), x)
+        except Exception as error:  # a method may raise anything
+            message = f"images of {type(model).__name__} keep their layout; a trial in that of fast mode: "
+            warnings.warn(f"`trainer.fast`: {message}{first_line(error)}", Notice, stacklevel=2)
+            return torch.contiguous_format
+    return torch.channels_last

@@ -1,7 +1,8 @@
 """The options of a federation, checked: the only place where they live."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,7 @@ COUNTS = {  # at least 1, and at most: more threads or processes would not start
     "processes_per_device": 64,
 }
 MOST_DEVICES = 1024
+SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
 RATIOS = ("max_weight_ratio", "max_norm_ratio")
 EXCLUSIVE = (
@@ -36,6 +38,25 @@ EXCLUSIVE = (
     ("privacy", "aggregator"),  # noise is for a mean
     *(("privacy", ratio) for ratio in RATIOS),  # they compare clients
 )
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Refuse in one line what raises within, whatever it is: methods, networks and metrics may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, with its class where the text alone is not clear."""
+    line = str(error).partition("\n")[0]
+    if "dtype" in line:
+        line += "; see `trainer.precision`"
+    if not isinstance(error, SELF_EXPLANATORY) or not line:
+        return f"{type(error).__name__}: {line}".removesuffix(": ")
+    return line
 
 
 class Options:

@@ -15,8 +15,8 @@ from lightning.fabric import Fabric
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
 from fedlit.data.remote import placeholder_data
-from fedlit.engine.network_checks import layout_for
-from fedlit.engine.options import Options
+from fedlit.engine.checks import layout_for
+from fedlit.engine.options import Options, first_line
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast, meet
 from fedlit.engine.state import FederationState
@@ -51,10 +51,6 @@ class ResumePoint:
             found.append({"what": "fell_back", "on": str(self.checkpoint), "reason": self.fallback})
         return found + [{"what": "changed", **change._asdict()} for change in self.changes]
 
-    def warn_of_changes(self) -> None:
-        for change in self.changes:
-            warnings.warn(f"{change}, from round {self.content['round'] + 1} on.", Notice, stacklevel=2)
-
 
 def read_checkpoint(path: Path | None) -> ResumePoint:
     """Read a checkpoint; where `last.ckpt` is damaged, warn and read the one before it."""
@@ -86,38 +82,33 @@ def launch(fabric: Fabric, options: Options) -> None:
     check_precision(fabric)
 
 
-def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedData:
-    """The data, set up on every process, and fetched by the first."""
+def ready_data(fabric: Fabric, datamodule: FederatedData | None, resume_point: ResumePoint) -> FederatedData:
+    """The data, set up on every process, and fetched by the first.
+
+    Where they are not there, what the checkpoint knows of them: enough to use its networks.
+    """
+    kept = resume_point.content.get("preprocessing") if fabric.world_size == 1 else None
+    if datamodule is None and kept is not None:
+        return placeholder_data(kept, None)
     data = FederatedData() if datamodule is None else datamodule
     check_kind("data", data, FederatedData, "a FederatedData")
-    if fabric.is_global_zero:
-        data.prepare_data()
-    meet(fabric)
-    data.setup()
-    return data
-
-
-def data_or_placeholder(
-    fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, options: Options
-) -> FederatedData:
-    """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks."""
-    checkpoint = chosen_checkpoint(fabric, ckpt_path, options, training=False)
-    kept = read_checkpoint(checkpoint).content.get("preprocessing")
-    if kept is None or fabric.world_size > 1:
-        return ready_data(fabric, datamodule)
-    if datamodule is None:
-        return placeholder_data(kept, None)
     try:
-        return ready_data(fabric, datamodule)
+        if fabric.is_global_zero:
+            data.prepare_data()
+        meet(fabric)
+        data.setup()
+        return data
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if kept is None:
+            raise
         try:
-            data = placeholder_data(kept, datamodule)
+            placeholder = placeholder_data(kept, data)
         except ValueError:
             raise error from None
-        message = f"The data are not there ({reason.rstrip('.')}); inputs are prepared as in the run of {checkpoint}."
+        why = f"The data are not there ({first_line(error).rstrip('.')})"
+        message = f"{why}; inputs are prepared as in the run of {resume_point.checkpoint}."
         warnings.warn(message, Notice, stacklevel=2)
-        return data
+        return placeholder
 
 
 def on_rank_0(fabric: Fabric, work: Callable[[], Path | None]) -> Path | None:

@@ -1,7 +1,6 @@
 """Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
 
 from collections.abc import Collection, Mapping, Sequence
-from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedlit.data import FederatedData
 from fedlit.data.assignment import Assignment
 from fedlit.data.client import SERVER
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.options import Options
+from fedlit.engine.options import Options, refusing
 from fedlit.engine.plan import KeepOptimizer, Plan
 from fedlit.engine.processes import broadcast
 from fedlit.engine.state import FederationState
@@ -23,8 +22,6 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.rng import derive, generator, isolated
-
-MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
 
 
 class StageRounds(NamedTuple):
@@ -131,23 +128,16 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
     """
     if schedule is None:
         return []
-    if rounds > MOST_SCHEDULED:
-        raise ValueError(f"`trainer.lr_schedule` takes `trainer.num_rounds` of at most {MOST_SCHEDULED}, got {rounds}.")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     factors: list[float] = []
-    try:
+    with refusing("`trainer.lr_schedule`"):  # some end after so many steps; one's own may raise anything
         stepper = schedule(optimizer)
         if isinstance(stepper, ReduceLROnPlateau):
             raise ValueError("it is stepped by rounds; ReduceLROnPlateau waits for a metric.")
-        for number in range(1, rounds + 1):
+        for _ in range(rounds):
             factors.append(float(optimizer.param_groups[0]["lr"]))
-            if not isfinite(factors[-1]):
-                raise ValueError(f"it multiplies the learning rate by {factors[-1]} in round {number}.")
             optimizer.step()
             stepper.step()
-    except Exception as error:  # some schedules end after so many steps; one's own may raise anything
-        lines = str(error.args[0] if error.args else type(error).__name__).splitlines()
-        raise ValueError(f"`trainer.lr_schedule`: {lines[0]}") from error
     return factors
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from fedlit.engine import liveness
 from fedlit.engine.liveness import Liveness, ProcessLost
-from fedlit.engine.options import Options
+from fedlit.engine.options import Options, first_line
 from fedlit.records.stop_signals import stop_signals
 
 LOOPBACK = "127.0.0.1"
@@ -167,8 +167,8 @@ def make_fabric(options: Options) -> Fabric:
     except Exception as error:  # Fabric raises many kinds
         names = ("accelerator", "devices", "num_nodes")
         given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
-        why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{given} with `trainer.precision` {options.precision} cannot be had here: {why}") from error
+        what = f"{given} with `trainer.precision` {options.precision} cannot be had here"
+        raise ValueError(f"{what}: {first_line(error)}") from error
 
 
 def _devices(accelerator: str, devices: int | str) -> list[torch.device]:
