@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -33,9 +32,6 @@ from fedlit.records.progress import Progress
 from fedlit.records.round_record import Failure, RoundRecord, failure
 from fedlit.records.rows import POOLED, LedgerRow, Row
 from fedlit.records.stop_signals import stop_signals
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -170,10 +166,14 @@ class Fit:
             return serve(self.state, number, self.schedule.plan(number, SERVER, **self.watch), self.progress)
         failed: dict[int, Failure] = {}
         ledger: list[LedgerRow] = []
+        follow_up = self.schedule.follow_up(number, **self.watch)
         for attempt in count(1):
             clients = sampled(self.state, stage, number, attempt, failed)
             self.call("on_round_start", number, clients)
-            record = self._train_clients(number, stage, clients, score)
+            if not clients and (self.options.privacy is None or stage.upload != "aggregate"):  # else there is noise
+                return RoundRecord()
+            plans = self.schedule.plans(number, clients, **self.watch)
+            record = ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
             record.attempt = attempt
             record.ledger = [*ledger, *record.ledger]  # what failed attempts sent counts, too
             if record.is_whole:
@@ -183,14 +183,6 @@ class Fit:
             ledger = record.ledger
             check_retry(self.state, stage, number, record, failed)
         return record
-
-    def _train_clients(self, number: int, stage: Stage, clients: list[int], score: bool) -> RoundRecord:
-        is_noised = self.options.privacy is not None and stage.upload == "aggregate"
-        if not clients and not is_noised:
-            return RoundRecord()
-        plans = self.schedule.plans(number, clients, **self.watch)
-        follow_up = self.schedule.follow_up(number, **self.watch)
-        return ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
 
     def _should_stop(self) -> bool:
         """Whether local training ends at once. Several processes agree to stop between rounds."""
