@@ -103,13 +103,6 @@ def test_without_checkpoints_a_run_leaves_its_records_alone(tmp_path):
         federation.fit(method, data)
 
 
-def test_what_says_which_checkpoints_there_are_is_refused_where_there_are_none():
-    with pytest.raises(
-        ValueError, match=r"^`trainer.monitor` is about checkpoints, and `trainer.enable_checkpointing`"
-    ):
-        Federation(**QUIET, enable_checkpointing=False, monitor="loss/global_on_own")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
