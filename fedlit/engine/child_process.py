@@ -100,14 +100,13 @@ def _receive(
     while (left := end - monotonic()) > 0:
         if should_stop():
             raise Interrupted
-        has_ended = not child.is_alive()  # before the pipe is read: what it sent last is there then
         try:
-            if receiving.poll(0 if has_ended else min(left, POLL)):
+            if receiving.poll(min(left, POLL)):
                 return receiving.recv_bytes()
-        except EOFError:  # it is about to end
-            child.join(min(left, POLL))
-        if has_ended:
-            return Failure(_death(child.exitcode or 0))
+        except EOFError:  # it ends, and has sent nothing
+            child.join(left)
+            if child.exitcode is not None:
+                return Failure(_death(child.exitcode))
     return Failure(f"it took longer than `trainer.client_timeout`, {timeout:g} s, and was ended")
 
 
