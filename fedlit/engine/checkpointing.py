@@ -204,8 +204,6 @@ def _check_networks(state: FederationState, content: dict[str, Any], problem: st
     """The method, and the networks of the first clients, as they are built here, take the states they had there."""
     if _shapes(content["initial_state"]) != _shapes(_not_of_server(state)):
         raise ValueError(f"{problem} its personal state differs.")
-    if not content.get(ATTRIBUTES, {}).keys() <= state.attributes.parts.keys():
-        raise ValueError(f"{problem} it has attributes of {[*content[ATTRIBUTES]]}.")
     by_client = [content.get(key, {}) for key in (PERSONAL, COLLECTED, UPLOADS)]
     trial = twin(state.module)
     for k in sorted(set().union(*by_client))[:CHECKED_CLIENTS]:
@@ -274,11 +272,12 @@ class Saving:
         """Whether this process has all that there is to save, so that others need not be there."""
         return self.state.options.enable_checkpointing and not self.state.owner_ranks
 
-    def save(self, improved: bool) -> None:
+    def save(self, improved: bool = False) -> None:
         """A checkpoint of the rounds so far, if there are to be any."""
-        files = self._files()
-        if self.checkpoints is not None:
-            self.checkpoints.save(self._content(files), improved)
+        with self.state.options.profiler.profile("save"):
+            files = self._files()
+            if self.checkpoints is not None:
+                self.checkpoints.save(self._content(files), improved)
         self.round = self.state.round
 
     def _content(self, files: dict[int, str] | None) -> dict[str, Any]:

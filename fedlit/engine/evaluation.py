@@ -185,8 +185,10 @@ class Scorer:
         """Whether the model that a client uses differs from the global model."""
         if self.stage.upload != "aggregate" or self.personalises or self.stage.own_models:
             return True
+        if self.state.has_custom_download and len(self.state.uploads):  # it is what the client has uploaded last
+            return True
         is_own = is_overridden("forward", self.personal, FederatedModule)
-        return self.state.has_own_uploads or not all(self._held(self.personal if is_own else self.network))
+        return not all(self._held(self.personal if is_own else self.network))
 
     def _held(self, network: nn.Module) -> list[bool]:
         """Of each entry of a network, whether the server holds it or it is `upload_only`."""

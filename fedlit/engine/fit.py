@@ -107,7 +107,7 @@ class Fit:
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
             warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
         if state.round == 0:
-            self._save()  # killed in its first round, a run can still be resumed
+            self.saving.save()  # killed in its first round, a run can still be resumed
         if state.round >= rounds:
             self.progress.say(f"All {rounds} rounds are done; `trainer.num_rounds` says how many there are.")
 
@@ -157,7 +157,7 @@ class Fit:
         if self.options.callbacks:
             self.state.attributes.note()
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
-            self._save(improved)
+            self.saving.save(improved)
 
     def _train(self, number: int, stage: Stage, score: bool) -> RoundRecord:
         """Train the clients of a round, with others if too few returned a valid update; or train the server."""
@@ -198,10 +198,6 @@ class Fit:
         record.failures = {**scorer.failures, **record.failures}
         return rows
 
-    def _save(self, improved: bool = False) -> None:
-        with self.options.profiler.profile("save"):
-            self.saving.save(improved)
-
     def _save_complete_rounds(self, error: BaseException) -> None:
         """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""
         round = self.state.round
@@ -214,7 +210,7 @@ class Fit:
         if not is_new or not can_save or isinstance(error, UnserializableAttribute):  # which the checkpoint would lack
             return
         try:
-            self._save()
+            self.saving.save()
             self.progress.say(f"Saved round {round} before the error that follows.")
         except Exception as problem:  # what went wrong first is what matters
             if not is_full(problem):  # it was that which went wrong first
@@ -224,7 +220,7 @@ class Fit:
         """The last checkpoint, the curves and a table."""
         state = self.state
         if self.saving.round != state.round:
-            self._save()
+            self.saving.save()
         self.log.confusion(self.confused)
         scores = state.scores
         chosen = chosen_values(state.options, state.data, state.module)

@@ -254,11 +254,6 @@ class FederationState:
         copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
 
-    @property
-    def has_own_uploads(self) -> bool:
-        """Whether a client's model is the one that it has uploaded last."""
-        return self.has_custom_download and len(self.uploads) > 0
-
     def owners(self) -> list[int]:
         """Clients that have something of their own."""
         kept = [k for k in (*self.memories.here, *self.owner_ranks) if self.memories.names(k)]
