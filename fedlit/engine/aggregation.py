@@ -1,27 +1,20 @@
 """From the uploads of a round to the server's next state: rules, differential privacy, the server's optimiser."""
 
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
-from fedlit.aggregation import RoundUploads, Rule, State, Upload, defect, fewest_uploads, weighted_mean
-from fedlit.data import FederatedData
+from fedlit.aggregation import RoundUploads, Rule, State, Upload, defect, weighted_mean
 from fedlit.data.client import SERVER
 from fedlit.engine.live_module import check_unchanged, trained_names
 from fedlit.engine.logged_values import logging_to_means
-from fedlit.engine.optimisation import check_settings, revived
-from fedlit.engine.options import Options, first_line
+from fedlit.engine.optimisation import revived
 from fedlit.engine.plan import OptimizerState, UsageError
-from fedlit.engine.scheduling import cohort_size, eligible
-from fedlit.engine.state import FederationState, shared_names
-from fedlit.methods.base import FederatedModule
+from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
-from fedlit.notices import Notice
-from fedlit.privacy import Accountant, ClientLevelDP, NoisedMean, OpaqueUploads
+from fedlit.privacy import ClientLevelDP, NoisedMean, OpaqueUploads
 from fedlit.records.plain_values import is_plain
 from fedlit.records.round_record import failure
 from fedlit.records.rows import POOLED, Row
@@ -113,7 +106,7 @@ class RoundRule:
         if wanted and not self.is_asked:
             option = f"`trainer.{wanted[0]}`"
             if options.aggregator is not None:
-                option += f" {_name(options.aggregator)}"
+                option += f" {rule_name(options.aggregator)}"
             raise UsageError(
                 f"{option} would be ignored: `aggregate` of {type(self.state.module).__name__} does not ask for it; it "
                 "would by `self.combine(uploads, current)`."
@@ -129,7 +122,7 @@ class RoundRule:
             return weighted_mean(uploads)
         expected = {name: current[name] for name in self.state.shared if name in current}
         received = uploads if isinstance(uploads, RoundUploads) else list(uploads)
-        about = f"`trainer.aggregator` {_name(rule)} could not combine the {len(received)} uploads"
+        about = f"`trainer.aggregator` {rule_name(rule)} could not combine the {len(received)} uploads"
         about += f" of round {self.number}"
         try:
             agreed = rule(received, current)
@@ -164,94 +157,5 @@ class RoundRule:
         return {name: values for name, values in found.items() if values}
 
 
-def check_aggregator(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
-    """The rule is asked by this method, can be called, and a round is large enough for it."""
-    rule = options.aggregator
-    if rule is None:
-        return
-    name = _name(rule)
-    averaged = [stage for stage in stages if stage.upload == "aggregate"]
-    if not averaged:
-        raise ValueError(f"`trainer.aggregator` {name} would never be asked: {type(model).__name__} averages nothing.")
-    needed = fewest_uploads(rule)
-    smallest = min(cohort_size(options, len(eligible(data, stage))) for stage in averaged)
-    if smallest < needed:
-        raise ValueError(
-            f"`trainer.aggregator` {name} needs {needed} uploads in a round, but a round has {smallest} clients; see "
-            "`trainer.fraction_fit`, `trainer.min_clients` and `data.num_clients`."
-        )
-
-
-def _name(rule: Rule) -> str:
+def rule_name(rule: Rule) -> str:
     return getattr(rule, "__name__", type(rule).__name__)
-
-
-def check_privacy(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
-    """All that leaves a client is noised, and there is a budget for at least one round."""
-    privacy = options.privacy
-    if privacy is None:
-        return
-    if problem := _unprotected(model, stages, options):
-        raise ValueError(f"`trainer.privacy`: {problem}")
-    if options.min_clients > 1:
-        raise ValueError(
-            f"`trainer.min_clients` is {options.min_clients}, but under `trainer.privacy` every client takes part by "
-            "itself with probability `trainer.fraction_fit`."
-        )
-    if privacy.delta >= 1 / data.num_clients:
-        raise ValueError(
-            f"`trainer.privacy.delta` must be below 1 / `data.num_clients` = {1 / data.num_clients:.3g}, got "
-            f"{privacy.delta}: else publishing all data of one client would count as private."
-        )
-    accountant = Accountant(privacy, options.fraction_fit)
-    if not accountant.allows(1):
-        raise ValueError(
-            f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
-            f"{accountant.epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
-        )
-    if privacy.noise_seed is not None and privacy.noise_multiplier:
-        message = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
-        warnings.warn(message, Notice, stacklevel=2)
-    if model.weighting != "uniform":
-        message = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
-        warnings.warn(message, Notice, stacklevel=2)
-
-
-def _unprotected(model: FederatedModule, stages: list[Stage], options: Options) -> str | None:
-    """What would leave a client without noise, or could not be noised."""
-    name = type(model).__name__
-    for stage in stages:
-        if stage.upload == "collect":
-            return f"{name} collects clients' states as they are in stage {stage.name!r}."
-        if stage.followed_by is not None or stage.keep_uploads:
-            return f"{name} uses clients' states as they are after stage {stage.name!r}."
-    if model.upload_only:
-        return f"noise is for what is shared, and {name} also uploads {model.upload_only[0]!r}."
-    if is_overridden("select_clients", model, FederatedModule):
-        return f"every client is drawn by itself, and `select_clients` of {name} chooses them."
-    if all(stage.upload == "none" for stage in stages):
-        return f"{name} uploads nothing, so there is nothing to protect."
-    state = model.state_dict()
-    for entry in shared_names(model, options.batch_norm):
-        if not state[entry].is_floating_point():
-            return (
-                f"{entry!r} is a counter, which noise cannot hide; for BatchNorm set `trainer.batch_norm: local`, or "
-                "take GroupNorm."
-            )
-    return None
-
-
-def check_server_optimizer(model: FederatedModule, stages: Sequence[Stage], options: Options) -> None:
-    """The optimiser can be built, and the method averages what it steps."""
-    factory = options.server_optimizer
-    if factory is None:
-        return
-    names = trained_names(model, shared_names(model, options.batch_norm))
-    if not names or all(stage.upload != "aggregate" for stage in stages):
-        raise ValueError(f"{OPTION} would never be asked: {type(model).__name__} averages nothing that trains.")
-    state = model.state_dict()
-    try:
-        check_settings(factory([nn.Parameter(state[name].clone()) for name in names]), nn.Module())
-    except Exception as error:  # an optimiser may raise anything
-        line = first_line(error)
-        raise ValueError(line if OPTION[:-1] in line else f"{OPTION}: {line}") from error

@@ -8,15 +8,16 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
+from torch import Tensor, nn
 
+from fedlit.aggregation import fewest_uploads
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
 from fedlit.data.remote import set_num_classes
 from fedlit.data.trees import describe
-from fedlit.engine.aggregation import check_aggregator, check_privacy, check_server_optimizer
+from fedlit.engine.aggregation import rule_name
 from fedlit.engine.child_process import check_timeout
-from fedlit.engine.encoding import check_upload_encoder
+from fedlit.engine.encoding import encoded_names
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.live_module import left_in_evaluation
 from fedlit.engine.logged_values import refusing_logs
@@ -24,6 +25,8 @@ from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
 from fedlit.engine.optimisation import check_configured, check_number, check_settings
 from fedlit.engine.options import Options, first_line, refusing
 from fedlit.engine.precision import autocast, convert_input
+from fedlit.engine.scheduling import cohort_size, eligible
+from fedlit.engine.state import has_custom_download, shared_names
 from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, check_travels, loss_of, task_of
@@ -32,6 +35,7 @@ from fedlit.methods.hooks import Command, check_hooks, overridden
 from fedlit.methods.stage import Stage, check_stages, with_followers
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
+from fedlit.privacy import Accountant, ClientLevelDP
 from fedlit.rng import isolated
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
@@ -58,39 +62,116 @@ def check_experiment(
     measures = check_measures(model, stages, options)
     check_hooks(model, with_followers(stages), command)
     if command == "fit":
-        _warn_of_modes(model)
-        _warn_of_unused_options(model, stages, options)
+        _warn(model, stages, options)
         data.warn_of_missing_rows()
-    check_aggregator(model, stages, data, options)
-    if command == "fit":
-        check_privacy(model, stages, data, options)
-        check_server_optimizer(model, stages, options)
-        check_upload_encoder(model, stages, options)
+        _check_exchange(model, stages, data, options)
     check_clients(model, data, fabric, measures)
     if measures.are_of_classes:
         data.warn_of_labels()
     return stages
 
 
-def _warn_of_unused_options(model: FederatedModule, stages: list[Stage], options: Options) -> None:
-    """Warn of local epochs or steps where every stage has its own."""
-    if any(stage.epochs is None and stage.side == "clients" for stage in stages):
-        return
-    for name in ("local_epochs", "local_steps", "client_epochs"):
-        if getattr(options, name):
-            message = f"`trainer.{name}` plays no part: {type(model).__name__} has options of its own for epochs."
-            warnings.warn(message, Notice, stacklevel=2)
-
-
-def _warn_of_modes(model: FederatedModule) -> None:
-    """Warn of parts in evaluation mode, in which some libraries return their networks."""
-    found = left_in_evaluation(model)
-    if found:
-        names = ", ".join(name or "all of it" for name in found[:3])
-        if len(found) > 3:
-            names += " ..."
-        message = f"`model`: {type(model).__name__} is trained with parts in evaluation mode, as it was made: {names}."
+def _warn(model: FederatedModule, stages: list[Stage], options: Options) -> None:
+    """Warn of options that play no part, and of parts in evaluation mode, in which some libraries return networks."""
+    messages = []
+    kind = type(model).__name__
+    if not any(stage.epochs is None and stage.side == "clients" for stage in stages):
+        given = [name for name in ("local_epochs", "local_steps", "client_epochs") if getattr(options, name)]
+        messages = [f"`trainer.{name}` plays no part: {kind} has options of its own for epochs." for name in given]
+    if found := left_in_evaluation(model):
+        names = ", ".join(name or "all of it" for name in found[:3]) + (" ..." if len(found) > 3 else "")
+        messages.append(f"`model`: {kind} is trained with parts in evaluation mode, as it was made: {names}.")
+    for message in messages:
         warnings.warn(message, Notice, stacklevel=2)
+
+
+def _check_exchange(model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options) -> None:
+    """What is to happen to uploads can work, and is asked by this method."""
+    averaged = [stage for stage in stages if stage.upload == "aggregate"]
+    trained = encoded_names(model, shared_names(model, options.batch_norm))
+    for option in ("aggregator", "server_optimizer", "upload_encoder"):
+        is_asked = averaged and (option == "aggregator" or trained)
+        if getattr(options, option) is not None and not is_asked:
+            kind = type(model).__name__
+            raise ValueError(f"`trainer.{option}` would never be asked: {kind} averages nothing that trains.")
+    if options.aggregator is not None:
+        needed = fewest_uploads(options.aggregator)
+        smallest = min(cohort_size(options, len(eligible(data, stage))) for stage in averaged)
+        if smallest < needed:
+            raise ValueError(
+                f"`trainer.aggregator` {rule_name(options.aggregator)} needs {needed} uploads in a round, but a round "
+                f"has {smallest} clients; see `trainer.fraction_fit`, `trainer.min_clients` and `data.num_clients`."
+            )
+    if options.server_optimizer is not None:
+        state = model.state_dict()
+        option = "`trainer.server_optimizer`"
+        parameters = [nn.Parameter(state[name].clone()) for name in trained]
+        try:
+            check_settings(options.server_optimizer(parameters), nn.Module())
+        except Exception as error:  # an optimiser may raise anything
+            line = first_line(error)
+            raise ValueError(line if option[:-1] in line else f"{option}: {line}") from error
+    if options.upload_encoder is not None and has_custom_download(model):
+        raise ValueError(
+            "`trainer.upload_encoder` encodes the difference to what all clients are sent, and `download` of "
+            f"{type(model).__name__} sends each something else."
+        )
+    if options.privacy is not None:
+        _check_privacy(options.privacy, model, stages, data, options)
+
+
+def _check_privacy(
+    privacy: ClientLevelDP, model: FederatedModule, stages: list[Stage], data: FederatedData, options: Options
+) -> None:
+    """All that leaves a client is noised, and there is a budget for at least one round."""
+    if problem := _unprotected(model, stages, options):
+        raise ValueError(f"`trainer.privacy`: {problem}")
+    if options.min_clients > 1:
+        raise ValueError(
+            f"`trainer.min_clients` is {options.min_clients}, but under `trainer.privacy` every client takes part by "
+            "itself with probability `trainer.fraction_fit`."
+        )
+    if privacy.delta >= 1 / data.num_clients:
+        raise ValueError(
+            f"`trainer.privacy.delta` must be below 1 / `data.num_clients` = {1 / data.num_clients:.3g}, got "
+            f"{privacy.delta}: else publishing all data of one client would count as private."
+        )
+    accountant = Accountant(privacy, options.fraction_fit)
+    if not accountant.allows(1):
+        raise ValueError(
+            f"`trainer.privacy.target_epsilon` of {privacy.target_epsilon} does not allow a single round; one costs "
+            f"{accountant.epsilon(1):.4g}. Raise `trainer.privacy.noise_multiplier`."
+        )
+    if privacy.noise_seed is not None and privacy.noise_multiplier:
+        message = "`trainer.privacy.noise_seed`: whoever has it can subtract the noise; config.yaml holds it."
+        warnings.warn(message, Notice, stacklevel=2)
+    if model.weighting != "uniform":
+        message = f"`trainer.privacy`: every client counts the same, not by its {model.weighting}."
+        warnings.warn(message, Notice, stacklevel=2)
+
+
+def _unprotected(model: FederatedModule, stages: list[Stage], options: Options) -> str | None:
+    """What would leave a client without noise, or could not be noised."""
+    name = type(model).__name__
+    for stage in stages:
+        if stage.upload == "collect":
+            return f"{name} collects clients' states as they are in stage {stage.name!r}."
+        if stage.followed_by is not None or stage.keep_uploads:
+            return f"{name} uses clients' states as they are after stage {stage.name!r}."
+    if model.upload_only:
+        return f"noise is for what is shared, and {name} also uploads {model.upload_only[0]!r}."
+    if is_overridden("select_clients", model, FederatedModule):
+        return f"every client is drawn by itself, and `select_clients` of {name} chooses them."
+    if all(stage.upload == "none" for stage in stages):
+        return f"{name} uploads nothing, so there is nothing to protect."
+    state = model.state_dict()
+    for entry in shared_names(model, options.batch_norm):
+        if not state[entry].is_floating_point():
+            return (
+                f"{entry!r} is a counter, which noise cannot hide; for BatchNorm set `trainer.batch_norm: local`, or "
+                "take GroupNorm."
+            )
+    return None
 
 
 def check_measures(model: FederatedModule, stages: list[Stage], options: Options) -> MetricSet:

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 import torch
 
 from fedlit.aggregation import State, Upload
-from fedlit.encoders import OPTION, Encoder, check_sendable
+from fedlit.encoders import Encoder, check_sendable
 from fedlit.engine.live_module import failed, trained_names
-from fedlit.engine.options import Options
 from fedlit.engine.plan import LocalResult
-from fedlit.engine.state import FederationState, has_custom_download, shared_names
+from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -107,19 +106,3 @@ def encoded_names(module: FederatedModule, shared: Sequence[str]) -> list[str]:
     """Names of shared parameters that train and are not empty; one with two names is encoded under each."""
     state = module.state_dict()
     return [name for name in trained_names(module, shared) if state[name].numel()]
-
-
-def check_upload_encoder(model: FederatedModule, stages: Sequence[Stage], options: Options) -> None:
-    """There is something to encode, and what it is compared with is the same for all clients."""
-    encoder = options.upload_encoder
-    if encoder is None:
-        return
-    kind = type(model).__name__
-    names = encoded_names(model, shared_names(model, options.batch_norm))
-    if not names or all(stage.upload != "aggregate" for stage in stages):
-        raise ValueError(f"`{OPTION}` would never be asked: {kind} averages nothing that trains.")
-    if has_custom_download(model):
-        raise ValueError(
-            f"`{OPTION}` encodes the difference to what all clients are sent, and `download` of {kind} sends each "
-            "something else."
-        )

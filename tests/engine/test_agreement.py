@@ -83,7 +83,7 @@ def failing(uploads, current):
     ("model", "rule", "message"),
     [
         (Ignores, Median(), r"`trainer.aggregator` Median would be ignored: `aggregate` of Ignores .*`self.combine"),
-        (LocalOnly, Median(), r"`trainer.aggregator` Median would never be asked: LocalOnly averages nothing"),
+        (LocalOnly, Median(), r"`trainer.aggregator` would never be asked: LocalOnly averages nothing"),
         (FedAvg, Krum(1), r"`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients"),
         (FedAvg, TrimmedMean(0.3), r"TrimmedMean needs 4 uploads in a round, but a round has 3 clients"),
         (FedAvg, failing, r"`trainer.aggregator` failing could not combine the 3 uploads of round 1: KeyError: 'x'"),
