@@ -25,6 +25,7 @@ from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.liveness import make_fabric
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
@@ -41,7 +42,6 @@ from fedlit.engine.run_setup import (
 )
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState, Hosts
-from fedlit.engine.strategy import make_fabric
 from fedlit.inference import adapt, own_network, predict, table_of_epochs
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.hooks import Command

@@ -106,19 +106,19 @@ def _receive(
         except EOFError:  # it ends, and has sent nothing
             child.join(left)
             if child.exitcode is not None:
-                return Failure(_death(child.exitcode))
+                return Failure(f"its process {ending(child.exitcode)}")
     return Failure(f"it took longer than `trainer.client_timeout`, {timeout:g} s, and was ended")
 
 
-def _death(exit_code: int) -> str:
+def ending(exit_code: int) -> str:
     """How a process ended that returned nothing.
 
     Example:
-        >>> _death(-11)
-        'its process died of SIGSEGV'
+        >>> ending(-11)
+        'was ended by SIGSEGV'
     """
     if exit_code >= 0:
-        return f"its process ended by itself, with exit code {exit_code}"
+        return f"ended by itself, with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     hint = " (perhaps there was no memory left)" if name == "SIGKILL" else ""
-    return f"its process died of {name}{hint}"
+    return f"was ended by {name}{hint}"

@@ -16,11 +16,11 @@ from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
 from fedlit.data.remote import placeholder_data
 from fedlit.engine.checks import layout_for
+from fedlit.engine.liveness import ClientParallelStrategy
 from fedlit.engine.options import Options, first_line
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast, meet
 from fedlit.engine.state import FederationState
-from fedlit.engine.strategy import ClientParallelStrategy
 from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
@@ -135,12 +135,7 @@ def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, t
 
 
 class RunFolder(AbstractContextManager):
-    """The folder of a run that trains; as a context, it holds the folder's lock. A development run has none.
-
-    Args:
-        fabric: Launched; the first process holds the folder.
-        options: Of the federation.
-    """
+    """The folder of a run that trains; as a context, the first process holds its lock. A development run has none."""
 
     def __init__(self, fabric: Fabric, options: Options) -> None:
         self.fabric = fabric
