@@ -267,11 +267,6 @@ class Saving:
         if self.checkpoints is not None:
             self.checkpoints.go_back(self._content(files), origin)
 
-    @property
-    def can_be_alone(self) -> bool:
-        """Whether this process has all that there is to save, so that others need not be there."""
-        return self.state.options.enable_checkpointing and not self.state.owner_ranks
-
     def save(self, improved: bool = False) -> None:
         """A checkpoint of the rounds so far, if there are to be any."""
         with self.state.options.profiler.profile("save"):
@@ -318,11 +313,11 @@ class Saving:
     def _files(self) -> dict[int, str] | None:
         """The file of every client that has a state, each written once; None if states go into the checkpoint."""
         state = self.state
-        if self.folder is None:
-            return None
-        if state.fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
-            return None
-        if state.fabric.world_size > 1 and not state.owner_ranks:  # other ranks, which may be lost, need not be asked
+        if state.fabric.world_size == 1:
+            needs_files = state.memories.num_bytes + state.collected.num_bytes >= MUCH
+        else:  # other ranks, which may be lost, need not be asked where they have nothing
+            needs_files = bool(state.owner_ranks)
+        if self.folder is None or not needs_files:
             return None
         rank = state.fabric.global_rank
         own: dict[int, str] = {}

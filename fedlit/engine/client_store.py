@@ -34,21 +34,21 @@ class SpillStore:
         if size > self.left:
             return _in_a_file(memory)
         kept = self._on_host(memory)
-        self._fill(size)
-        weakref.finalize(kept, self._fill, -size)
+        self.left -= size
+        weakref.finalize(kept, self._free, size)
         return kept
 
     def get(self, kept: ClientState) -> ClientState:
         """A state that was put, on the device."""
         if self.device.type == "cpu":
             return kept
-        return ClientState(self._on_device(kept.state), kept.optimizer, self._on_device(kept.residual))
+        own, residual = apply_to_collection(
+            [kept.state, kept.residual], Tensor, lambda tensor: tensor.to(self.device, non_blocking=True)
+        )
+        return ClientState(own, kept.optimizer, residual)
 
-    def _fill(self, size: int) -> None:
-        self.left -= size
-
-    def _on_device(self, state: State) -> State:
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
+    def _free(self, size: int) -> None:
+        self.left += size
 
     def _on_host(self, memory: ClientState) -> ClientState:
         """In host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""

@@ -110,12 +110,7 @@ def consecutive(clients: Sequence[int], sizes: Sequence[int], least: int) -> lis
 
 
 class Scorer:
-    """Evaluates the models that a federation holds, on several processes if there are.
-
-    Args:
-        state: Of the federation.
-        stage: Whose models; by default that of the last round.
-    """
+    """Evaluates the models that a federation holds, those of the last round's stage unless another is given."""
 
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
         stage = stage or state.stage or state.module.configure_stages()[0]
@@ -387,9 +382,6 @@ class Scorer:
         return self._load_own(client, state.round)
 
 
-EpochValues = list[tuple[int, str, str, float]]  # epoch, data, metric and value
-
-
 def is_followed(stage: Stage) -> bool:
     """Whether epochs of a stage are evaluated: a client's own model is trained, not a copy that is averaged."""
     return stage.side == "clients" and stage.upload != "aggregate" and stage.reported_as is not None
@@ -403,7 +395,7 @@ class EpochScores:
         self.client = client
         self.every = every
         self.epoch = 0
-        self.values: EpochValues = []
+        self.values: list[tuple[int, str, str, float]] = []  # epoch, data, metric and value
 
     def __call__(self) -> None:
         """The same as at the end of the round."""

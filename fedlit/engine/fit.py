@@ -206,7 +206,8 @@ class Fit:
             details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
             self.log.recorder.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
         is_new = self.log.noted_round == round != self.saving.round
-        can_save = is_everywhere or self.saving.can_be_alone
+        # Where no rank owns what others lack, one that is alone can save.
+        can_save = is_everywhere or (self.options.enable_checkpointing and not self.state.owner_ranks)
         if not is_new or not can_save or isinstance(error, UnserializableAttribute):  # which the checkpoint would lack
             return
         try:

@@ -122,7 +122,7 @@ class FederationState:
     """The states of a federation.
 
     Args:
-        fabric: Launched; knows device, precision and processes.
+        fabric: Launched.
         module: The method; it becomes the one live module of this process.
         data: Set up.
         options: Of the federation.
