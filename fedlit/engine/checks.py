@@ -1,5 +1,6 @@
 """Checks before the first round: of method, data and options together, and of networks by a trial on two samples."""
 
+import re
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,6 @@ from fedlit.data.client import Client
 from fedlit.data.remote import set_num_classes
 from fedlit.data.trees import describe
 from fedlit.engine.aggregation import rule_name
-from fedlit.engine.child_process import check_timeout
 from fedlit.engine.encoding import encoded_names
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.live_module import left_in_evaluation
@@ -53,7 +53,11 @@ def check_experiment(
         raise ValueError(
             f"`trainer.min_clients` is {options.min_clients}, but `data.num_clients` is {data.num_clients}."
         )
-    check_timeout(options.client_timeout, options.num_threads, fabric.device)
+    if options.client_timeout is not None and (fabric.device.type != "cpu" or options.num_threads > 1):
+        raise ValueError(
+            "`trainer.client_timeout` forks processes and needs `trainer.accelerator: cpu` and `trainer.num_threads: "
+            f"1`, got {fabric.device} and {options.num_threads}."
+        )
     check_choices("trainer.client_epochs", dict(options.client_epochs), data.num_clients)
     model.check(data)
     check_travels(model)
@@ -202,17 +206,15 @@ def check_measures(model: FederatedModule, stages: list[Stage], options: Options
 
 def _check_monitor(measures: MetricSet, stages: list[Stage], monitor: str) -> None:
     """Refuse to monitor what is never measured."""
-    metric, _, where = monitor.rpartition("/")
-    if metric not in measures.names and where not in LOGGED:
+    found = re.fullmatch(r"(.*)/(\w+)_on_(pooled|own|unseen|train|server)", monitor)
+    if found is None or (found[1] not in measures.names and f"{found[2]}_on_{found[3]}" not in LOGGED):
         raise ValueError(
             f"`trainer.monitor` must be metric/model_on_data, such as {measures.first}/global_on_pooled, "
             f"with a metric of {', '.join(measures.names)}, got {monitor}."
         )
     models = {"global", "trained", *(stage.reported_as for stage in stages if stage.reported_as)}
-    monitored = where.partition("_on_")[0]
-    if monitored not in models:
-        known = ", ".join(sorted(models))
-        raise ValueError(f"`trainer.monitor` names the model {monitored!r}, but there are {known}.")
+    if found[2] not in models:
+        raise ValueError(f"`trainer.monitor` names the model {found[2]!r}, but there are {', '.join(sorted(models))}.")
 
 
 def check_targets(model: FederatedModule, measures: MetricSet, target: Any, num_classes: int) -> None:
@@ -308,10 +310,6 @@ def _check_client(
             _check_classes(whose, client, z, batch_size(x, target))
         else:
             check_own_task(model, measures, z, target, whose)
-    _check_optimizer(model, client, fabric)
-
-
-def _check_optimizer(model: FederatedModule, client: Client, fabric: Fabric) -> None:
     is_own = overridden(model, frozenset({"configure_optimizers"}))
     source = f"`model`: `configure_optimizers` of {type(model).__name__}" if is_own else "`model.optimizer`"
     with refusing(f"{source} of client {client.id}"), trial_training(model, client, fabric):

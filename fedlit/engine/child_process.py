@@ -16,8 +16,6 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, TypeVar
 
-import torch
-
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import Interrupted
 from fedlit.records.plain_values import from_bytes, to_bytes
@@ -33,17 +31,6 @@ def unusable(error: Exception) -> Failure:
 Result = TypeVar("Result")
 POLL = 0.2  # seconds between checks whether a child has ended or the run is to stop
 PR_SET_PDEATHSIG = 1  # from prctl.h
-
-
-def check_timeout(timeout: float | None, num_threads: int, device: torch.device) -> None:
-    """Refuse what a forked process cannot use: a GPU, and threads of its parent."""
-    if timeout is None:
-        return
-    forks = "`trainer.client_timeout` forks processes and needs"
-    if device.type != "cpu":
-        raise ValueError(f"{forks} `trainer.accelerator: cpu`, got {device}.")
-    if num_threads > 1:
-        raise ValueError(f"{forks} `trainer.num_threads: 1`, got {num_threads}.")
 
 
 def in_child(

@@ -1,6 +1,5 @@
 """The options of a federation, checked: the only place where they live."""
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import NoneType
@@ -69,12 +68,6 @@ class Options:
                 )
         if self.run_name is not None:
             check_name(self.run_name)
-        # Whether it is measured depends on the method.
-        if self.monitor and not re.fullmatch(r".*/\w+_on_(pooled|own|unseen|train|server)", self.monitor):
-            raise ValueError(
-                "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
-                f"got {self.monitor}."
-            )
 
     if TYPE_CHECKING:
 
