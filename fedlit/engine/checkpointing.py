@@ -12,9 +12,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
-from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
-from fedlit.engine.processes import gathered
+from fedlit.engine.processes import gathered, in_blocks
 from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
@@ -153,14 +152,19 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
         kinds[1] = {}
     collected = content[COLLECTED]
     names = {k: tuple(own) for k, own in content[PERSONAL].items()}
+    rank = state.fabric.global_rank
     if state.fabric.world_size > 1:
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has an owner, too
-    mine = assign_owners(state, names)
-    for k in mine:
-        state.memories[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
+        ranks = in_blocks(len(names), state.fabric.world_size)
+        state.owner_ranks = dict(zip(names, ranks, strict=True))
+    for k, own in names.items():
+        if state.owner_ranks.get(k, rank) == rank:
+            state.memories[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
+        else:
+            state.memories.know({k: own})
     state.collected.clear()
     for k, uploaded in collected.items():
-        if k in mine or state.fabric.world_size == 1:
+        if state.owner_ranks.get(k, rank) == rank:
             state.collected[k] = _copied(uploaded)
         else:
             state.collected.know({k: tuple(uploaded)})
