@@ -14,7 +14,7 @@ from fedlit.engine.optimisation import revived
 from fedlit.engine.plan import OptimizerState, UsageError
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
-from fedlit.privacy import ClientLevelDP, NoisedMean, OpaqueUploads
+from fedlit.privacy import NoisedMean, OpaqueUploads
 from fedlit.records.plain_values import is_plain
 from fedlit.records.round_record import failure
 from fedlit.records.rows import POOLED, Row
@@ -50,7 +50,7 @@ def aggregated(state: FederationState, stage: Stage, number: int, uploads: Round
     copy = {name: tensor.clone() for name, tensor in current.items() if name not in constant}
     seed = derive(options.seed, "aggregate", stage.name, number)
     default = module._rule
-    module._rule = rule.__call__  # a rule that is a module would become a part of the method
+    module._rule = rule
     try:
         with isolated(seed), logging_to_means(module) as logs:
             given = module.aggregate(given_uploads, copy)
@@ -114,13 +114,19 @@ class RoundRule:
 
     def _combined(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         """By `trainer.privacy`, by `trainer.aggregator`, whose mistakes are reported as its own, or the mean."""
-        options = self.state.options
+        state = self.state
+        options = state.options
         if options.privacy is not None:
-            return self._noised_mean(options.privacy)(uploads, current)
+            # Neither where there is no noise.
+            seed = options.privacy.noise_seed if state.secret is None else state.secret
+            key = derive_key(str(seed), "privacy", self.stage.name, self.number)
+            # How many clients have samples, or have not failed, does not enter.
+            expected_clients = options.fraction_fit * (state.data.num_clients - state.data.unseen_clients)
+            return NoisedMean(options.privacy, expected_clients, state.shared, key)(uploads, current)
         rule = options.aggregator
         if rule is None:
             return weighted_mean(uploads)
-        expected = {name: current[name] for name in self.state.shared if name in current}
+        expected = {name: current[name] for name in state.shared if name in current}
         received = uploads if isinstance(uploads, RoundUploads) else list(uploads)
         about = f"`trainer.aggregator` {rule_name(rule)} could not combine the {len(received)} uploads"
         about += f" of round {self.number}"
@@ -132,14 +138,6 @@ class RoundRule:
         if problem is not None:
             raise RuleFailed(f"{about}: it gave an impossible state, {problem}")
         return agreed
-
-    def _noised_mean(self, privacy: ClientLevelDP) -> NoisedMean:
-        state = self.state
-        seed = privacy.noise_seed if state.secret is None else state.secret  # neither where there is no noise
-        key = derive_key(str(seed), "privacy", self.stage.name, self.number)
-        # How many clients have samples, or have not failed, does not enter.
-        expected_clients = state.options.fraction_fit * (state.data.num_clients - state.data.unseen_clients)
-        return NoisedMean(privacy, expected_clients, state.shared, key)
 
     def _step(self, factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
         """A step of a new optimiser that goes on with what the last one held; what it holds afterwards."""

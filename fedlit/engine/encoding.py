@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedlit.aggregation import State, Upload
+from fedlit.aggregation import State
 from fedlit.encoders import Encoder, check_sendable
 from fedlit.engine.live_module import failed, trained_names
 from fedlit.engine.plan import LocalResult
@@ -57,8 +57,14 @@ class Encoding:
             residual = outcome.memory.residual
             meant = {name: upload.state[name] for name in self.before}
             meant |= {name: meant[name] + residual[name] for name in meant.keys() & residual.keys()}
-            encoded = self._encoded(upload, meant)
-            outcome.upload = replace(upload, state=encoded.plain)  # what it is counted by, if it cannot be decoded
+            seed = derive(self.seed, "encode", upload.client)
+            with isolated(seed), torch.no_grad():
+                draw = torch.Generator().manual_seed(seed)
+                content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
+            check_sendable(content)
+            plain = {name: tensor for name, tensor in upload.state.items() if name not in self.before}
+            encoded = Encoded(content, plain)
+            outcome.upload = replace(upload, state=plain)  # what it is counted by, if it cannot be decoded
             arrived = self.decoded(upload.client, encoded)
             outcome.upload = replace(upload, state=arrived)
             outcome.memory.residual = {}
@@ -69,14 +75,6 @@ class Encoding:
             found = failed(error)
             return encoded, replace(found, reason=f"unusable upload: {found.reason}")
         return encoded, None
-
-    def _encoded(self, upload: Upload, meant: State) -> Encoded:
-        seed = derive(self.seed, "encode", upload.client)
-        draw = torch.Generator().manual_seed(seed)
-        with isolated(seed), torch.no_grad():
-            content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
-        check_sendable(content)
-        return Encoded(content, {name: tensor for name, tensor in upload.state.items() if name not in self.before})
 
     def decoded(self, client: int, encoded: Encoded) -> State:
         """The state of an upload as the server has it."""

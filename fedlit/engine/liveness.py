@@ -315,8 +315,7 @@ class ClientParallelStrategy(DDPStrategy):
         started.clear()  # else Lightning's observer would kill this process for theirs
         with stop_signals(self._end_by_signal):
             try:
-                store = self._store(rank, world_size)
-                attempt = self._opened(store, world_size) if rank == 0 else _joined(store, rank)
+                attempt = self._attempt(self._store(rank, world_size), rank, world_size)
             except dist.DistError as error:
                 raise ProcessLost("rank 0 has died before the first round", rank == 1) from error
             Liveness(attempt, rank, world_size, self.process_timeout, self.children).start()
@@ -344,12 +343,18 @@ class ClientParallelStrategy(DDPStrategy):
         options: dict[str, Any] = {"timeout": TO_MEET, "wait_for_workers": False, "master_listen_fd": listening}
         return dist.TCPStore(host, port, world_size, is_server, **options)
 
-    def _opened(self, store: dist.Store, world_size: int) -> dist.Store:
-        """On rank 0, a part of the store for this attempt of the run alone, when all ranks have joined it.
+    def _attempt(self, store: dist.Store, rank: int, world_size: int) -> dist.Store:
+        """A part of the store for this attempt of the run alone; on rank 0, when all ranks have joined it.
 
         torchrun keeps its store over restarts, with addresses of the dead, and every host counts its own restarts. So
         each rank asks with a random word, and rank 0 answers with the random name of the attempt until it is there.
         """
+        if rank > 0:
+            word = secrets.token_hex(8)
+            store.set(f"asks/{rank}", word)
+            attempt = dist.PrefixStore(store.get(f"answer/{word}").decode(), store)
+            attempt.set(f"beat/{rank}", "0 work")
+            return attempt
         name = f"attempt-{secrets.token_hex(8)}"
         attempt = dist.PrefixStore(name, store)
         attempt.set("beat/0", "0 work")
@@ -386,15 +391,6 @@ class ClientParallelStrategy(DDPStrategy):
         if self.global_rank == 0:
             sys.stderr.write(f"fedlit: stopped by {signal.Signals(number).name} before the first round\n")
         end(128 + number)
-
-
-def _joined(store: dist.Store, rank: int) -> dist.Store:
-    """The part of the store for this attempt, where a rank gives its first sign of life."""
-    word = secrets.token_hex(8)
-    store.set(f"asks/{rank}", word)
-    attempt = dist.PrefixStore(store.get(f"answer/{word}").decode(), store)
-    attempt.set(f"beat/{rank}", "0 work")
-    return attempt
 
 
 def make_fabric(options: Options) -> Fabric:
