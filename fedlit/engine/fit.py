@@ -11,12 +11,13 @@ from time import perf_counter
 from torch import Tensor
 
 from fedlit.data.client import SERVER
+from fedlit.engine import liveness
 from fedlit.engine.aggregation import RuleFailed
 from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted
-from fedlit.engine.processes import check_processes, largest
+from fedlit.engine.processes import largest
 from fedlit.engine.round import ClientRound, serve
 from fedlit.engine.run_setup import ResumePoint, title_of
 from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, sampled
@@ -100,8 +101,11 @@ class Fit:
         )
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
-        for event in resume_point.events():
-            self.log.recorder.event(**event, round=state.round)
+        if resume_point.fallback is not None:
+            origin = str(resume_point.checkpoint)
+            self.log.recorder.event("fell_back", on=origin, reason=resume_point.fallback, round=state.round)
+        for change in resume_point.changes:
+            self.log.recorder.event("changed", **change._asdict(), round=state.round)
         scorers = [Scorer(state, stage) for stage in self.schedule.stages]
         if state.data.unseen_clients and not any(scorer.has_complete_global_model for scorer in scorers):
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
@@ -140,9 +144,6 @@ class Fit:
         try:
             if is_evaluated:
                 rows += self._evaluate(number, stage, record)
-        except BaseException:
-            self.log.recorder.event("not_evaluated", round=number)
-            raise
         finally:  # a round that is trained is complete, though its evaluation failed: it can be saved and resumed
             improved = self.state.count_round(number, stage, rows)
             self.rows = rows
@@ -186,7 +187,8 @@ class Fit:
 
     def _should_stop(self) -> bool:
         """Whether local training ends at once. Several processes agree to stop between rounds."""
-        check_processes()  # if another is lost, the round cannot be completed
+        if alive := liveness.current():
+            alive.check()  # if another process is lost, the round cannot be completed
         return self.stop.signal is not None and self.state.fabric.world_size == 1
 
     def _evaluate(self, number: int, stage: Stage, record: RoundRecord) -> list[Row]:

@@ -44,13 +44,6 @@ class ResumePoint:
     fallback: str | None = None  # why it is not the file that was meant
     changes: list[Change] = field(default_factory=list)  # of options since the rounds before
 
-    def events(self) -> list[dict[str, Any]]:
-        """Events for events.jsonl."""
-        found: list[dict[str, Any]] = []
-        if self.fallback is not None:
-            found.append({"what": "fell_back", "on": str(self.checkpoint), "reason": self.fallback})
-        return found + [{"what": "changed", **change._asdict()} for change in self.changes]
-
 
 def read_checkpoint(path: Path | None) -> ResumePoint:
     """Read a checkpoint; where `last.ckpt` is damaged, warn and read the one before it."""

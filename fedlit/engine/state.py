@@ -6,7 +6,7 @@ checkpoint is resumed.
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf, isfinite
+from math import isfinite
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -91,9 +91,8 @@ class BestTracker:
         for key, parts in summary(rows).items():
             self.last[key] = parts
             value = parts["mean"]
-            best = self.best.get(key, {"value": -inf if self.rises(key) else inf})["value"]
-            is_better = value > best if self.rises(key) else value < best
-            if isfinite(value) and is_better:
+            sign = 1 if self.rises(key) else -1
+            if isfinite(value) and (key not in self.best or sign * value > sign * self.best[key]["value"]):
                 self.best[key] = {"value": value, "round": round}
         monitors = [f"{self.measures.first}/{where}" for where in WHERE]
         watched = self.monitor or next((key for key in monitors if key in self.best), None)
