@@ -285,10 +285,6 @@ class ClientParallelStrategy(DDPStrategy):
         self.children: dict[int, Popen] = {}  # processes that this one has started, by rank
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of children: a lost store is reported in one line
 
-    @property
-    def distributed_sampler_kwargs(self) -> None:  # type: ignore[override]  # Fabric asks whether it is None
-        return None
-
     def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # not wrapped, on purpose
         return module
 

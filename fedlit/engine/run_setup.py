@@ -138,10 +138,6 @@ class RunFolder(AbstractContextManager):
 
     def resume(self, checkpoint: Path) -> None:
         """Hold the folder of a checkpoint before anything is read there, if it is in one."""
-        if not self.options.enable_checkpointing:
-            raise ValueError(
-                f"`--ckpt_path` {checkpoint}: resuming needs checkpoints, but `trainer.enable_checkpointing` is false."
-            )
         folder = folder_of(checkpoint)
         if folder is not None and folder.is_dir() and not self.options.fast_dev_run:
             self.path = on_rank_0(self.fabric, partial(self._hold, folder))

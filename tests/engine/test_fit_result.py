@@ -97,8 +97,6 @@ def test_without_checkpoints_a_run_leaves_its_records_alone(tmp_path):
     assert federation.test()
     with pytest.raises(ValueError, match=r"`ckpt_path` best: `trainer.enable_checkpointing` is false"):
         federation.test(ckpt_path="best")
-    with pytest.raises(ValueError, match=r"resuming needs checkpoints, but `trainer.enable_check"):
-        federation.fit(method, data, ckpt_path=str(with_them.checkpoint))
     with pytest.raises(ValueError, match=r"there is such a run in [^;]*; give another name"):
         federation.fit(method, data)
 
