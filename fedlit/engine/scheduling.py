@@ -148,13 +148,9 @@ def sampled(state: FederationState, stage: Stage, round: int, attempt: int, fail
     """
     clients = candidates(state, stage, round)
     if stage.upload == "aggregate":
-        seed = state.options.seed
-        chosen = None
-        if is_overridden("select_clients", state.module, FederatedModule):
-            may = [k for k in clients if k not in failed]
-            chosen = _selected(state, stage, round, may, derive(seed, "select", stage.name, round, attempt))
+        chosen = _selected(state, stage, round, attempt, [k for k in clients if k not in failed])
         again = () if attempt == 1 else (attempt,)
-        stream = generator(state.secret or seed, "sample", stage.name, round, *again)
+        stream = generator(state.secret or state.options.seed, "sample", stage.name, round, *again)
         clients = _drawn(state, clients, failed, stream) if chosen is None else chosen
     if state.options.fast_dev_run:  # two, or as many as the rule of the federation needs
         clients = clients[: max(2, fewest_uploads(state.options.aggregator))]
@@ -167,11 +163,14 @@ def candidates(state: FederationState, stage: Stage, round: int) -> list[int]:
     return [k for k in may if state.has_trained(k, stage.needs)] if stage.needs else may
 
 
-def _selected(state: FederationState, stage: Stage, round: int, may: list[int], seed: int) -> list[int] | None:
+def _selected(state: FederationState, stage: Stage, round: int, attempt: int, may: list[int]) -> list[int] | None:
     """Whom the method chooses, on the first process for all; None leaves it to `trainer.fraction_fit`."""
     module = state.module
+    if not is_overridden("select_clients", module, FederatedModule):
+        return None
     state.load_global()
     module.stage = stage
+    seed = derive(state.options.seed, "select", stage.name, round, attempt)
     with isolated(seed), refusing_logs(module, "select_clients"):
         chosen = module.select_clients(round, may)
     chosen = broadcast(state.fabric, None if chosen is None else [int(k) for k in chosen])
