@@ -49,10 +49,11 @@ class SpillStore:
         """A state that was put, on the device."""
         if self.device.type == "cpu":
             return kept
-        own, residual = apply_to_collection(
-            [kept.state, kept.residual], Tensor, lambda tensor: tensor.to(self.device, non_blocking=True)
-        )
-        return ClientState(own, kept.optimizer, residual)
+
+        def moved(state: State) -> State:
+            return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
+
+        return ClientState(moved(kept.state), kept.optimizer, moved(kept.residual))
 
     def _free(self, size: int) -> None:
         self.left += size

@@ -3,11 +3,11 @@
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -127,14 +127,14 @@ def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, t
     return on_rank_0(fabric, partial(find_checkpoint, ckpt_path, options.default_root_dir, training, options.run_name))
 
 
-class RunFolder(AbstractContextManager):
+class RunFolder(ExitStack):
     """The folder of a run that trains; as a context, the first process holds its lock. A development run has none."""
 
     def __init__(self, fabric: Fabric, options: Options) -> None:
+        super().__init__()
         self.fabric = fabric
         self.options = options
         self.path: Path | None = None
-        self._lock: TextIO | None = None
 
     def resume(self, checkpoint: Path) -> None:
         """Hold the folder of a checkpoint before anything is read there, if it is in one."""
@@ -153,14 +153,10 @@ class RunFolder(AbstractContextManager):
         return self._hold(claim_folder(self.options.default_root_dir, self.options.run_name))
 
     def _hold(self, folder: Path) -> Path:
-        self._lock = lock_folder(folder)
+        self.enter_context(lock_folder(folder))
         sweep(folder)
         check_records(folder)
         return folder
-
-    def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
 
 
 def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, options: Options) -> FederationState:

@@ -7,7 +7,6 @@ checkpoint is resumed.
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -296,9 +295,8 @@ class FederationState:
         module = self.module
         client = self.data.client(k, round)
         current = {name: tensor.clone() for name, tensor in (self.shared_state | self.sent_state).items()}
-        uploads: Any = MappingProxyType(self.uploads)
         with isolated(derive(self.options.seed, "download", round, k)), refusing_logs(module, "download"):
-            given = module.download(client, current, uploads)
+            given = module.download(client, current, self.uploads)
         whose = f"`download` of {type(module).__name__}, for client {k}"
         if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
             raise UsageError(f"{whose}, must give a mapping from names to tensors, got {type(given).__name__}.")
