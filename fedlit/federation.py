@@ -25,6 +25,7 @@ from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
+from fedlit.engine.liveness import make_fabric
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
@@ -33,15 +34,14 @@ from fedlit.engine.run_setup import (
     ResumePoint,
     RunFolder,
     chosen_checkpoint,
-    data_or_placeholder,
     fresh_state,
     launch,
     read_checkpoint,
+    ready_data,
     title_of,
 )
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState, Hosts
-from fedlit.engine.strategy import make_fabric
 from fedlit.inference import adapt, own_network, predict, table_of_epochs
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.hooks import Command
@@ -448,16 +448,16 @@ class Federation:
         model, datamodule, ckpt_path = self._meant(command, given_model, datamodule, ckpt_path)
         self._stop = StopRequest()
         launch(self.fabric, self.options)
-        data = data_or_placeholder(self.fabric, datamodule, None if samples else ckpt_path, self.options)
-        schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         path = chosen_checkpoint(self.fabric, ckpt_path, self.options, training)
+        if run_folder is not None and path is not None:
+            run_folder.resume(path)
+        resume_point = read_checkpoint(path)
+        data = ready_data(self.fabric, datamodule, ResumePoint() if samples else resume_point)
+        schedule = Schedule(check_experiment(command, model, data, self.options, self.fabric), self.options)
         if training or path is not None or self._state is None or self._state.module is not model:
             self._state = fresh_state(self.fabric, model, data, self.options)
             self._state.hosts = self.hosts
         self.state.use(data)
-        if run_folder is not None and path is not None:
-            run_folder.resume(path)
-        resume_point = read_checkpoint(path)
         if path is not None:
             resume(self.state, resume_point, schedule, training)
             self._folder = None if self.options.fast_dev_run else folder_of(path)

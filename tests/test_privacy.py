@@ -270,7 +270,7 @@ class Ignores(FedAvg):
         ),
     ],
 )
-def test_what_would_not_be_private_is_refused_before_the_first_round(method, options, message):
+def test_what_would_not_be_private_is_refused(method, options, message):
     with pytest.raises(ValueError, match=message):
         fitted(method(linear, SGD), **{"privacy": OPEN, **options})
 

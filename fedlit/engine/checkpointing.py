@@ -12,9 +12,8 @@ from lightning_utilities.core.apply_func import apply_to_collection
 
 from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
-from fedlit.engine.client_store import assign_owners
 from fedlit.engine.plan import ClientState
-from fedlit.engine.processes import gathered
+from fedlit.engine.processes import gathered, in_blocks
 from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
@@ -126,7 +125,8 @@ def resume(state: FederationState, resume_point: ResumePoint, schedule: Schedule
     if training:
         resume_point.changes = changes(content, **run_with(state))
         _check_optimizers(state, resume_point)
-        resume_point.warn_of_changes()
+        for change in resume_point.changes:
+            warnings.warn(f"{change}, from round {state.round + 1} on.", Notice, stacklevel=2)
 
 
 def _restore_server(state: FederationState, schedule: Schedule, content: dict[str, Any]) -> None:
@@ -152,14 +152,19 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
         kinds[1] = {}
     collected = content[COLLECTED]
     names = {k: tuple(own) for k, own in content[PERSONAL].items()}
+    rank = state.fabric.global_rank
     if state.fabric.world_size > 1:
         names = {**dict.fromkeys(collected, ()), **names}  # who keeps nothing else has an owner, too
-    mine = assign_owners(state, names)
-    for k in mine:
-        state.memories[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
+        ranks = in_blocks(len(names), state.fabric.world_size)
+        state.owner_ranks = dict(zip(names, ranks, strict=True))
+    for k, own in names.items():
+        if state.owner_ranks.get(k, rank) == rank:
+            state.memories[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
+        else:
+            state.memories.know({k: own})
     state.collected.clear()
     for k, uploaded in collected.items():
-        if k in mine or state.fabric.world_size == 1:
+        if state.owner_ranks.get(k, rank) == rank:
             state.collected[k] = _copied(uploaded)
         else:
             state.collected.know({k: tuple(uploaded)})
@@ -203,8 +208,6 @@ def _check_networks(state: FederationState, content: dict[str, Any], problem: st
     """The method, and the networks of the first clients, as they are built here, take the states they had there."""
     if _shapes(content["initial_state"]) != _shapes(_not_of_server(state)):
         raise ValueError(f"{problem} its personal state differs.")
-    if not content.get(ATTRIBUTES, {}).keys() <= state.attributes.parts.keys():
-        raise ValueError(f"{problem} it has attributes of {[*content[ATTRIBUTES]]}.")
     by_client = [content.get(key, {}) for key in (PERSONAL, COLLECTED, UPLOADS)]
     trial = twin(state.module)
     for k in sorted(set().union(*by_client))[:CHECKED_CLIENTS]:
@@ -268,16 +271,12 @@ class Saving:
         if self.checkpoints is not None:
             self.checkpoints.go_back(self._content(files), origin)
 
-    @property
-    def can_be_alone(self) -> bool:
-        """Whether this process has all that there is to save, so that others need not be there."""
-        return self.state.options.enable_checkpointing and not self.state.owner_ranks
-
-    def save(self, improved: bool) -> None:
+    def save(self, improved: bool = False) -> None:
         """A checkpoint of the rounds so far, if there are to be any."""
-        files = self._files()
-        if self.checkpoints is not None:
-            self.checkpoints.save(self._content(files), improved)
+        with self.state.options.profiler.profile("save"):
+            files = self._files()
+            if self.checkpoints is not None:
+                self.checkpoints.save(self._content(files), improved)
         self.round = self.state.round
 
     def _content(self, files: dict[int, str] | None) -> dict[str, Any]:
@@ -318,11 +317,11 @@ class Saving:
     def _files(self) -> dict[int, str] | None:
         """The file of every client that has a state, each written once; None if states go into the checkpoint."""
         state = self.state
-        if self.folder is None:
-            return None
-        if state.fabric.world_size == 1 and state.memories.num_bytes + state.collected.num_bytes < MUCH:
-            return None
-        if state.fabric.world_size > 1 and not state.owner_ranks:  # other ranks, which may be lost, need not be asked
+        if state.fabric.world_size == 1:
+            needs_files = state.memories.num_bytes + state.collected.num_bytes >= MUCH
+        else:  # other ranks, which may be lost, need not be asked where they have nothing
+            needs_files = bool(state.owner_ranks)
+        if self.folder is None or not needs_files:
             return None
         rank = state.fabric.global_rank
         own: dict[int, str] = {}

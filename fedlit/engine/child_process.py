@@ -16,8 +16,6 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, TypeVar
 
-import torch
-
 from fedlit.engine.live_module import failed
 from fedlit.engine.plan import Interrupted
 from fedlit.records.plain_values import from_bytes, to_bytes
@@ -33,17 +31,6 @@ def unusable(error: Exception) -> Failure:
 Result = TypeVar("Result")
 POLL = 0.2  # seconds between checks whether a child has ended or the run is to stop
 PR_SET_PDEATHSIG = 1  # from prctl.h
-
-
-def check_timeout(timeout: float | None, num_threads: int, device: torch.device) -> None:
-    """Refuse what a forked process cannot use: a GPU, and threads of its parent."""
-    if timeout is None:
-        return
-    forks = "`trainer.client_timeout` forks processes and needs"
-    if device.type != "cpu":
-        raise ValueError(f"{forks} `trainer.accelerator: cpu`, got {device}.")
-    if num_threads > 1:
-        raise ValueError(f"{forks} `trainer.num_threads: 1`, got {num_threads}.")
 
 
 def in_child(
@@ -100,26 +87,25 @@ def _receive(
     while (left := end - monotonic()) > 0:
         if should_stop():
             raise Interrupted
-        has_ended = not child.is_alive()  # before the pipe is read: what it sent last is there then
         try:
-            if receiving.poll(0 if has_ended else min(left, POLL)):
+            if receiving.poll(min(left, POLL)):
                 return receiving.recv_bytes()
-        except EOFError:  # it is about to end
-            child.join(min(left, POLL))
-        if has_ended:
-            return Failure(_death(child.exitcode or 0))
+        except EOFError:  # it ends, and has sent nothing
+            child.join(left)
+            if child.exitcode is not None:
+                return Failure(f"its process {ending(child.exitcode)}")
     return Failure(f"it took longer than `trainer.client_timeout`, {timeout:g} s, and was ended")
 
 
-def _death(exit_code: int) -> str:
+def ending(exit_code: int) -> str:
     """How a process ended that returned nothing.
 
     Example:
-        >>> _death(-11)
-        'its process died of SIGSEGV'
+        >>> ending(-11)
+        'was ended by SIGSEGV'
     """
     if exit_code >= 0:
-        return f"its process ended by itself, with exit code {exit_code}"
+        return f"ended by itself, with exit code {exit_code}"
     name = signal.Signals(-exit_code).name
     hint = " (perhaps there was no memory left)" if name == "SIGKILL" else ""
-    return f"its process died of {name}{hint}"
+    return f"was ended by {name}{hint}"

@@ -29,26 +29,34 @@ class SpillStore:
         self.device = device
 
     def put(self, memory: ClientState) -> ClientState:
-        """The same state where it is kept; its place is free again when nobody refers to it any more."""
+        """The same state where it is kept; its place is free again when nobody refers to it any more.
+
+        A mapped file has no name: the system reads what is used, may forget it again, and deletes it with the tensors,
+        or with a process that is killed.
+        """
         size = num_bytes(vars(memory))
         if size > self.left:
-            return _in_a_file(memory)
+            with tempfile.TemporaryFile(buffering=0) as file:
+                path = f"/dev/fd/{file.fileno()}"
+                write(vars(memory), path)
+                return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
         kept = self._on_host(memory)
-        self._fill(size)
-        weakref.finalize(kept, self._fill, -size)
+        self.left -= size
+        weakref.finalize(kept, self._free, size)
         return kept
 
     def get(self, kept: ClientState) -> ClientState:
         """A state that was put, on the device."""
         if self.device.type == "cpu":
             return kept
-        return ClientState(self._on_device(kept.state), kept.optimizer, self._on_device(kept.residual))
 
-    def _fill(self, size: int) -> None:
-        self.left -= size
+        def moved(state: State) -> State:
+            return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
 
-    def _on_device(self, state: State) -> State:
-        return {name: tensor.to(self.device, non_blocking=True) for name, tensor in state.items()}
+        return ClientState(moved(kept.state), kept.optimizer, moved(kept.residual))
+
+    def _free(self, size: int) -> None:
+        self.left += size
 
     def _on_host(self, memory: ClientState) -> ClientState:
         """In host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
@@ -64,17 +72,6 @@ class SpillStore:
         if is_cuda:
             torch.cuda.current_stream(self.device).synchronize()  # once for all copies of a state
         return kept
-
-
-def _in_a_file(memory: ClientState) -> ClientState:
-    """The same, mapped from a file: the system reads what is used, and may forget it again.
-
-    The file has no name: the system deletes it with the tensors, or with a process that is killed.
-    """
-    with tempfile.TemporaryFile(buffering=0) as file:
-        path = f"/dev/fd/{file.fileno()}"
-        write(vars(memory), path)
-        return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
 
 
 Value = TypeVar("Value", ClientState, State)
@@ -206,17 +203,6 @@ def copy_to_all_ranks(state: "FederationState", clients: Iterable[int]) -> None:
         parcel = broadcast(state.fabric, _parcel(state, k) if owner == rank else None, owner)
         if owner != rank:
             _unpack(state, k, parcel)
-
-
-def assign_owners(state: "FederationState", names: Mapping[int, tuple[str, ...]]) -> list[int]:
-    """Give clients owner ranks, from the names of their states; those whose owner is this rank."""
-    if state.fabric.world_size == 1:
-        return [*names]
-    owner_ranks = in_blocks(len(names), state.fabric.world_size)
-    state.owner_ranks = dict(zip(names, owner_ranks, strict=True))
-    elsewhere = {k: names[k] for k, owner in state.owner_ranks.items() if owner != state.fabric.global_rank}
-    state.memories.know(elsewhere)
-    return [k for k in names if k not in elsewhere]
 
 
 def gather_collected(state: "FederationState") -> Mapping[int, State]:

@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedlit.aggregation import State, Upload
-from fedlit.encoders import OPTION, Encoder, check_sendable
+from fedlit.aggregation import State
+from fedlit.encoders import Encoder, check_sendable
 from fedlit.engine.live_module import failed, trained_names
-from fedlit.engine.options import Options
 from fedlit.engine.plan import LocalResult
-from fedlit.engine.state import FederationState, has_custom_download, shared_names
+from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure
@@ -58,8 +57,14 @@ class Encoding:
             residual = outcome.memory.residual
             meant = {name: upload.state[name] for name in self.before}
             meant |= {name: meant[name] + residual[name] for name in meant.keys() & residual.keys()}
-            encoded = self._encoded(upload, meant)
-            outcome.upload = replace(upload, state=encoded.plain)  # what it is counted by, if it cannot be decoded
+            seed = derive(self.seed, "encode", upload.client)
+            with isolated(seed), torch.no_grad():
+                draw = torch.Generator().manual_seed(seed)
+                content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
+            check_sendable(content)
+            plain = {name: tensor for name, tensor in upload.state.items() if name not in self.before}
+            encoded = Encoded(content, plain)
+            outcome.upload = replace(upload, state=plain)  # what it is counted by, if it cannot be decoded
             arrived = self.decoded(upload.client, encoded)
             outcome.upload = replace(upload, state=arrived)
             outcome.memory.residual = {}
@@ -70,14 +75,6 @@ class Encoding:
             found = failed(error)
             return encoded, replace(found, reason=f"unusable upload: {found.reason}")
         return encoded, None
-
-    def _encoded(self, upload: Upload, meant: State) -> Encoded:
-        seed = derive(self.seed, "encode", upload.client)
-        draw = torch.Generator().manual_seed(seed)
-        with isolated(seed), torch.no_grad():
-            content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
-        check_sendable(content)
-        return Encoded(content, {name: tensor for name, tensor in upload.state.items() if name not in self.before})
 
     def decoded(self, client: int, encoded: Encoded) -> State:
         """The state of an upload as the server has it."""
@@ -107,19 +104,3 @@ def encoded_names(module: FederatedModule, shared: Sequence[str]) -> list[str]:
     """Names of shared parameters that train and are not empty; one with two names is encoded under each."""
     state = module.state_dict()
     return [name for name in trained_names(module, shared) if state[name].numel()]
-
-
-def check_upload_encoder(model: FederatedModule, stages: Sequence[Stage], options: Options) -> None:
-    """There is something to encode, and what it is compared with is the same for all clients."""
-    encoder = options.upload_encoder
-    if encoder is None:
-        return
-    kind = type(model).__name__
-    names = encoded_names(model, shared_names(model, options.batch_norm))
-    if not names or all(stage.upload != "aggregate" for stage in stages):
-        raise ValueError(f"`{OPTION}` would never be asked: {kind} averages nothing that trains.")
-    if has_custom_download(model):
-        raise ValueError(
-            f"`{OPTION}` encodes the difference to what all clients are sent, and `download` of {kind} sends each "
-            "something else."
-        )

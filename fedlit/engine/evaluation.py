@@ -110,12 +110,7 @@ def consecutive(clients: Sequence[int], sizes: Sequence[int], least: int) -> lis
 
 
 class Scorer:
-    """Evaluates the models that a federation holds, on several processes if there are.
-
-    Args:
-        state: Of the federation.
-        stage: Whose models; by default that of the last round.
-    """
+    """Evaluates the models that a federation holds, those of the last round's stage unless another is given."""
 
     def __init__(self, state: FederationState, stage: Stage | None = None) -> None:
         stage = stage or state.stage or state.module.configure_stages()[0]
@@ -185,8 +180,10 @@ class Scorer:
         """Whether the model that a client uses differs from the global model."""
         if self.stage.upload != "aggregate" or self.personalises or self.stage.own_models:
             return True
+        if self.state.has_custom_download and len(self.state.uploads):  # it is what the client has uploaded last
+            return True
         is_own = is_overridden("forward", self.personal, FederatedModule)
-        return self.state.has_own_uploads or not all(self._held(self.personal if is_own else self.network))
+        return not all(self._held(self.personal if is_own else self.network))
 
     def _held(self, network: nn.Module) -> list[bool]:
         """Of each entry of a network, whether the server holds it or it is `upload_only`."""
@@ -385,9 +382,6 @@ class Scorer:
         return self._load_own(client, state.round)
 
 
-EpochValues = list[tuple[int, str, str, float]]  # epoch, data, metric and value
-
-
 def is_followed(stage: Stage) -> bool:
     """Whether epochs of a stage are evaluated: a client's own model is trained, not a copy that is averaged."""
     return stage.side == "clients" and stage.upload != "aggregate" and stage.reported_as is not None
@@ -401,7 +395,7 @@ class EpochScores:
         self.client = client
         self.every = every
         self.epoch = 0
-        self.values: EpochValues = []
+        self.values: list[tuple[int, str, str, float]] = []  # epoch, data, metric and value
 
     def __call__(self) -> None:
         """The same as at the end of the round."""

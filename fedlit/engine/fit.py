@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedlit.data.client import SERVER
+from fedlit.engine import liveness
 from fedlit.engine.aggregation import RuleFailed
 from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted
-from fedlit.engine.processes import check_processes, largest
+from fedlit.engine.processes import largest
 from fedlit.engine.round import ClientRound, serve
 from fedlit.engine.run_setup import ResumePoint, title_of
 from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, sampled
@@ -33,9 +33,6 @@ from fedlit.records.progress import Progress
 from fedlit.records.round_record import Failure, RoundRecord, failure
 from fedlit.records.rows import POOLED, LedgerRow, Row
 from fedlit.records.stop_signals import stop_signals
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass
@@ -104,14 +101,17 @@ class Fit:
         )
         if spent:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
-        for event in resume_point.events():
-            self.log.recorder.event(**event, round=state.round)
+        if resume_point.fallback is not None:
+            origin = str(resume_point.checkpoint)
+            self.log.recorder.event("fell_back", on=origin, reason=resume_point.fallback, round=state.round)
+        for change in resume_point.changes:
+            self.log.recorder.event("changed", **change._asdict(), round=state.round)
         scorers = [Scorer(state, stage) for stage in self.schedule.stages]
         if state.data.unseen_clients and not any(scorer.has_complete_global_model for scorer in scorers):
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
             warnings.warn(f"{message}; `fedlit adapt` lets them join.", Notice, stacklevel=2)
         if state.round == 0:
-            self._save()  # killed in its first round, a run can still be resumed
+            self.saving.save()  # killed in its first round, a run can still be resumed
         if state.round >= rounds:
             self.progress.say(f"All {rounds} rounds are done; `trainer.num_rounds` says how many there are.")
 
@@ -144,9 +144,6 @@ class Fit:
         try:
             if is_evaluated:
                 rows += self._evaluate(number, stage, record)
-        except BaseException:
-            self.log.recorder.event("not_evaluated", round=number)
-            raise
         finally:  # a round that is trained is complete, though its evaluation failed: it can be saved and resumed
             improved = self.state.count_round(number, stage, rows)
             self.rows = rows
@@ -161,7 +158,7 @@ class Fit:
         if self.options.callbacks:
             self.state.attributes.note()
         if is_last or improved or number % self.options.save_every_n_rounds == 0:
-            self._save(improved)
+            self.saving.save(improved)
 
     def _train(self, number: int, stage: Stage, score: bool) -> RoundRecord:
         """Train the clients of a round, with others if too few returned a valid update; or train the server."""
@@ -170,10 +167,14 @@ class Fit:
             return serve(self.state, number, self.schedule.plan(number, SERVER, **self.watch), self.progress)
         failed: dict[int, Failure] = {}
         ledger: list[LedgerRow] = []
+        follow_up = self.schedule.follow_up(number, **self.watch)
         for attempt in count(1):
             clients = sampled(self.state, stage, number, attempt, failed)
             self.call("on_round_start", number, clients)
-            record = self._train_clients(number, stage, clients, score)
+            if not clients and (self.options.privacy is None or stage.upload != "aggregate"):  # else there is noise
+                return RoundRecord()
+            plans = self.schedule.plans(number, clients, **self.watch)
+            record = ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
             record.attempt = attempt
             record.ledger = [*ledger, *record.ledger]  # what failed attempts sent counts, too
             if record.is_whole:
@@ -184,19 +185,12 @@ class Fit:
             check_retry(self.state, stage, number, record, failed)
         return record
 
-    def _train_clients(self, number: int, stage: Stage, clients: list[int], score: bool) -> RoundRecord:
-        is_noised = self.options.privacy is not None and stage.upload == "aggregate"
-        if not clients and not is_noised:
-            return RoundRecord()
-        plans = self.schedule.plans(number, clients, **self.watch)
-        follow_up = self.schedule.follow_up(number, **self.watch)
-        return ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
-
     def _should_stop(self) -> bool:
         """Whether local training ends at once. Several processes agree to stop between rounds."""
         if self.state.fabric.world_size == 1:
             return self.stop.signal is not None
-        check_processes()  # if another is lost, the round cannot be completed
+        if alive := liveness.current():
+            alive.check()  # if another process is lost, the round cannot be completed
         return False
 
     def _before_step(self, done: int, total: int) -> None:
@@ -213,10 +207,6 @@ class Fit:
         record.failures = {**scorer.failures, **record.failures}
         return rows
 
-    def _save(self, improved: bool = False) -> None:
-        with self.options.profiler.profile("save"):
-            self.saving.save(improved)
-
     def _save_complete_rounds(self, error: BaseException) -> None:
         """Save complete rounds since the last checkpoint before an error is shown, if the records have them."""
         round = self.state.round
@@ -225,11 +215,12 @@ class Fit:
             details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
             self.log.recorder.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
         is_new = self.log.noted_round == round != self.saving.round
-        can_save = is_everywhere or self.saving.can_be_alone
+        # Where no rank owns what others lack, one that is alone can save.
+        can_save = is_everywhere or (self.options.enable_checkpointing and not self.state.owner_ranks)
         if not is_new or not can_save or isinstance(error, UnserializableAttribute):  # which the checkpoint would lack
             return
         try:
-            self._save()
+            self.saving.save()
             self.progress.say(f"Saved round {round} before the error that follows.")
         except Exception as problem:  # what went wrong first is what matters
             if not is_full(problem):  # it was that which went wrong first
@@ -239,7 +230,7 @@ class Fit:
         """The last checkpoint, the curves and a table."""
         state = self.state
         if self.saving.round != state.round:
-            self._save()
+            self.saving.save()
         self.log.confusion(self.confused)
         scores = state.scores
         chosen = chosen_values(state.options, state.data, state.module)

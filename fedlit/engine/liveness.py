@@ -1,9 +1,10 @@
-"""Which ranks of a run are alive: a slow one is waited for, a dead one is named and ends the run.
+"""The ranks of a run: how they find each other, and which are alive. A slow one is waited for, a dead one ends the run.
 
-torch.distributed has one timeout for both. Here collectives wait for ever, and every rank counts in a store, from a
-thread of its own, so also while it computes. Rank 0 watches all others, and they watch rank 0: a count that stands
-still for `trainer.process_timeout` is a rank that was stopped, or whose host is gone. Time is counted in ticks of one's
-own: a run that was stopped as a whole (Ctrl-Z, a laptop that slept) has missed nothing.
+They meet in a store of rank 0, on loopback if there is one host, or of torchrun. torch.distributed has one timeout for
+slow and dead ranks. Here collectives wait for ever, and every rank counts in the store, from a thread of its own, so
+also while it computes. Rank 0 watches all others, and they watch rank 0: a count that stands still for
+`trainer.process_timeout` is a rank that was stopped, or whose host is gone. Time is counted in ticks of one's own: a
+run that was stopped as a whole (Ctrl-Z, a laptop that slept) has missed nothing.
 
 Keys: `beat/r` is a count of rank r and its state, one of work, wait, broken, left and failed; `end` is the exit code
 with which all are to end; others count the ranks that have found the same (`is_first`).
@@ -11,26 +12,39 @@ with which all are to end; others count the ranks that have found the same (`is_
 
 import atexit
 import os
+import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from subprocess import Popen, TimeoutExpired
+from subprocess import Popen
 from time import monotonic, sleep
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.strategies import DDPStrategy
+from torch import nn
 from tqdm.auto import tqdm
 
+from fedlit.engine.child_process import ending
+from fedlit.engine.options import Options, first_line
 from fedlit.engine.plan import Interrupted
+from fedlit.records.stop_signals import stop_signals
 
 LOST = 3  # exit code of a run that has lost a rank
 REFUSED = 2  # of one whose input cannot be used
 A_SECOND = timedelta(seconds=1)
 SUSPICIOUS = 3.0  # seconds of silence that are enough once a connection broke
+LOOPBACK = "127.0.0.1"
+FOR_EVER = timedelta(days=365)  # how long one rank waits for another is decided by `Liveness`
+TO_MEET = timedelta(minutes=10)  # for all ranks to be there once one is
 
 
 class ProcessLost(Interrupted):
@@ -76,7 +90,6 @@ class Liveness:
         self._is_refused = False
         self._exchanging = threading.Lock()
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in (self._talk, self._watch)]
-        self._pid = os.getpid()
 
     @property
     def tick(self) -> float:
@@ -127,7 +140,7 @@ class Liveness:
 
     def leave(self) -> None:
         """At the end of the process: the last sign of life says how it ended; rank 0, whose store it is, goes last."""
-        if os.getpid() != self._pid:
+        if _current is not self:  # in a process that was forked
             return
         self._state = "failed" if hasattr(sys, "last_value") else "left"
         if self.rank == 0 or self.peers[0].state != "failed":
@@ -192,17 +205,16 @@ class Liveness:
             end(LOST)
 
     def _how_lost(self, rank: int, peer: Peer) -> str | None:
-        child = self.children.get(rank)
-        has_died = child is not None and bool(child.poll())
-        if has_died:
+        code = self.children[rank].poll() if rank in self.children else None
+        if code:
             with suppress(RuntimeError):
                 self._exchange()  # it may have said goodbye
         is_broken = "broken" in [self._state, *(other.state for other in self.peers.values())]
         if peer.state == "left":
             is_missed = is_broken or self._wait > min(5.0, self.timeout / 2)
             return "has ended before the others" if is_missed else None
-        if has_died or peer.state == "failed":
-            return f"has died ({ending(child)})"
+        if code or peer.state == "failed":
+            return f"has died: it {ending(code)}" if code else "has died (an error)"
         if is_broken and peer.silence > min(self.timeout, SUSPICIOUS):
             return "has died (its connection broke)"
         if peer.silence > self.timeout:
@@ -252,20 +264,146 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-def ending(child: Popen | None) -> str:
-    """How a process ended, waiting for it if need be."""
-    try:
-        code = None if child is None else child.wait(5)
-    except TimeoutExpired:
-        code = None
-    if code is None:
-        return "an error"
-    return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 def end(code: int) -> NoReturn:
     """At once, from any thread: the main one may be stuck for ever."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+class ClientParallelStrategy(DDPStrategy):
+    """Processes that share no module: DDP would average gradients of clients, and forbid different networks.
+
+    Processes that share a device, for which `devices` are given, use gloo: NCCL needs a device for each.
+    """
+
+    def __init__(self, process_timeout: float, devices: list[torch.device] | None = None) -> None:
+        backend = None if devices is None else "gloo"
+        super().__init__(parallel_devices=devices, process_group_backend=backend, timeout=FOR_EVER)
+        self.process_timeout = process_timeout
+        self.children: dict[int, Popen] = {}  # processes that this one has started, by rank
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of children: a lost store is reported in one line
+
+    def setup_module(self, module: nn.Module) -> nn.Module:  # type: ignore[override]  # not wrapped, on purpose
+        return module
+
+    def setup_environment(self) -> None:
+        alive = current()
+        if not dist.is_initialized():
+            self._meet()
+        elif alive is not None:  # a second federation of a script
+            alive.timeout = self.process_timeout
+        super().setup_environment()
+
+    def end_children(self) -> None:
+        """Kill children that have not joined."""
+        for child in [*getattr(self.launcher, "procs", []), *self.children.values()]:
+            child.kill()
+
+    def _meet(self) -> None:
+        assert self.cluster_environment is not None
+        assert self.accelerator is not None
+        self._set_world_ranks()
+        rank, world_size = self.global_rank, self.world_size
+        started = getattr(self.launcher, "procs", [])
+        self.children = dict(enumerate(started, start=rank + 1))
+        started.clear()  # else Lightning's observer would kill this process for theirs
+        with stop_signals(self._end_by_signal):
+            try:
+                attempt = self._attempt(self._store(rank, world_size), rank, world_size)
+            except dist.DistError as error:
+                raise ProcessLost("rank 0 has died before the first round", rank == 1) from error
+            Liveness(attempt, rank, world_size, self.process_timeout, self.children).start()
+            self.accelerator.setup_device(self.root_device)
+            backend = self.process_group_backend or ("gloo" if self.root_device.type == "cpu" else "nccl")
+            device = None if backend == "gloo" else self.root_device
+            options: dict[str, Any] = {"rank": rank, "world_size": world_size, "timeout": FOR_EVER}
+            dist.init_process_group(backend, store=attempt, device_id=device, **options)
+
+    def _store(self, rank: int, world_size: int) -> dist.Store:
+        """The store of rank 0, on loopback if there is one host; or of torchrun."""
+        environment = self.cluster_environment
+        assert environment is not None
+        host = environment.main_address
+        port = environment.main_port
+        is_alone = self.num_nodes == 1 and type(environment) is LightningEnvironment  # not torchrun's, not SLURM's
+        is_server = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        listening = None
+        if is_alone and host in (LOOPBACK, "localhost"):
+            host = LOOPBACK
+            for name in {"lo", "lo0"}.intersection(name for _, name in socket.if_nameindex()):  # Linux, macOS
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+            if is_server:
+                listening = socket.create_server((host, port), backlog=world_size).detach()
+        options: dict[str, Any] = {"timeout": TO_MEET, "wait_for_workers": False, "master_listen_fd": listening}
+        return dist.TCPStore(host, port, world_size, is_server, **options)
+
+    def _attempt(self, store: dist.Store, rank: int, world_size: int) -> dist.Store:
+        """A part of the store for this attempt of the run alone; on rank 0, when all ranks have joined it.
+
+        torchrun keeps its store over restarts, with addresses of the dead, and every host counts its own restarts. So
+        each rank asks with a random word, and rank 0 answers with the random name of the attempt until it is there.
+        """
+        if rank > 0:
+            word = secrets.token_hex(8)
+            store.set(f"asks/{rank}", word)
+            attempt = dist.PrefixStore(store.get(f"answer/{word}").decode(), store)
+            attempt.set(f"beat/{rank}", "0 work")
+            return attempt
+        name = f"attempt-{secrets.token_hex(8)}"
+        attempt = dist.PrefixStore(name, store)
+        attempt.set("beat/0", "0 work")
+        attempt.set("end", "")
+        missing = [*range(1, world_size)]
+        deadline = monotonic() + TO_MEET.total_seconds()
+        while missing:
+            for other in missing:
+                if store.check([f"asks/{other}"]):  # perhaps of an attempt before: nobody reads the answer
+                    store.set(f"answer/{store.get(f'asks/{other}').decode()}", name)
+            missing = [other for other in missing if not attempt.check([f"beat/{other}"])]
+            self._check_children()
+            if missing and monotonic() > deadline:
+                ranks = ", ".join(map(str, missing))
+                raise TimeoutError(f"rank {ranks} did not come within {TO_MEET.total_seconds():g} s")
+            sleep(0.02)
+        return attempt
+
+    def _check_children(self) -> None:
+        """A child that died would be waited for in vain."""
+        for rank, child in self.children.items():
+            code = child.poll()
+            if not code:
+                continue
+            if code == REFUSED:  # it has said why
+                raise SystemExit(code)
+            if code > 128:
+                self._end_by_signal(code - 128)
+            raise ProcessLost(f"rank {rank} has died before the first round: it {ending(code)}", True)
+
+    def _end_by_signal(self, number: int) -> NoReturn:
+        """End this process and its children by a signal that came while ranks meet; rank 0 says so."""
+        self.end_children()
+        if self.global_rank == 0:
+            sys.stderr.write(f"fedlit: stopped by {signal.Signals(number).name} before the first round\n")
+        end(128 + number)
+
+
+def make_fabric(options: Options) -> Fabric:
+    """Fabric as the user's options have it; several processes share clients, not gradients."""
+    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
+    timeout = options.process_timeout
+    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
+    try:
+        if options.processes_per_device > 1:
+            alone: Any = Fabric(accelerator=options.accelerator, devices=options.devices).strategy
+            each = getattr(alone, "parallel_devices", None) or [alone.root_device]
+            shared = [device for device in each for _ in range(options.processes_per_device)]
+            return Fabric(strategy=ClientParallelStrategy(timeout, shared), **wanted)
+        strategy = ClientParallelStrategy(timeout) if several else "auto"
+        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
+    except Exception as error:  # Fabric raises many kinds
+        names = ("accelerator", "devices", "num_nodes")
+        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
+        what = f"{given} with `trainer.precision` {options.precision} cannot be had here"
+        raise ValueError(f"{what}: {first_line(error)}") from error

@@ -1,7 +1,7 @@
 """The options of a federation, checked: the only place where they live."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,27 +15,39 @@ from fedlit.records.run_folder import check_name
 
 BatchNorm = Literal["average", "local"]
 Deterministic = bool | Literal["warn"]
-COUNTS = {  # at least 1, and at most: more threads or processes would not start, or end in a crash
-    "num_rounds": MOST,
-    "min_clients": MOST,
-    "eval_every_n_rounds": MOST,
-    "save_every_n_rounds": MOST,
-    "local_epochs": MOST,
-    "local_steps": MOST,
-    "eval_every_n_epochs": MOST,
-    "num_threads": 1024,
-    "num_nodes": 1024,
-    "processes_per_device": 64,
-}
-MOST_DEVICES = 1024
-MAY_BE_NONE = ("local_epochs", "local_steps", "eval_every_n_epochs")
 RATIOS = ("max_weight_ratio", "max_norm_ratio")
+BATCHES = ("limit_train_batches", "overfit_batches")  # a number of them, or a fraction
+OPTIONAL_COUNTS = ("local_epochs", "local_steps", "eval_every_n_epochs")
+MAY_BE_NONE = (*RATIOS, *BATCHES, *OPTIONAL_COUNTS, "gradient_clip_val", "client_timeout")
+POSITIVE = ("gradient_clip_val", "client_timeout", "process_timeout")
+MOST_OF = {"num_threads": 1024, "num_nodes": 1024, "processes_per_device": 64}  # more would not start, or crash
+COUNTS = ("num_rounds", "min_clients", "eval_every_n_rounds", "save_every_n_rounds", *OPTIONAL_COUNTS, *MOST_OF)
+SELF_EXPLANATORY = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
 EXCLUSIVE = (
     ("local_epochs", "local_steps"),
-    ("limit_train_batches", "overfit_batches"),
+    BATCHES,
     ("privacy", "aggregator"),  # noise is for a mean
     *(("privacy", ratio) for ratio in RATIOS),  # they compare clients
 )
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Refuse in one line what raises within, whatever it is: methods, networks and metrics may raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{what}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, with its class where the text alone is not clear."""
+    line = str(error).partition("\n")[0]
+    if "dtype" in line:
+        line += "; see `trainer.precision`"
+    if not isinstance(error, SELF_EXPLANATORY) or not line:
+        return f"{type(error).__name__}: {line}".removesuffix(": ")
+    return line
 
 
 class Options:
@@ -56,18 +68,6 @@ class Options:
                 )
         if self.run_name is not None:
             check_name(self.run_name)
-        # Whether it is measured depends on the method.
-        if self.monitor and not re.fullmatch(r".*/\w+_on_(pooled|own|unseen|train|server)", self.monitor):
-            raise ValueError(
-                "`trainer.monitor` must be metric/model_on_data, such as acc/global_on_pooled or loss/personal_on_own, "
-                f"got {self.monitor}."
-            )
-        for name, default in (("save_every_n_rounds", 1), ("monitor", None)):
-            if not self.enable_checkpointing and getattr(self, name) != default:
-                raise ValueError(
-                    f"`trainer.{name}` is about checkpoints, and `trainer.enable_checkpointing` false writes none; "
-                    f"give one (`--trainer.{name} {'null' if default is None else default}` takes the other back)."
-                )
 
     if TYPE_CHECKING:
 
@@ -87,33 +87,26 @@ class Options:
             check_builder("trainer.server_optimizer", self.server_optimizer)
 
     def _check_numbers(self) -> None:
-        for name, most in COUNTS.items():
-            value = getattr(self, name)
-            if value is not None or name not in MAY_BE_NONE:
-                check_count(f"trainer.{name}", value, most=most)
+        for name, value in vars(self).items():
+            option = f"trainer.{name}"
+            if value is None and name in MAY_BE_NONE:
+                continue
+            if name in COUNTS or (name in BATCHES and isinstance(value, int)):
+                check_count(option, value, most=MOST_OF.get(name, MOST))
+            elif name in POSITIVE:
+                check_positive(option, value)
+            elif name in RATIOS:
+                check_number(option, value, least=1)
+            elif name in ("fraction_fit", *BATCHES) and not 0 < check_number(option, value) <= 1:
+                what = "lie in (0, 1]" if name == "fraction_fit" else "be a number of batches, or lie in (0, 1]"
+                raise ValueError(f"`{option}` must {what}, got {value}.")
         for client, epochs in self.client_epochs.items():
             check_count(f"trainer.client_epochs[{client}]", epochs)
         if isinstance(self.devices, int):  # Lightning says what is wrong with 0
-            check_count("trainer.devices", self.devices, least=-1, most=MOST_DEVICES)
+            check_count("trainer.devices", self.devices, least=-1, most=1024)
         check_count("trainer.seed", self.seed, least=-(2**63), most=2**64 - 1)
         check_count("trainer.max_round_retries", self.max_round_retries, least=0)
         check_number("trainer.personal_memory", self.personal_memory, least=0)
-        check_positive("trainer.process_timeout", self.process_timeout)
-        if not 0 < check_number("trainer.fraction_fit", self.fraction_fit) <= 1:
-            raise ValueError(f"`trainer.fraction_fit` must lie in (0, 1], got {self.fraction_fit}.")
-        for name in ("gradient_clip_val", "client_timeout"):
-            if getattr(self, name) is not None:
-                check_positive(f"trainer.{name}", getattr(self, name))
-        for name in RATIOS:
-            if getattr(self, name) is not None:
-                check_number(f"trainer.{name}", getattr(self, name), least=1)
-        for name in ("limit_train_batches", "overfit_batches"):  # a number of batches, or a fraction of them
-            value = getattr(self, name)
-            if isinstance(value, float):
-                if not 0 < check_number(f"trainer.{name}", value) <= 1:
-                    raise ValueError(f"`trainer.{name}` must be a number of batches, or lie in (0, 1], got {value}.")
-            elif value is not None:
-                check_count(f"trainer.{name}", value)
 
     def epochs_of(self, client: int) -> int:
         """Local epochs of a client, where its stage does not say."""

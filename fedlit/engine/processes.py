@@ -60,13 +60,6 @@ def meet(fabric: Fabric) -> None:
     largest(fabric, 0)
 
 
-def check_processes() -> None:
-    """Refuse to go on if another rank is gone."""
-    alive = liveness.current()
-    if alive is not None:
-        alive.check()
-
-
 def _finish(work: dist.Work) -> None:
     """Wait for the others; where fedlit has not started the processes itself, as torch.distributed does."""
     alive = liveness.current()

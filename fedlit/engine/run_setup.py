@@ -3,11 +3,11 @@
 import os
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from lightning.fabric import Fabric
@@ -15,12 +15,12 @@ from lightning.fabric import Fabric
 from fedlit.bounds import check_kind
 from fedlit.data import FederatedData
 from fedlit.data.remote import placeholder_data
-from fedlit.engine.network_checks import layout_for
-from fedlit.engine.options import Options
+from fedlit.engine.checks import layout_for
+from fedlit.engine.liveness import ClientParallelStrategy
+from fedlit.engine.options import Options, first_line
 from fedlit.engine.precision import check_precision
 from fedlit.engine.processes import broadcast, meet
 from fedlit.engine.state import FederationState
-from fedlit.engine.strategy import ClientParallelStrategy
 from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule
 from fedlit.notices import Notice
@@ -43,17 +43,6 @@ class ResumePoint:
     content: dict[str, Any] = field(default_factory=dict)
     fallback: str | None = None  # why it is not the file that was meant
     changes: list[Change] = field(default_factory=list)  # of options since the rounds before
-
-    def events(self) -> list[dict[str, Any]]:
-        """Events for events.jsonl."""
-        found: list[dict[str, Any]] = []
-        if self.fallback is not None:
-            found.append({"what": "fell_back", "on": str(self.checkpoint), "reason": self.fallback})
-        return found + [{"what": "changed", **change._asdict()} for change in self.changes]
-
-    def warn_of_changes(self) -> None:
-        for change in self.changes:
-            warnings.warn(f"{change}, from round {self.content['round'] + 1} on.", Notice, stacklevel=2)
 
 
 def read_checkpoint(path: Path | None) -> ResumePoint:
@@ -86,38 +75,33 @@ def launch(fabric: Fabric, options: Options) -> None:
     check_precision(fabric)
 
 
-def ready_data(fabric: Fabric, datamodule: FederatedData | None) -> FederatedData:
-    """The data, set up on every process, and fetched by the first."""
+def ready_data(fabric: Fabric, datamodule: FederatedData | None, resume_point: ResumePoint) -> FederatedData:
+    """The data, set up on every process, and fetched by the first.
+
+    Where they are not there, what the checkpoint knows of them: enough to use its networks.
+    """
+    kept = resume_point.content.get("preprocessing") if fabric.world_size == 1 else None
+    if datamodule is None and kept is not None:
+        return placeholder_data(kept, None)
     data = FederatedData() if datamodule is None else datamodule
     check_kind("data", data, FederatedData, "a FederatedData")
-    if fabric.is_global_zero:
-        data.prepare_data()
-    meet(fabric)
-    data.setup()
-    return data
-
-
-def data_or_placeholder(
-    fabric: Fabric, datamodule: FederatedData | None, ckpt_path: str | None, options: Options
-) -> FederatedData:
-    """The data, or, where they are not there, what a checkpoint knows of them: enough to use its networks."""
-    checkpoint = chosen_checkpoint(fabric, ckpt_path, options, training=False)
-    kept = read_checkpoint(checkpoint).content.get("preprocessing")
-    if kept is None or fabric.world_size > 1:
-        return ready_data(fabric, datamodule)
-    if datamodule is None:
-        return placeholder_data(kept, None)
     try:
-        return ready_data(fabric, datamodule)
+        if fabric.is_global_zero:
+            data.prepare_data()
+        meet(fabric)
+        data.setup()
+        return data
     except (OSError, ValueError, RuntimeError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if kept is None:
+            raise
         try:
-            data = placeholder_data(kept, datamodule)
+            placeholder = placeholder_data(kept, data)
         except ValueError:
             raise error from None
-        message = f"The data are not there ({reason.rstrip('.')}); inputs are prepared as in the run of {checkpoint}."
+        why = f"The data are not there ({first_line(error).rstrip('.')})"
+        message = f"{why}; inputs are prepared as in the run of {resume_point.checkpoint}."
         warnings.warn(message, Notice, stacklevel=2)
-        return data
+        return placeholder
 
 
 def on_rank_0(fabric: Fabric, work: Callable[[], Path | None]) -> Path | None:
@@ -143,26 +127,17 @@ def chosen_checkpoint(fabric: Fabric, ckpt_path: str | None, options: Options, t
     return on_rank_0(fabric, partial(find_checkpoint, ckpt_path, options.default_root_dir, training, options.run_name))
 
 
-class RunFolder(AbstractContextManager):
-    """The folder of a run that trains; as a context, it holds the folder's lock. A development run has none.
-
-    Args:
-        fabric: Launched; the first process holds the folder.
-        options: Of the federation.
-    """
+class RunFolder(ExitStack):
+    """The folder of a run that trains; as a context, the first process holds its lock. A development run has none."""
 
     def __init__(self, fabric: Fabric, options: Options) -> None:
+        super().__init__()
         self.fabric = fabric
         self.options = options
         self.path: Path | None = None
-        self._lock: TextIO | None = None
 
     def resume(self, checkpoint: Path) -> None:
         """Hold the folder of a checkpoint before anything is read there, if it is in one."""
-        if not self.options.enable_checkpointing:
-            raise ValueError(
-                f"`--ckpt_path` {checkpoint}: resuming needs checkpoints, but `trainer.enable_checkpointing` is false."
-            )
         folder = folder_of(checkpoint)
         if folder is not None and folder.is_dir() and not self.options.fast_dev_run:
             self.path = on_rank_0(self.fabric, partial(self._hold, folder))
@@ -178,14 +153,10 @@ class RunFolder(AbstractContextManager):
         return self._hold(claim_folder(self.options.default_root_dir, self.options.run_name))
 
     def _hold(self, folder: Path) -> Path:
-        self._lock = lock_folder(folder)
+        self.enter_context(lock_folder(folder))
         sweep(folder)
         check_records(folder)
         return folder
-
-    def __exit__(self, *error: object) -> None:
-        if self._lock is not None:
-            self._lock.close()
 
 
 def fresh_state(fabric: Fabric, model: FederatedModule, data: FederatedData, options: Options) -> FederationState:

@@ -1,7 +1,6 @@
 """Who trains when: stages over rounds, the clients of a round, and whether enough of them returned."""
 
 from collections.abc import Collection, Mapping, Sequence
-from math import isfinite
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from fedlit.data import FederatedData
 from fedlit.data.assignment import Assignment
 from fedlit.data.client import SERVER
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.options import Options
+from fedlit.engine.options import Options, refusing
 from fedlit.engine.plan import KeepOptimizer, Plan
 from fedlit.engine.processes import broadcast
 from fedlit.engine.state import FederationState
@@ -22,8 +21,6 @@ from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, RoundRecord
 from fedlit.rng import derive, generator, isolated
-
-MOST_SCHEDULED = 1_000_000  # rounds whose learning rates are worked out before the first
 
 
 class StageRounds(NamedTuple):
@@ -130,23 +127,16 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
     """
     if schedule is None:
         return []
-    if rounds > MOST_SCHEDULED:
-        raise ValueError(f"`trainer.lr_schedule` takes `trainer.num_rounds` of at most {MOST_SCHEDULED}, got {rounds}.")
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     factors: list[float] = []
-    try:
+    with refusing("`trainer.lr_schedule`"):  # some end after so many steps; one's own may raise anything
         stepper = schedule(optimizer)
         if isinstance(stepper, ReduceLROnPlateau):
             raise ValueError("it is stepped by rounds; ReduceLROnPlateau waits for a metric.")
-        for number in range(1, rounds + 1):
+        for _ in range(rounds):
             factors.append(float(optimizer.param_groups[0]["lr"]))
-            if not isfinite(factors[-1]):
-                raise ValueError(f"it multiplies the learning rate by {factors[-1]} in round {number}.")
             optimizer.step()
             stepper.step()
-    except Exception as error:  # some schedules end after so many steps; one's own may raise anything
-        lines = str(error.args[0] if error.args else type(error).__name__).splitlines()
-        raise ValueError(f"`trainer.lr_schedule`: {lines[0]}") from error
     return factors
 
 
@@ -157,13 +147,9 @@ def sampled(state: FederationState, stage: Stage, round: int, attempt: int, fail
     """
     clients = candidates(state, stage, round)
     if stage.upload == "aggregate":
-        seed = state.options.seed
-        chosen = None
-        if is_overridden("select_clients", state.module, FederatedModule):
-            may = [k for k in clients if k not in failed]
-            chosen = _selected(state, stage, round, may, derive(seed, "select", stage.name, round, attempt))
+        chosen = _selected(state, stage, round, attempt, [k for k in clients if k not in failed])
         again = () if attempt == 1 else (attempt,)
-        stream = generator(state.secret or seed, "sample", stage.name, round, *again)
+        stream = generator(state.secret or state.options.seed, "sample", stage.name, round, *again)
         clients = _drawn(state, clients, failed, stream) if chosen is None else chosen
     if state.options.fast_dev_run:  # two, or as many as the rule of the federation needs
         clients = clients[: max(2, fewest_uploads(state.options.aggregator))]
@@ -176,11 +162,14 @@ def candidates(state: FederationState, stage: Stage, round: int) -> list[int]:
     return [k for k in may if state.has_trained(k, stage.needs)] if stage.needs else may
 
 
-def _selected(state: FederationState, stage: Stage, round: int, may: list[int], seed: int) -> list[int] | None:
+def _selected(state: FederationState, stage: Stage, round: int, attempt: int, may: list[int]) -> list[int] | None:
     """Whom the method chooses, on the first process for all; None leaves it to `trainer.fraction_fit`."""
     module = state.module
+    if not is_overridden("select_clients", module, FederatedModule):
+        return None
     state.load_global()
     module.stage = stage
+    seed = derive(state.options.seed, "select", stage.name, round, attempt)
     with isolated(seed), refusing_logs(module, "select_clients"):
         chosen = module.select_clients(round, may)
     chosen = broadcast(state.fabric, None if chosen is None else [int(k) for k in chosen])

@@ -17,7 +17,6 @@ from fedlit.records.plain_values import LIBRARIES, content_of, decoded, encoded,
 
 Key = tuple[str, str]  # path of a part, name of its attribute
 Saved = dict[str, dict[str, Any]]  # by path and name, as a checkpoint holds it
-HPARAMS = "hparams."
 # Lightning's and the engine's own: saved elsewhere, or not at all.
 OWN = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", *OF_LOCAL_TRAINING}
 OWN |= {"num_clients", "fast", "_rule", "_evaluated", "_evaluated_names"}
@@ -79,12 +78,9 @@ class ServerAttributes:
     def put(self, changes: Saved) -> None:
         """Set what `changes` returned."""
         for path, values in changes.items():
-            part: Any = self.parts[path]
+            part = self.parts[path]
             for name, value in values.items():
-                if name.startswith(HPARAMS):
-                    part.hparams[name.removeprefix(HPARAMS)] = decoded(value)
-                else:
-                    setattr(part, name, decoded(value))
+                setattr(part, name, decoded(value))
         self.noted = changes
 
     @contextmanager
@@ -96,12 +92,11 @@ class ServerAttributes:
         self._of_training |= {key for key in after if after[key] is not None and before.get(key) is None}
 
     def _attributes(self) -> dict[Key, Any]:
-        """A user's own attributes; also buffers that are not in the state, and hyperparameters."""
+        """A user's own attributes; also buffers that are not in the state."""
         found: dict[Key, Any] = {}
         for path, part in self.parts.items():
             found |= {(path, name): value for name, value in vars(part).items() if name not in OWN}
             found |= {(path, name): part._buffers.get(name) for name in part._non_persistent_buffers_set}
-            found |= {(path, HPARAMS + name): value for name, value in (vars(part).get("_hparams") or {}).items()}
         return found
 
     def _contents_of(self, attributes: Mapping[Key, Any]) -> dict[Key, bytes]:

@@ -6,8 +6,7 @@ checkpoint is resumed.
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf, isfinite
-from types import MappingProxyType
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -91,9 +90,8 @@ class BestTracker:
         for key, parts in summary(rows).items():
             self.last[key] = parts
             value = parts["mean"]
-            best = self.best.get(key, {"value": -inf if self.rises(key) else inf})["value"]
-            is_better = value > best if self.rises(key) else value < best
-            if isfinite(value) and is_better:
+            sign = 1 if self.rises(key) else -1
+            if isfinite(value) and (key not in self.best or sign * value > sign * self.best[key]["value"]):
                 self.best[key] = {"value": value, "round": round}
         monitors = [f"{self.measures.first}/{where}" for where in WHERE]
         watched = self.monitor or next((key for key in monitors if key in self.best), None)
@@ -122,7 +120,7 @@ class FederationState:
     """The states of a federation.
 
     Args:
-        fabric: Launched; knows device, precision and processes.
+        fabric: Launched.
         module: The method; it becomes the one live module of this process.
         data: Set up.
         options: Of the federation.
@@ -254,11 +252,6 @@ class FederationState:
         copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
 
-    @property
-    def has_own_uploads(self) -> bool:
-        """Whether a client's model is the one that it has uploaded last."""
-        return self.has_custom_download and len(self.uploads) > 0
-
     def owners(self) -> list[int]:
         """Clients that have something of their own."""
         kept = [k for k in (*self.memories.here, *self.owner_ranks) if self.memories.names(k)]
@@ -302,9 +295,8 @@ class FederationState:
         module = self.module
         client = self.data.client(k, round)
         current = {name: tensor.clone() for name, tensor in (self.shared_state | self.sent_state).items()}
-        uploads: Any = MappingProxyType(self.uploads)
         with isolated(derive(self.options.seed, "download", round, k)), refusing_logs(module, "download"):
-            given = module.download(client, current, uploads)
+            given = module.download(client, current, self.uploads)
         whose = f"`download` of {type(module).__name__}, for client {k}"
         if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
             raise UsageError(f"{whose}, must give a mapping from names to tensors, got {type(given).__name__}.")

@@ -101,7 +101,7 @@ class LeavesLater(FedAvg):
 def test_a_server_that_exits_does_not_end_a_run_in_silence():
     with pytest.raises(RuntimeError, match=r"^Round 2 was ended by sys\.exit\(0\)"):
         fitted(LeavesLater(linear, SGD))
-    with pytest.raises(ValueError, match=r"`trainer\.aggregator` leaves, tried on .*: SystemExit"):
+    with pytest.raises(RuntimeError, match=r"`trainer\.aggregator` leaves could not combine .*: SystemExit"):
         fitted(FedAvg(linear, SGD), aggregator=leaves)
 
 

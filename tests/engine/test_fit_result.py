@@ -97,17 +97,8 @@ def test_without_checkpoints_a_run_leaves_its_records_alone(tmp_path):
     assert federation.test()
     with pytest.raises(ValueError, match=r"`ckpt_path` best: `trainer.enable_checkpointing` is false"):
         federation.test(ckpt_path="best")
-    with pytest.raises(ValueError, match=r"resuming needs checkpoints, but `trainer.enable_check"):
-        federation.fit(method, data, ckpt_path=str(with_them.checkpoint))
     with pytest.raises(ValueError, match=r"there is such a run in [^;]*; give another name"):
         federation.fit(method, data)
-
-
-def test_what_says_which_checkpoints_there_are_is_refused_where_there_are_none():
-    with pytest.raises(
-        ValueError, match=r"^`trainer.monitor` is about checkpoints, and `trainer.enable_checkpointing`"
-    ):
-        Federation(**QUIET, enable_checkpointing=False, monitor="loss/global_on_own")
 
 
 @pytest.mark.parametrize(

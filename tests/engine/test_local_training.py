@@ -82,20 +82,6 @@ def test_a_learning_rate_schedule_steps_once_a_round():
     assert spy.rates == {1: 0.4, 2: 0.4, 3: 0.2, 4: 0.2}
 
 
-BAD_SCHEDULES = {
-    r"`trainer.lr_schedule` takes `trainer.num_rounds` of at most 1000000, got 1000001": {"num_rounds": 1000001},
-    r"`trainer.lr_schedule`: it multiplies the learning rate by nan in round 2": {"gamma": float("nan")},
-}
-
-
-@pytest.mark.parametrize(("message", "given"), BAD_SCHEDULES.items())
-def test_a_schedule_of_too_many_rounds_or_of_no_number_is_refused(message, given):
-    options = {"num_rounds": 3, "gamma": 0.5, **given}
-    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=options["gamma"])
-    with pytest.raises(ValueError, match=message):
-        fitted(Spy(), num_rounds=options["num_rounds"], lr_schedule=schedule)
-
-
 class RuinedLater(FineTuned):
     """Learns while it federates; in the last round every step climbs the loss."""
 

@@ -15,7 +15,7 @@ asked = []
 
 def moody(uploads, current):
     asked.append(1)
-    if len(asked) > 2:  # tried before the first round, and a round
+    if len(asked) > 1:
         raise KeyError("no such rule")
     return weighted_mean(uploads)
 """
