@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
-from fedlit.engine.live_module import evaluating, failed
+from fedlit.engine.live_module import failed
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
@@ -28,6 +28,7 @@ from fedlit.inputs import applied, tensors
 from fedlit.methods.base import FederatedModule, task_of
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
+from fedlit.modes import evaluating
 from fedlit.notices import Notice
 from fedlit.records.progress import epochs_table
 from fedlit.records.reports import print_evaluated, write_outputs, write_predictions

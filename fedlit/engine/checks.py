@@ -19,7 +19,6 @@ from fedlit.data.trees import describe
 from fedlit.engine.aggregation import rule_name
 from fedlit.engine.encoding import encoded_names
 from fedlit.engine.lightning_hooks import trial_training
-from fedlit.engine.live_module import left_in_evaluation
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
 from fedlit.engine.optimisation import check_configured, check_number, check_settings
@@ -34,6 +33,7 @@ from fedlit.methods.factories import check_choices, for_client, kind
 from fedlit.methods.hooks import Command, check_hooks, overridden
 from fedlit.methods.stage import Stage, check_stages, with_followers
 from fedlit.methods.states import twin
+from fedlit.modes import left_in_evaluation
 from fedlit.notices import Notice
 from fedlit.privacy import Accountant, ClientLevelDP
 from fedlit.rng import isolated

@@ -17,7 +17,7 @@ from fedlit.data.client import Client
 from fedlit.data.loaders import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
-from fedlit.engine.live_module import ModuleSnapshot, evaluating, failed
+from fedlit.engine.live_module import ModuleSnapshot, failed
 from fedlit.engine.logged_values import check_probe_names, logging_to_means
 from fedlit.engine.metrics import Scores, evaluate, outputs, scores_by_group, treats_samples_apart
 from fedlit.engine.plan import UsageError
@@ -28,6 +28,7 @@ from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
+from fedlit.modes import evaluating
 from fedlit.records.round_record import Failure, reported
 from fedlit.records.rows import POOLED, Row
 from fedlit.rng import derive, isolated

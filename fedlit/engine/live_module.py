@@ -21,6 +21,7 @@ from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.plan import UsageError
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.modes import modes_of, restore_modes, settle_modes
 from fedlit.records.round_record import Failure, failure
 from fedlit.rng import derive, isolated
 
@@ -86,66 +87,6 @@ def restored_requires_grad(module: nn.Module) -> Iterator[None]:
         for parameter, is_trained in before:
             if parameter.requires_grad != is_trained:
                 parameter.requires_grad_(is_trained)
-
-
-Modes = list[tuple[nn.Module, bool]]
-
-
-def modes_of(network: nn.Module) -> Modes:
-    """Every part of a network, and whether it is in training mode."""
-    return [(part, part.training) for part in network.modules()]
-
-
-def restore(modes: Modes) -> None:
-    """Put every part back into its mode; a `train` of its own is called, since it may do more than set one."""
-    changed = [(part, was_training) for part, was_training in modes if part.training != was_training]
-    for part, was_training in changed:
-        if _has_own_train(part):
-            part.train(was_training)
-    if changed:
-        for part, was_training in modes:
-            part.training = was_training
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """In evaluation mode within; afterwards every part is in its own mode again."""
-    modes = modes_of(network)
-    network.eval()
-    try:
-        yield
-    finally:
-        restore(modes)
-
-
-def settle(network: nn.Module) -> None:
-    """Let parts with a `train` of their own say what they keep in evaluation mode; what is in it already stays so."""
-    own = [part for part in network.modules() if part.training and _has_own_train(part)]
-    if not own:
-        return
-    before = modes_of(network)
-    for part in own:
-        part.train()
-    for part, was_training in before:
-        part.training = part.training and was_training
-
-
-def left_in_evaluation(network: nn.Module) -> list[str]:
-    """Names of the parts in evaluation mode, the outermost of each; not of those that a `train` of its own keeps so."""
-    found: list[str] = []
-    known: list[str] = []  # what is below these need not be named
-    for name, part in network.named_modules():
-        if any(name.startswith(f"{above}.") for above in known):
-            continue
-        if not part.training:
-            found.append(name)
-        if _has_own_train(part) or not part.training:
-            known.append(name)
-    return found
-
-
-def _has_own_train(part: nn.Module) -> bool:
-    return getattr(part.train, "__func__", None) is not nn.Module.train
 
 
 STRUCTURE = ("_parameters", "_buffers", "_modules")
@@ -331,7 +272,7 @@ class CachedParts:
             _refill(container, content)
         for snapshot in self.snapshots:
             snapshot.restore()
-        restore(self.modes)
+        restore_modes(self.modes)
 
 
 class LiveModule:
@@ -347,7 +288,7 @@ class LiveModule:
         self.module = module
         self.seed = seed
         self.client: Client | None = None  # whose state was loaded last
-        settle(module)
+        settle_modes(module)
         self._modes = modes_of(module)
         self.layout = layout
         self.original = ModuleSnapshot(module)
@@ -426,7 +367,7 @@ class LiveModule:
 
     def reset_modes(self) -> None:
         """Training and evaluation mode as the method was made with; local training may have changed them."""
-        restore(self._modes)
+        restore_modes(self._modes)
 
     def _own_tensors(self, client: Client, state: State) -> State:
         """The live tensors, once the client's own networks are in place: cached ones if its state has all their values.
@@ -460,7 +401,7 @@ class LiveModule:
         module = self.module
         with isolated(derive(self.seed, "client", client.id)), refusing_logs(module, "configure_client"):
             module.configure_client(client)
-        settle(module)
+        settle_modes(module)
         module.to(device=module.device, dtype=module.dtype)
         if module.fast:
             lay_out(module, self.layout)

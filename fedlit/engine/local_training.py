@@ -15,7 +15,6 @@ from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client, Server
 from fedlit.data.loaders import AnyBatches
 from fedlit.engine.lightning_hooks import Attached, LocalTrainer, takes_batch_idx
-from fedlit.engine.live_module import Modes, modes_of, restore
 from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.logged_values import EpochMeans, Means
 from fedlit.engine.metrics import LOSS, MeanLoss, MetricSet, each_output, evaluate, outputs
@@ -33,6 +32,7 @@ from fedlit.inputs import batch_size
 from fedlit.methods.base import FederatedModule, copy_into
 from fedlit.methods.hooks import overrides
 from fedlit.methods.stage import EarlyStopping
+from fedlit.modes import Modes, modes_of, restore_modes
 from fedlit.records.plain_values import is_plain
 from fedlit.rng import derive, generator, seed_everything
 
@@ -105,7 +105,7 @@ class Validation:
         if overrides(self.learner, frozenset({"on_validation_model_train"})):
             self.learner.on_validation_model_train()
         else:
-            restore(modes)
+            restore_modes(modes)
 
 
 class BestState:

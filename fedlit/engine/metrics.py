@@ -18,10 +18,10 @@ from torchmetrics import Metric
 
 from fedlit.data.batches import Batches
 from fedlit.data.loaders import AnyBatches
-from fedlit.engine.live_module import evaluating
 from fedlit.engine.precision import autocast, convert_input, widened
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
+from fedlit.modes import evaluating
 from fedlit.notices import Notice
 from fedlit.records.rows import Row
 from fedlit.rng import isolated

@@ -44,7 +44,8 @@ from fedlit.methods.pfedme import PFedMe
 from fedlit.methods.ramp import Ramp
 from fedlit.methods.scaffold import SCAFFOLD
 from fedlit.methods.stage import EarlyStopping, Stage
-from fedlit.methods.states import Vectors, copy_into, evaluating, frozen, mean_gradient, numbers, record, trained
+from fedlit.methods.states import Vectors, copy_into, frozen, mean_gradient, numbers, record, trained
+from fedlit.modes import evaluating
 
 __all__ = [
     "APFL",

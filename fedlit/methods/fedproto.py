@@ -31,7 +31,8 @@ from fedlit.heads import last_linear, with_features
 from fedlit.losses import PrototypeReduction, prototype_distance
 from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
 from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
-from fedlit.methods.states import class_means, evaluating
+from fedlit.methods.states import class_means
+from fedlit.modes import evaluating
 
 Predict = Literal["classifier", "prototype"]
 

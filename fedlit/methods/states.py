@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +14,7 @@ from fedlit.data.client import Client
 from fedlit.inputs import applied, batch_size
 from fedlit.inputs import like as made_like
 from fedlit.losses import class_sums
+from fedlit.modes import evaluating
 
 if TYPE_CHECKING:
     from fedlit.methods.base import FederatedModule
@@ -163,18 +163,6 @@ def class_means(
     sums = torch.stack([sums for sums, _ in parts]).sum(dim=0)
     counts = torch.stack([counts for _, counts in parts]).sum(dim=0)
     return sums / counts.clamp_min(1)[:, None], counts
-
-
-@contextmanager
-def evaluating(network: nn.Module) -> Iterator[None]:
-    """In evaluation mode, and then every part in the mode that it was in."""
-    before = [(part, part.training) for part in network.modules()]
-    network.eval()
-    try:
-        yield
-    finally:
-        for part, mode in before:
-            part.training = mode
 
 
 def twin(module: "FederatedModule") -> "FederatedModule":
