@@ -215,7 +215,7 @@ PLAIN = (*NUMBERS_AND_NAMES, type, FunctionType, BuiltinFunctionType)
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-def settings_of(network: nn.Module) -> list[Any] | None:
+def settings_of(network: nn.Module) -> tuple[Any, ...] | None:
     """Everything of a network but its state, as plain values; None if it holds anything else, such as a tensor."""
     found: list[Any] = [(name, p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()]
     for name, part in network.named_modules():
@@ -223,19 +223,21 @@ def settings_of(network: nn.Module) -> list[Any] | None:
         for key, value in vars(part).items():
             if key in STRUCTURE:
                 continue
-            values = [value]
+            values = (value,)
             if isinstance(value, dict):  # hooks are numbered, each module's otherwise
-                values = [*value.values()] if key in OF_EVERY_MODULE else [*value.keys(), *value.values()]
+                values = (*value.values(),) if key in OF_EVERY_MODULE else (*value.keys(), *value.values())
             elif isinstance(value, tuple | list | set):
-                values = [*value]
+                values = (*value,)
             if not all(isinstance(entry, PLAIN) for entry in values):
                 return None
             found.append((key, type(value), values))
-    return found
+    return tuple(found)
 
 
 class CachedParts:
     """What `configure_client` has built, for all clients for which it builds the same but for their state.
+
+    Clients whose parts have the same `key` may use the same ones; None: there is more to them than plain values tell.
 
     Args:
         module: With these parts in it.
@@ -250,21 +252,17 @@ class CachedParts:
         ]
         built = [part for _, parts in self.changed for part in parts.values() if isinstance(part, nn.Module)]
         self.snapshots = [ModuleSnapshot(part) for part in built if part not in known]
-        self.settings = [settings_of(part) for part in built if part not in known]
         self.modes = modes_of(module)
         self.tensors: State = module.state_dict(keep_vars=True)
         self.own = {name: value.shape for name, value in self.tensors.items() if value is not tensors.get(name)}
+        settings = tuple(settings_of(part) for part in built if part not in known)
+        is_plain = None not in settings and not any(snapshot.passing for snapshot in self.snapshots)
+        places = tuple((id(parts), *content) for parts, content in self.changed)
+        self.key = (settings, tuple(self.own.items()), places) if is_plain else None
 
     def fits(self, state: State) -> bool:
         """Whether a client's state has a value for every tensor of these parts; else its initial values are wanted."""
         return all(name in state and state[name].shape == shape for name, shape in self.own.items())
-
-    def is_like(self, other: "CachedParts") -> bool:
-        """Whether both differ in their state alone, as far as plain values tell; of anything else that is not known."""
-        if any(snapshot.passing for snapshot in self.snapshots) or None in self.settings:
-            return False
-        places = [[(id(parts), [*content]) for parts, content in one.changed] for one in (self, other)]
-        return self.settings == other.settings and self.own == other.own and places[0] == places[1]
 
     def install(self) -> None:
         """Put these parts into the module, as they were when they were built but for their values."""
@@ -295,7 +293,7 @@ class LiveModule:
         self.parts = dict(module.named_modules())
         self.builds_clients = is_overridden("configure_client", module, FederatedModule)
         self.caches_parts = getattr(type(module).configure_client, "is_built_once", False)
-        self.cache: list[CachedParts] = []  # one of each architecture
+        self.cache: dict[Any, CachedParts] = {}  # one of each architecture
         self.parts_of: dict[int, CachedParts] = {}  # of clients whose own networks were found to be like these
         self.cached_parts: CachedParts | None = None  # that the client uses whose state was loaded last
         self.nothing_received: State = {}
@@ -308,22 +306,14 @@ class LiveModule:
 
     @contextmanager
     def restored(self, before: ModuleSnapshot) -> Iterator[None]:
-        """Within, a client's code runs; afterwards process and module are as they were.
-
-        Args:
-            before: Of the module.
-        """
+        """Within, a client's code runs; afterwards process and module are as they were before it."""
         try:
             yield
         finally:
             self.restore(before)
 
     def restore(self, before: ModuleSnapshot) -> None:
-        """Undo what a client's code may have changed: gradient mode, default dtype, and the module but for its values.
-
-        Args:
-            before: Of the module.
-        """
+        """Undo what a client's code may have changed: gradient mode, default dtype, the module but for its values."""
         if torch.is_grad_enabled() != before.has_gradients:
             torch.set_grad_enabled(before.has_gradients)
         if torch.get_default_dtype() != before.dtype:
@@ -385,17 +375,10 @@ class LiveModule:
         before = [(own, own.copy()) for own, _ in self.original.attributes]
         self._build(client)
         if self.caches_parts and cached is None and all(are_same(own, attributes) for own, attributes in before):
-            self._find_like(CachedParts(self.module, self.original, self._tensors), client)
+            parts = CachedParts(self.module, self.original, self._tensors)
+            if parts.key is not None:
+                self.parts_of[client.id] = self.cache.setdefault(parts.key, parts)
         return self.tensors()
-
-    def _find_like(self, own: CachedParts, client: Client) -> None:
-        """Note which cached parts are like a client's own; if none are, its own are cached for those who come later."""
-        known = next((parts for parts in self.cache if parts.is_like(own)), None)
-        if known is None and own.is_like(own):
-            self.cache.append(own)
-            known = own
-        if known is not None:
-            self.parts_of[client.id] = known
 
     def _build(self, client: Client) -> None:
         module = self.module
