@@ -13,7 +13,7 @@ from fedlit.encoders import check_sendable
 from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding
 from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
-from fedlit.engine.live_module import CachedParts, check_unchanged, failed, without_frozen
+from fedlit.engine.live_module import check_unchanged, failed, without_frozen
 from fedlit.engine.local_training import train_client
 from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.metrics import Scores
@@ -240,7 +240,7 @@ class ClientRunner:
         self.is_scored = is_scored
         self.constant = frozenset(state.constant)
         self.before = state.live.snapshot()
-        self.setups: dict[CachedParts | None, LocalTrainingSetup] = {}  # by the networks that clients use
+        self.setup: LocalTrainingSetup | None = None  # for clients with the method's own networks
 
     def train(self, k: int) -> ClientResult:
         """What came of a client's training; whatever it does, the round goes on without it."""
@@ -336,11 +336,13 @@ class ClientRunner:
         return result._replace(problem=self.validator.problem(result.outcome, sent))
 
     def _setup(self, stage: Stage) -> LocalTrainingSetup:
+        """Once a round, and for each client that has networks of its own."""
         state = self.state
-        cached = state.live.cached_parts
-        if cached not in self.setups or (state.live.builds_clients and cached is None):  # networks of the client's own
-            self.setups[cached] = LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
-        return self.setups[cached]
+        if state.live.has_own_networks:
+            return LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
+        if self.setup is None:
+            self.setup = LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
+        return self.setup
 
     def _forget_frozen(self, trained: LocalResult) -> None:
         """What is the same for all, and was so before, is not kept by every client."""

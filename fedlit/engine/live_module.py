@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from operator import is_
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -21,6 +19,7 @@ from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.plan import UsageError
 from fedlit.fast.memory import lay_out
 from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.factories import has_common_networks
 from fedlit.modes import modes_of, restore_modes, settle_modes
 from fedlit.records.round_record import Failure, failure
 from fedlit.rng import derive, isolated
@@ -193,11 +192,6 @@ def are_same(now: Container, before: Container) -> bool:
         return False
 
 
-def has_same_parts(now: Parts, before: Parts) -> bool:
-    """Whether these are the very parts and tensors: into another of equal value, no state would be loaded."""
-    return now.keys() == before.keys() and all(map(is_, now.values(), before.values()))
-
-
 def _refill(container: Container, content: Container) -> None:
     container.clear()
     if isinstance(container, list):
@@ -208,69 +202,6 @@ def _refill(container: Container, content: Container) -> None:
 
 def _is_equal(now: Tensor, before: Tensor) -> bool:
     return now.dtype == before.dtype and torch.equal(now, before)
-
-
-NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-PLAIN = (*NUMBERS_AND_NAMES, type, FunctionType, BuiltinFunctionType)
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-
-
-def settings_of(network: nn.Module) -> tuple[Any, ...] | None:
-    """Everything of a network but its state, as plain values; None if it holds anything else, such as a tensor."""
-    found: list[Any] = [(name, p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()]
-    for name, part in network.named_modules():
-        found.append((name, type(part)))
-        for key, value in vars(part).items():
-            if key in STRUCTURE:
-                continue
-            values = (value,)
-            if isinstance(value, dict):  # hooks are numbered, each module's otherwise
-                values = (*value.values(),) if key in OF_EVERY_MODULE else (*value.keys(), *value.values())
-            elif isinstance(value, tuple | list | set):
-                values = (*value,)
-            if not all(isinstance(entry, PLAIN) for entry in values):
-                return None
-            found.append((key, type(value), values))
-    return tuple(found)
-
-
-class CachedParts:
-    """What `configure_client` has built, for all clients for which it builds the same but for their state.
-
-    Clients whose parts have the same `key` may use the same ones; None: there is more to them than plain values tell.
-
-    Args:
-        module: With these parts in it.
-        original: Of the module without them.
-        tensors: Of the module without them, by name.
-    """
-
-    def __init__(self, module: nn.Module, original: ModuleSnapshot, tensors: State) -> None:
-        known = set(original.parts)
-        self.changed = [
-            (parts, parts.copy()) for parts, before in original.structure if not has_same_parts(parts, before)
-        ]
-        built = [part for _, parts in self.changed for part in parts.values() if isinstance(part, nn.Module)]
-        self.snapshots = [ModuleSnapshot(part) for part in built if part not in known]
-        self.modes = modes_of(module)
-        self.tensors: State = module.state_dict(keep_vars=True)
-        self.own = {name: value.shape for name, value in self.tensors.items() if value is not tensors.get(name)}
-        settings = tuple(settings_of(part) for part in built if part not in known)
-        is_plain = None not in settings and not any(snapshot.passing for snapshot in self.snapshots)
-        places = tuple((id(parts), *content) for parts, content in self.changed)
-        self.key = (settings, tuple(self.own.items()), places) if is_plain else None
-
-    def fits(self, state: State) -> bool:
-        """Whether a client's state has a value for every tensor of these parts; else its initial values are wanted."""
-        return all(name in state and state[name].shape == shape for name, shape in self.own.items())
-
-    def install(self) -> None:
-        """Put these parts into the module, as they were when they were built but for their values."""
-        for container, content in self.changed:
-            _refill(container, content)
-        for snapshot in self.snapshots:
-            snapshot.restore()
-        restore_modes(self.modes)
 
 
 class LiveModule:
@@ -286,16 +217,16 @@ class LiveModule:
         self.module = module
         self.seed = seed
         self.client: Client | None = None  # whose state was loaded last
+        self.builds_clients = is_overridden("configure_client", module, FederatedModule)
+        if self.builds_clients:
+            module.to(dtype=module.dtype)  # as what is built for a client is
         settle_modes(module)
         self._modes = modes_of(module)
         self.layout = layout
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
-        self.builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self.caches_parts = getattr(type(module).configure_client, "is_built_once", False)
-        self.cache: dict[Any, CachedParts] = {}  # one of each architecture
-        self.parts_of: dict[int, CachedParts] = {}  # of clients whose own networks were found to be like these
-        self.cached_parts: CachedParts | None = None  # that the client uses whose state was loaded last
+        self.drawn: set[str] | None = None  # names of what `configure_client` draws for clients with common networks
+        self.has_own_networks = False  # whether the client whose state was loaded last has networks of its own
         self.nothing_received: State = {}
         self._tensors = self.tensors()  # between clients the structure is always the same
 
@@ -348,9 +279,15 @@ class LiveModule:
         top = {**server, **personal} if prefer == "personal" else {**personal, **server}
         live = self._tensors
         if self.builds_clients:
-            live = self._own_tensors(client, top)
-            # What was built anew keeps its own values; the rest still holds the last client's.
-            initial = {name: initial[name] for name, tensor in live.items() if tensor is self._tensors.get(name)}
+            self.original.restore_structure()
+            self.has_own_networks = not has_common_networks(self.module, client)
+            if self.has_own_networks:
+                self._build(client)
+                live = self.tensors()
+                # What was built anew keeps its own values; the rest still holds the last client's.
+                initial = {name: initial[name] for name, tensor in live.items() if tensor is self._tensors.get(name)}
+            elif self.drawn is None or not self.drawn <= top.keys():
+                initial = {**initial, **self._draw(client)}
         copy_into(live, {**initial, **top})
         for tensor in live.values():
             tensor.grad = None
@@ -359,26 +296,13 @@ class LiveModule:
         """Training and evaluation mode as the method was made with; local training may have changed them."""
         restore_modes(self._modes)
 
-    def _own_tensors(self, client: Client, state: State) -> State:
-        """The live tensors, once the client's own networks are in place: cached ones if its state has all their values.
-
-        Else they are built: initial values are drawn by the client's own seed, and what was built the first time tells
-        whether the client's networks are like the cached ones.
-        """
-        self.original.restore_structure()
-        cached = self.parts_of.get(client.id)
-        if cached is not None and cached.fits(state):
-            cached.install()
-            self.cached_parts = cached
-            return cached.tensors
-        self.cached_parts = None
-        before = [(own, own.copy()) for own, _ in self.original.attributes]
+    def _draw(self, client: Client) -> State:
+        """Initial values of a client that has the method's own networks, drawn by its own seed."""
         self._build(client)
-        if self.caches_parts and cached is None and all(are_same(own, attributes) for own, attributes in before):
-            parts = CachedParts(self.module, self.original, self._tensors)
-            if parts.key is not None:
-                self.parts_of[client.id] = self.cache.setdefault(parts.key, parts)
-        return self.tensors()
+        drawn = {name: tensor for name, tensor in self.tensors().items() if tensor is not self._tensors.get(name)}
+        self.drawn = set(drawn)
+        self.original.restore_structure()
+        return drawn
 
     def _build(self, client: Client) -> None:
         module = self.module

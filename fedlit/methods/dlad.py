@@ -32,8 +32,8 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    built_once,
     check_choices,
+    draws_initial_values,
     for_client,
     kind,
 )
@@ -250,7 +250,7 @@ class DLAD(FederatedModule):
     def earlier_uploads(self) -> dict[int, State]:
         return uploads_of(self.earlier, self.device)
 
-    @built_once
+    @draws_initial_values("client_networks", "client_classes")
     def configure_client(self, client: Client) -> None:
         self.classifier.network = self._classifier(client)
         self.density.network = self._density(client)

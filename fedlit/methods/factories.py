@@ -118,13 +118,26 @@ def numbered(per_client: list | dict | None) -> dict[int, Any]:
     return dict(enumerate(per_client or []))
 
 
-def built_once(configure: Configure) -> Configure:
-    """For `configure_client`: what it builds for a client differs from round to round in its state alone.
+def draws_initial_values(*options: str) -> Callable[[Configure], Configure]:
+    """For `configure_client`: what it builds for most clients is as the method's own, but for its initial values.
 
-    So it need not be called again for a client whose state has all values.
+    It is then called for these values alone, and clients train the method's own networks in turn.
+
+    Args:
+        options: Names of the attributes by which some clients have networks of another architecture.
     """
-    configure.is_built_once = True  # type: ignore[attr-defined]
-    return configure
+
+    def mark(configure: Configure) -> Configure:
+        configure.own_networks = options  # type: ignore[attr-defined]
+        return configure
+
+    return mark
+
+
+def has_common_networks(module: Any, client: Client) -> bool:
+    """Whether a client's networks are as the method's own, but for their values; see `draws_initial_values`."""
+    options = getattr(module.configure_client, "own_networks", None)
+    return options is not None and all(for_client(None, getattr(module, name), client) is None for name in options)
 
 
 def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:

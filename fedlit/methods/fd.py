@@ -25,7 +25,14 @@ from fedlit.data.client import Client
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
 from fedlit.methods.base import Card, FederatedModule, loss_of
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    draws_initial_values,
+    for_client,
+)
 
 
 class FD(FederatedModule):
@@ -84,7 +91,7 @@ class FD(FederatedModule):
         for name in ("number", "own_number"):  # of the mean: how many were taken before
             self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
 
-    @built_once
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
 

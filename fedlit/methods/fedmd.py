@@ -26,7 +26,14 @@ from fedlit.data.batches import num_batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.methods.base import Card, FederatedModule
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    draws_initial_values,
+    for_client,
+)
 from fedlit.methods.stage import Stage
 from fedlit.rng import generator
 
@@ -99,7 +106,7 @@ class FedMD(FederatedModule):
             Stage("exchange"),
         ]
 
-    @built_once
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
         self.network = build(factory, "model.client_networks")

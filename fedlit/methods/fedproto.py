@@ -30,7 +30,14 @@ from fedlit.data.client import Client
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import PrototypeReduction, prototype_distance
 from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
+from fedlit.methods.factories import (
+    ClientNetworks,
+    ClientOptimizers,
+    NetworkFactory,
+    build,
+    draws_initial_values,
+    for_client,
+)
 from fedlit.methods.states import class_means
 from fedlit.modes import evaluating
 
@@ -99,7 +106,7 @@ class FedProto(FederatedModule):
         self.register_buffer("means", features.clone())
         self.register_buffer("counts", torch.zeros(last.out_features, dtype=torch.int64))
 
-    @built_once
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
         self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
         _, last = last_linear(self.network)

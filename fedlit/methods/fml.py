@@ -33,9 +33,9 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    built_once,
     check_choices,
     check_ids,
+    draws_initial_values,
     for_client,
     numbered,
 )
@@ -167,7 +167,7 @@ class FML(FederatedModule):
                 trial.configure_client(data.client(k))
                 _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
 
-    @built_once
+    @draws_initial_values("client_networks", "client_memes")
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
         self.personal = build(factory, "model.client_networks")

@@ -25,7 +25,7 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    built_once,
+    draws_initial_values,
     for_client,
     numbered,
 )
@@ -97,7 +97,7 @@ class LGFedAvg(FederatedModule):
                 needed = f"`model.client_networks` of client {k} must have a head as `model.network`, {wanted}"
                 raise ValueError(f"{needed}, got {found}.")
 
-    @built_once
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
         if self.client_networks is not None:
             factory = for_client(self.factory, self.client_networks, client)

@@ -12,7 +12,7 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    built_once,
+    draws_initial_values,
     for_client,
 )
 from fedlit.methods.stage import Stage
@@ -60,7 +60,7 @@ class LocalOnly(FederatedModule):
     def configure_stages(self) -> list[Stage]:
         return [Stage("local", samples="all", upload="none")]
 
-    @built_once
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
         self.network = build(factory, "model.client_networks")
