@@ -1,11 +1,12 @@
 """Local training of the clients of a round on this process, and its results as other processes and hosts see them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlit.aggregation import State, Upload, num_bytes
@@ -77,31 +78,7 @@ def with_own_tensors(result: ClientResult) -> ClientResult:
     return result
 
 
-def without_values(result: ClientResult) -> ClientResult:
-    """What other ranks may know of a result: of tensors, names, shapes and dtypes."""
-    outcome = result.outcome
-    if outcome is None:
-        return result
-    upload = outcome.upload
-    if upload is not None:
-        upload = replace(upload, state=_outlines(upload.state))
-    memory = outcome.memory
-    outlined = ClientState(
-        _outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual)
-    )
-    encoded = result.encoded
-    if encoded is not None:
-        encoded = Encoded(_outlines(encoded.content), _outlines(encoded.plain))
-    return result._replace(outcome=replace(outcome, upload=upload, memory=outlined), encoded=encoded)
-
-
-def _outlines(sent: Any) -> Any:
-    """Of tensors in containers."""
-    if isinstance(sent, Tensor):
-        return torch.empty(sent.shape, dtype=sent.dtype, device="meta")
-    if isinstance(sent, Mapping):
-        return {name: _outlines(part) for name, part in sent.items()}
-    return [_outlines(part) for part in sent]
+LOGGED = ("logs", "epochs", "validation_logs", "skipped", "overflowed")  # of a `LocalResult`
 
 
 def pack(result: ClientResult) -> dict[str, Any]:
@@ -125,12 +102,13 @@ def pack(result: ClientResult) -> dict[str, Any]:
         "upload": upload,
         "encoded": None if result.encoded is None else result.encoded._asdict(),
         "memory": vars(outcome.memory),
-        "logs": outcome.logs,
-        "epochs": outcome.epochs,
-        "validation_logs": outcome.validation_logs,
-        "skipped": outcome.skipped,
-        "overflowed": outcome.overflowed,
+        **{name: getattr(outcome, name) for name in LOGGED},
     }
+
+
+def without_values(packed: dict[str, Any]) -> dict[str, Any]:
+    """What other ranks may know of a packed result: of tensors, shapes and dtypes."""
+    return apply_to_collection(packed, Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
 
 
 def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | None = None) -> ClientResult:
@@ -149,9 +127,7 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     encoded = Encoded(**packed["encoded"]) if packed["encoded"] else None
     if encoded is not None and decode is not None and upload is not None and problem is None:
         upload = replace(upload, state=decode(upload.client, encoded))
-    memory = ClientState(**packed["memory"])
-    logged = (packed["logs"], packed["epochs"], packed["validation_logs"])
-    outcome = LocalResult(upload, memory, *logged, packed.get("skipped", 0), packed.get("overflowed", 0))
+    outcome = LocalResult(upload, ClientState(**packed["memory"]), **{name: packed[name] for name in LOGGED})
     return ClientResult(outcome, scores, problem, sent, encoded, packed["norm"])
 
 
@@ -172,8 +148,8 @@ def received(
     for epoch, data, metric, value in packed["epochs"]:
         if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
             raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
-    for part in ("skipped", "overflowed"):  # hosts of version 0.2 do not say
-        if not isinstance(packed.get(part, 0), int):
+    for part in ("skipped", "overflowed"):
+        if not isinstance(packed[part], int):
             raise ValueError(f"`{part}` must be a number of steps, got {packed[part]!r}.")
     _check_memory(packed["memory"])
     problem = packed["problem"] and vars(reported(packed["problem"]))

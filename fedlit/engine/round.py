@@ -162,7 +162,7 @@ def train_on_processes(round: "ClientRound") -> Results:
             result = round.train_client(k, position)
             if result.outcome is not None and result.problem is None:
                 round.updates.keep(k, result.outcome)
-            own[k] = pack(without_values(result._replace(norm=round.updates.norms.get(k))))
+            own[k] = without_values(pack(result._replace(norm=round.updates.norms.get(k))))
     packed = gathered(fabric, own)
     for k in round.clients:
         yield k, unpack(packed[k])
