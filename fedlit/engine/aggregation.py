@@ -41,7 +41,7 @@ def aggregated(state: FederationState, stage: Stage, number: int, uploads: Round
     current = state.global_state
     module = state.module
     state.load_global()  # what `aggregate` may read of the module is the server's
-    module.client = state.live.client  # and the round
+    module.client = state.server(number)  # which has the round
     if stage.upload != "aggregate" or (not len(uploads) and options.privacy is None):
         return Aggregate(current, state.server_momenta, [])
     rule = RoundRule(state, stage, number)

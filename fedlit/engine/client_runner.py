@@ -1,6 +1,6 @@
 """Local training of the clients of a round on this process, and its results as other processes and hosts see them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -24,34 +24,10 @@ from fedlit.engine.uploads import UploadValidator, hint
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, reported
 
-CONSTANT = "constant"  # in the ledger: what is frozen and the same for all
-ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
-
 
 def is_sent(state: FederationState, stage: Stage) -> bool:
     """Whether clients of a stage are sent anything in the next round; else they go on with what they have."""
     return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
-
-
-def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterator[tuple[str, int]]:
-    """Kinds and bytes of what a client is sent; what is constant only once.
-
-    Args:
-        state: Before the round.
-        stage: That the round belongs to.
-        sent: Bytes of what it was sent apart from others; None if all are sent the same.
-    """
-    if sent is not None:
-        yield "model", sent
-    elif is_sent(state, stage):
-        if state.shared:
-            yield "model", num_bytes(state.shared_state)
-        if state.download_only:
-            yield ONE_WAY, num_bytes(state.sent_state)
-    if state.constant:
-        yield CONSTANT, num_bytes(state.constant_state)
-    if stage.public != "no":
-        yield "public pool", state.data.public_pool.num_bytes
 
 
 class ClientResult(NamedTuple):
@@ -67,15 +43,6 @@ class ClientResult(NamedTuple):
     problem: Failure | None = None
     sent: int | None = None
     encoded: Encoded | None = None
-    norm: float | None = None
-
-
-def with_own_tensors(result: ClientResult) -> ClientResult:
-    """The same with a copy of the upload, which holds the live tensors: to be used after the next state is loaded."""
-    outcome = result.outcome
-    if outcome is not None and outcome.upload is not None:
-        outcome.upload = outcome.upload.copy()
-    return result
 
 
 LOGGED = ("logs", "epochs", "validation_logs", "skipped", "overflowed")  # of a `LocalResult`
@@ -97,7 +64,6 @@ def pack(result: ClientResult) -> dict[str, Any]:
         "failed": False,
         "scores": result.scores,
         "sent": result.sent,
-        "norm": result.norm,
         "problem": problem,
         "upload": upload,
         "encoded": None if result.encoded is None else result.encoded._asdict(),
@@ -128,7 +94,7 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     if encoded is not None and decode is not None and upload is not None and problem is None:
         upload = replace(upload, state=decode(upload.client, encoded))
     outcome = LocalResult(upload, ClientState(**packed["memory"]), **{name: packed[name] for name in LOGGED})
-    return ClientResult(outcome, scores, problem, sent, encoded, packed["norm"])
+    return ClientResult(outcome, scores, problem, sent, encoded)
 
 
 def received(
@@ -159,7 +125,7 @@ def received(
     if upload is not None:
         _check_upload(upload, packed["encoded"], decode is not None)
         upload = {**upload, "client": client}
-    return unpack({**packed, "upload": upload, "problem": problem, "sent": None, "norm": None}, decode)
+    return unpack({**packed, "upload": upload, "problem": problem, "sent": None}, decode)
 
 
 def _check_upload(upload: dict[str, Any], encoded: dict[str, Any] | None, is_encoded: bool) -> None:
@@ -231,8 +197,7 @@ class ClientRunner:
     def _check_has_something(self, k: int, sent: Download) -> None:
         """Whoever holds nothing of what is shared would upload nothing, round after round, without a word."""
         state = self.state
-        held = {*sent.state, *state.personal(k)}
-        if state.shared and held.isdisjoint(state.shared):
+        if state.shared and state.expected_upload(k, sent).keys().isdisjoint(state.shared):
             raise UsageError(
                 f"`download` of {type(state.module).__name__} sends client {k} nothing of what is shared, and it has "
                 "uploaded nothing before: return `current`, or what it is to begin with."

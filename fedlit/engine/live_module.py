@@ -68,12 +68,8 @@ def _message(name: str, what: str) -> str:
 
 def without_frozen(kept: State, frozen: Collection[str], initial: Mapping[str, Tensor]) -> State:
     """What a client keeps, but for frozen parameters that are still as everybody's were at first."""
-    same = {name for name in frozen if name in kept and name in initial and _is_same(kept[name], initial[name])}
+    same = {name for name in frozen if name in kept and name in initial and torch.equal(kept[name], initial[name])}
     return {name: tensor for name, tensor in kept.items() if name not in same}
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Local training of one client: the epochs, their validation, and what is uploaded and kept."""
 
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -244,7 +243,7 @@ def train(
 
 
 def _start(setup: LocalTrainingSetup, client: Client, uploads: Uploads | None) -> None:
-    with setup.autocast() if setup.autocast else nullcontext():  # what is computed here must round as training does
+    with setup.autocast():  # what is computed here must round as training does
         if isinstance(client, Server) and uploads is not None:
             setup.module.on_server_start(client, uploads)
         else:
@@ -331,9 +330,10 @@ class LocalEpochs:
         plan = self.plan
         trainer = self.trainer
         if self.step is None:
-            is_hooked = wants_hooks(self.setup, trainer)
-            kind = HookedStep if is_hooked else PlainStep
-            self.step = kind(trainer, self.setup, self.num_batches)
+            if wants_hooks(self.setup, trainer):
+                self.step = HookedStep(trainer, self.setup, self.num_batches)
+            else:
+                self.step = PlainStep(trainer, self.setup)
         take_step = self.step
         for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
             plan.before_step(self.steps, self.num_steps)

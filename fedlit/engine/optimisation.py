@@ -162,11 +162,11 @@ def forward_of(setup: LocalTrainingSetup) -> Callable[[Any, int], Any]:
     step: Callable[..., Any] = setup.learner.training_step
     context = setup.autocast
     takes_number = setup.takes_batch_idx
-    if takes_number and context is None:
+    if takes_number and context is nullcontext:
         return step
 
     def forward(batch: Any, batch_idx: int) -> Any:
-        with context() if context else nullcontext():
+        with context():
             return step(batch, batch_idx) if takes_number else step(batch)
 
     return forward
@@ -178,14 +178,13 @@ class PlainStep:
     Args:
         trainer: Of the local training; it has one optimiser.
         setup: Of the method.
-        num_batches: Of an epoch.
 
     Attributes:
         had_loss: Whether any step had a loss.
         had_none: Whether any step had none.
     """
 
-    def __init__(self, trainer: LocalTrainer, setup: LocalTrainingSetup, num_batches: int) -> None:
+    def __init__(self, trainer: LocalTrainer, setup: LocalTrainingSetup) -> None:
         self.trainer = trainer
         self.fabric = trainer.fabric
         self.optimizer = trainer.optimizers[0]

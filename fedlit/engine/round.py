@@ -6,17 +6,14 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
-from fedlit.data.client import SERVER, Server
+from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import Aggregate, aggregated
 from fedlit.engine.client_runner import (
-    CONSTANT,
-    ONE_WAY,
     ClientResult,
     ClientRunner,
-    downloads,
+    is_sent,
     pack,
     unpack,
-    with_own_tensors,
     without_values,
 )
 from fedlit.engine.client_store import UploadStore, assign_ranks, gather_collected
@@ -93,9 +90,7 @@ def _trained(
 ) -> dict[str, Any]:
     """The server's state after its epochs, of its optimiser what is kept, and what it logged."""
     module = state.module
-    size = len(state.data.public_pool)
-    limit = DEV_SAMPLES if state.options.fast_dev_run else None
-    server = Server(SERVER, state.data.splits.num_classes, size, size, round, data=state.data, limit=limit)
+    server = state.server(round, limit=DEV_SAMPLES if state.options.fast_dev_run else None)
     state.live.reset_modes()
     state.live.put(held)
     try:
@@ -113,23 +108,29 @@ def _trained(
     return {"state": after, "momenta": momenta, "logs": trained.logs, "overflowed": trained.overflowed}
 
 
+CONSTANT = "constant"  # what is frozen and the same for all
+ONE_WAY = "one-way"  # what goes down only, or up only
+
+
 class Ledger:
-    """What the clients of one round are sent, and send."""
+    """Bytes that the clients of one round are sent, and send."""
 
     def __init__(self, state: FederationState, stage: Stage, number: int) -> None:
         self.state = state
-        self.stage = stage
         self.number = number
-        self.common = list(downloads(state, stage, None))
         self.one_way = state.upload_only if stage.upload == "aggregate" else []
+        self.model: list[tuple[str, int]] = []  # kind and bytes
+        if is_sent(state, stage):
+            entries = {"model": state.shared_state, ONE_WAY: state.sent_state}
+            self.model = [(kind, num_bytes(sent)) for kind, sent in entries.items() if sent]
+        self.constant = [(CONSTANT, num_bytes(state.constant_state))] if state.constant else []
+        self.pool = [] if stage.public == "no" else [("public pool", state.data.public_pool.num_bytes)]
 
     def rows(self, k: int, result: ClientResult) -> list[LedgerRow]:
-        """Of one client; what only goes up stands apart from the model."""
-        rows = []
-        sent_down = self.common if result.sent is None else downloads(self.state, self.stage, result.sent)
-        for kind, size in sent_down:
-            if kind != CONSTANT or k not in self.state.received_constants:
-                rows.append(LedgerRow(self.number, k, "down", kind, size))
+        """Of one client, which is sent what is constant only once; what only goes up stands apart from the model."""
+        model = self.model if result.sent is None else [("model", result.sent)]
+        constant = [] if k in self.state.received_constants else self.constant
+        rows = [LedgerRow(self.number, k, "down", kind, size) for kind, size in (*model, *constant, *self.pool)]
         if result.outcome is None or result.outcome.upload is None:
             return rows
         sent_up = result.encoded or Encoded([], result.outcome.upload.state)
@@ -162,8 +163,10 @@ def train_on_processes(round: "ClientRound") -> Results:
             result = round.train_client(k, position)
             if result.outcome is not None and result.problem is None:
                 round.updates.keep(k, result.outcome)
-            own[k] = without_values(pack(result._replace(norm=round.updates.norms.get(k))))
+            own[k] = without_values(pack(result))
     packed = gathered(fabric, own)
+    if round.state.options.max_norm_ratio is not None:
+        round.updates.norms = gathered(fabric, round.updates.norms)
     for k in round.clients:
         yield k, unpack(packed[k])
 
@@ -208,6 +211,7 @@ class ClientRound:
         self.record = RoundRecord(is_whole=False)
         self.accepted: dict[int, tuple[LocalResult, Scores]] = {}
         self.ledger = Ledger(state, stage, number)
+        check_still_frozen(state.module, state.constant)
         plan_for = plans.__getitem__
         validator = UploadValidator(state, stage, number, plan_for)
         encoding = encoding_of(state, stage, number)
@@ -221,7 +225,6 @@ class ClientRound:
 
     def run(self) -> RoundRecord:
         """Train the clients, aggregate their valid updates, commit; with too few of them the state stays as it was."""
-        check_still_frozen(self.state.module, self.state.constant)
         train_clients = self._executor()
         with preserved():
             for k, result in train_clients(self):
@@ -238,12 +241,6 @@ class ClientRound:
         if self.record.is_whole:
             self._commit(aggregated(self.state, self.stage, self.number, self.updates.uploads))
         return self.record
-
-    def train_alone(self, k: int) -> ClientResult:
-        """Train one client, on its own host."""
-        check_still_frozen(self.state.module, self.state.constant)
-        with preserved():
-            return with_own_tensors(self.runner.train(k))
 
     def train_client(self, k: int, position: int) -> ClientResult:
         """Train one client in this process."""
@@ -279,7 +276,7 @@ class ClientRound:
         outcome = result.outcome
         assert outcome is not None  # else there is a problem
         if self.updates.owners:
-            self.updates.know(k, outcome, result.norm)
+            self.updates.know(k, outcome)
         else:
             self.updates.keep(k, outcome)
         outcome.upload = None  # it is kept, or counted, by now

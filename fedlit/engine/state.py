@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data import FederatedData
-from fedlit.data.client import Client
+from fedlit.data.client import SERVER, Client, Server
 from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore, copy_to_all_ranks
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
 from fedlit.engine.logged_values import refusing_logs
@@ -195,7 +195,6 @@ class FederationState:
         self.stage: Stage | None = None
         self.measures = MetricSet(module, options.metrics)
         self.scores = BestTracker(self.measures, options.monitor or module.monitor)
-        module.num_clients = num_sharing(data)
 
     def use(self, data: FederatedData) -> None:
         """Use other data, to evaluate on them."""
@@ -261,7 +260,7 @@ class FederationState:
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
         names = (*self.collected.names(k), *self.memories.names(k))
-        return not prefix or any(name.startswith(prefix) for name in names)
+        return any(name.startswith(prefix) for name in names)
 
     def enter(
         self,
@@ -309,6 +308,11 @@ class FederationState:
         copied = {name: tensor.detach().clone() for name, tensor in given.items()}
         received = {name: copied.pop(name) for name in given if name not in live}
         return Download(copied, received)
+
+    def server(self, round: int, limit: int | None = None) -> Server:
+        """The server as the method sees it in a round; `limit` is of samples of the public pool."""
+        size = len(self.data.public_pool)
+        return Server(SERVER, self.data.splits.num_classes, size, size, round, data=self.data, limit=limit)
 
     def load_global(self) -> None:
         """Put the server's state into the live module."""

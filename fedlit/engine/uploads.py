@@ -167,14 +167,12 @@ class RoundUpdates:
         if self.state.options.max_norm_ratio is not None:
             self.norms[k] = update_norm(upload.state, self.state.shared_state)
 
-    def know(self, k: int, outcome: LocalResult, norm: float | None) -> None:
+    def know(self, k: int, outcome: LocalResult) -> None:
         """Note what the rank that trained a client keeps of it."""
         if self.owners[k] == self.state.fabric.global_rank:
             return
         if self._has_state(k, outcome.memory):
             self.memories.know({k: tuple(outcome.memory.state)})
-        if norm is not None:
-            self.norms[k] = norm
         upload = outcome.upload
         if upload is None:
             return

@@ -28,6 +28,7 @@ from fedlit.flower.own_files import OwnFiles
 from fedlit.methods.base import FederatedModule
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import Failure
+from fedlit.rng import preserved
 
 
 class Host:
@@ -101,7 +102,8 @@ class Host:
         if done is not None and done["digest"] == digest:
             return done["answer"]
         self._load(common, asked, before)
-        result = self._round(asked).train_alone(self.client)
+        with preserved():
+            result = self._round(asked).runner.train(self.client)
         answer = self._answer(result)
         if result.outcome is not None and result.problem is None:
             memory = vars(result.outcome.memory)
