@@ -29,7 +29,7 @@ from fedlit.engine.liveness import make_fabric
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.options import Deterministic, Options
 from fedlit.engine.plan import KeepOptimizer
-from fedlit.engine.processes import meet
+from fedlit.engine.processes import barrier
 from fedlit.engine.run_setup import (
     ResumePoint,
     RunFolder,
@@ -319,7 +319,7 @@ class Federation:
                 with command_hooks("fit", self._call):
                     rows = self._fit(method, schedule, resume_point)
                 page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
-            meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
+            barrier(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
         self.running = False
         return FitResult(method, self._folder, rows, self.stopped_by, self.network)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedlit.data.own_images import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
-from fedlit.engine.live_module import failed
+from fedlit.engine.live_module import client_failure
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
@@ -169,7 +169,7 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
             with state.live.restored(before):
                 rows += _rows(state, k, epochs)
         except (Exception, SystemExit) as error:
-            failures[k] = failed(error)
+            failures[k] = client_failure(error)
     if rows:
         return rows, failures
     for k, failure in failures.items():
@@ -217,7 +217,7 @@ def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
         for key, parts in board.last.items():
             before.setdefault(key, parts["mean"])
     after = {key: parts["mean"] for key, parts in board.last.items()}
-    table = epochs_table(before, after, board.rated)
+    table = epochs_table(before, after, board.best_with_direction)
     needed: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.metric == CONVERGENCE:
@@ -230,14 +230,14 @@ def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:
     """The method itself, and the two it is compared with, each as client k would start it."""
-    state.enter(k, "server")
+    state.load_client(k, "server")
     complete = Scorer(state, STAGE).has_complete_global_model
     yield "personal", twin(state.module)
     if complete:
         network = copy.deepcopy(state.module.global_model())
         yield "finetuned", Alone(network, state.module).to(state.fabric.device)
     state.live.original.restore_structure()
-    state.live.put(state.initial)
+    state.live.load(state.initial)
     new = twin(state.module)
     new.on_client_start(None)  # its own frozen copies, if it has any
     yield "scratch", Alone(new.global_model(), state.module).to(state.fabric.device)

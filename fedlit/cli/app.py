@@ -193,7 +193,7 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]
     except ProcessLost as error:
         if DEBUG:
             raise
-        if error.is_ours_to_say:
+        if error.reports:
             sys.stderr.write(f"fedlit: error: {error}\n")
         raise SystemExit(liveness.LOST) from error
     except NotWritten as error:

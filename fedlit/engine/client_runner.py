@@ -13,8 +13,8 @@ from fedlit.aggregation import State, Upload, num_bytes
 from fedlit.encoders import check_sendable
 from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding
-from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
-from fedlit.engine.live_module import check_unchanged, failed, without_frozen
+from fedlit.engine.evaluation import EpochScores, evaluates_epochs, scores_of_trained_copy
+from fedlit.engine.live_module import check_unchanged, client_failure, without_frozen
 from fedlit.engine.local_training import train_client
 from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.metrics import Scores
@@ -25,7 +25,7 @@ from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, reported
 
 
-def is_sent(state: FederationState, stage: Stage) -> bool:
+def has_download(state: FederationState, stage: Stage) -> bool:
     """Whether clients of a stage are sent anything in the next round; else they go on with what they have."""
     return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
 
@@ -67,7 +67,7 @@ def pack(result: ClientResult) -> dict[str, Any]:
         "problem": problem,
         "upload": upload,
         "encoded": None if result.encoded is None else result.encoded._asdict(),
-        "memory": vars(outcome.memory),
+        "memory": vars(outcome.client_state),
         **{name: getattr(outcome, name) for name in LOGGED},
     }
 
@@ -97,7 +97,7 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     return ClientResult(outcome, scores, problem, sent, encoded)
 
 
-def received(
+def unpack_untrusted(
     packed: dict[str, Any], stage: Stage, client: int, decode: Callable[[int, Encoded], State] | None = None
 ) -> ClientResult:
     """As `unpack`, from a client's own process or host, which might have sent anything.
@@ -117,7 +117,7 @@ def received(
     for part in ("skipped", "overflowed"):
         if not isinstance(packed[part], int):
             raise ValueError(f"`{part}` must be a number of steps, got {packed[part]!r}.")
-    _check_memory(packed["memory"])
+    _check_client_state(packed["memory"])
     problem = packed["problem"] and vars(reported(packed["problem"]))
     upload = packed["upload"]
     if problem is None and (upload is None) != (stage.upload == "none"):
@@ -139,10 +139,10 @@ def _check_upload(upload: dict[str, Any], encoded: dict[str, Any] | None, is_enc
         _check_state(encoded["plain"], "what is not encoded of an upload")
 
 
-def _check_memory(memory: dict[str, Any]) -> None:
+def _check_client_state(client_state: dict[str, Any]) -> None:
     for part in ("state", "residual"):
-        _check_state(memory.get(part, {}), "what a client keeps")
-    for kept in memory.get("optimizer", {}).values():
+        _check_state(client_state.get(part, {}), "what a client keeps")
+    for kept in client_state.get("optimizer", {}).values():
         if not isinstance(kept, dict):
             raise ValueError("what a client keeps of its optimisers must be by name of the parameter.")
 
@@ -187,9 +187,9 @@ class ClientRunner:
     def train(self, k: int) -> ClientResult:
         """What came of a client's training; whatever it does, the round goes on without it."""
         state = self.state
-        if not state.has_custom_download or not is_sent(state, self.plan_for(k).stage):
+        if not state.has_custom_download or not has_download(state, self.plan_for(k).stage):
             return self._train_guarded(k, None)
-        sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
+        sent = state.download_for(k, self.number)  # by the server: a mistake there is nobody's own
         self._check_has_something(k, sent)
         result = self._train_guarded(k, sent)
         return result._replace(sent=num_bytes({**sent.state, **sent.received}))
@@ -212,7 +212,7 @@ class ClientRunner:
         stage = self.plan_for(k).stage
 
         def unpack_validated(packed: dict[str, Any]) -> ClientResult:
-            return self.validated_again(received(packed, stage, k, decode), sent)
+            return self.revalidated(unpack_untrusted(packed, stage, k, decode), sent)
 
         should_stop = self.plan_for(k).should_stop
         result = in_child(partial(self._attempt, k, sent), timeout, should_stop, pack, unpack_validated)
@@ -224,7 +224,7 @@ class ClientRunner:
         except Interrupted:  # the run is asked to stop
             raise
         except (Exception, SystemExit) as error:
-            return ClientResult(None, {}, failed(error))
+            return ClientResult(None, {}, client_failure(error))
         finally:
             self.state.live.restore(self.before)
 
@@ -234,15 +234,15 @@ class ClientRunner:
         plan = self.plan_for(k)
         stage = plan.stage
         client = state.data.client(k, self.number)
-        memory = state.memories.get(k) or ClientState()
-        state.enter(k, "server" if stage.upload == "aggregate" else "personal", self.number, sent, client)
+        client_state = state.client_states.get(k) or ClientState()
+        state.load_client(k, "server" if stage.upload == "aggregate" else "personal", self.number, sent, client)
         every = state.options.eval_every_n_epochs
         followed: EpochScores | None = None
-        if every is not None and is_followed(stage):
+        if every is not None and evaluates_epochs(stage):
             followed = EpochScores(state, stage, client, every)
             plan = replace(plan, after_epoch=followed)
         setup = self._setup(stage)
-        trained = train_client(state.fabric, state.module, client, plan, memory, setup, self.constant)
+        trained = train_client(state.fabric, state.module, client, plan, client_state, setup, self.constant)
         if followed is not None:
             trained.epochs = followed.values
         if sent is not None and trained.upload is not None:
@@ -254,15 +254,15 @@ class ClientRunner:
             if trained.upload is not None:
                 trained.upload = trained.upload.copy()  # a forward pass may change live tensors: buffers, embeddings
             scores = scores_of_trained_copy(state, stage, client)
-        return self._validated(trained, scores, memory, sent)
+        return self._validated(trained, scores, client_state, sent)
 
     def _validated(
-        self, trained: LocalResult, scores: Scores, memory: ClientState, sent: Download | None
+        self, trained: LocalResult, scores: Scores, client_state: ClientState, sent: Download | None
     ) -> ClientResult:
         encoded = None
         problem = None
         if self.state.options.upload_encoder is not None:
-            trained.memory.residual = memory.residual
+            trained.client_state.residual = client_state.residual
         if self.encoding is not None:
             encoded, problem = self.encoding.send(trained)
             if problem is not None:
@@ -270,7 +270,7 @@ class ClientRunner:
         problem = problem or self.validator.problem(trained, sent)
         return ClientResult(trained, scores, problem, encoded=encoded)
 
-    def validated_again(self, result: ClientResult, sent: Download | None) -> ClientResult:
+    def revalidated(self, result: ClientResult, sent: Download | None) -> ClientResult:
         """What another process or host says is valid need not be."""
         if result.outcome is None or result.problem is not None:
             return result
@@ -291,8 +291,8 @@ class ClientRunner:
         constant = state.constant_state
         if constant:
             check_unchanged(state.live.tensors(), constant, "in local training")
-        own = {name: tensor for name, tensor in trained.memory.state.items() if name not in constant}
-        trained.memory.state = without_frozen(own, state.frozen, state.initial)
+        own = {name: tensor for name, tensor in trained.client_state.state.items() if name not in constant}
+        trained.client_state.state = without_frozen(own, state.frozen, state.initial)
 
     def _held(self, k: int, upload: Upload, sent: Download) -> Upload:
         """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""

@@ -49,7 +49,7 @@ def check_still_frozen(module: nn.Module, constant: Collection[str]) -> None:
     frozen = set(frozen_names(module))
     for name in constant:
         if name not in frozen:
-            raise UsageError(_message(name, "was thawed"))
+            raise UsageError(_message(name, "was unfrozen"))
 
 
 def check_unchanged(state: Mapping[str, Tensor], constant: Mapping[str, Tensor], where: str) -> None:
@@ -105,7 +105,7 @@ class ModuleSnapshot:
         self.dtype = torch.get_default_dtype()
         self.attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.structure: list[tuple[Parts, Parts]] = []
-        self.filled: list[tuple[Container, Container]] = []
+        self.nonempty: list[tuple[Container, Container]] = []
         self.empty: list[Container] = []
         self.parts = list(module.modules())
         for part in self.parts:
@@ -117,16 +117,18 @@ class ModuleSnapshot:
                 if name in STRUCTURE:
                     self.structure.append((value, value.copy()))
                 elif value:
-                    self.filled.append((value, value.copy()))
+                    self.nonempty.append((value, value.copy()))
                 else:
                     self.empty.append(value)  # most of them hooks
         self.containers = [container for container, _ in self.structure]
         self.held = self._held()
         tensors = module.state_dict(keep_vars=True).values()
-        self.places = [(tensor, tensor.detach()) for tensor in tensors]
+        self.storages = [(tensor, tensor.detach()) for tensor in tensors]
         self.addresses = self._addresses()
         self.trained = [(tensor, tensor.requires_grad) for tensor in tensors]
-        self.passing = [(buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)]
+        self.non_persistent = [
+            (buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)
+        ]
 
     def has_same_structure(self) -> bool:
         """Whether the very parts, parameters and buffers are there, each where it lay."""
@@ -137,7 +139,7 @@ class ModuleSnapshot:
         return [*chain.from_iterable(self.containers), *map(id, chain.from_iterable(map(dict.values, self.containers)))]
 
     def _addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor, _ in self.places]
+        return [tensor.data_ptr() for tensor, _ in self.storages]
 
     def restore(self) -> None:
         """Give every part its attributes, parts and tensors back; mostly everything is as it was."""
@@ -148,13 +150,13 @@ class ModuleSnapshot:
         if any(self.empty):
             for container in self.empty:
                 container.clear()
-        for container, content in self.filled:
+        for container, content in self.nonempty:
             if not are_same(container, content):
                 _refill(container, content)
         for tensor, requires_grad in self.trained:
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
-        for buffer, before in self.passing:
+        for buffer, before in self.non_persistent:
             if not _is_equal(buffer, before):
                 buffer.data = before.clone()
 
@@ -163,12 +165,12 @@ class ModuleSnapshot:
         if self._held() != self.held:
             for container, content in self.structure:
                 _refill(container, content)
-        for (tensor, place), address in zip(self.places, self.addresses, strict=True):
+        for (tensor, place), address in zip(self.storages, self.addresses, strict=True):
             if tensor.data_ptr() != address:
                 tensor.data = place
 
 
-def failed(error: BaseException) -> Failure:
+def client_failure(error: BaseException) -> Failure:
     """Why a client is left out."""
     found = failure(error)
     found.is_usage = isinstance(error, UsageError)
@@ -228,7 +230,7 @@ class LiveModule:
 
     def snapshot(self) -> ModuleSnapshot:
         """Of the module as it is between clients."""
-        self.leave()
+        self.unload_client()
         return ModuleSnapshot(self.module)
 
     @contextmanager
@@ -245,10 +247,10 @@ class LiveModule:
             torch.set_grad_enabled(before.has_gradients)
         if torch.get_default_dtype() != before.dtype:
             torch.set_default_dtype(before.dtype)
-        self.leave()
+        self.unload_client()
         before.restore()
 
-    def leave(self) -> None:
+    def unload_client(self) -> None:
         """No client's state is loaded any more."""
         self.module.client = None
         self.module.received = self.nothing_received
@@ -257,7 +259,7 @@ class LiveModule:
         """The live tensors, by name."""
         return self.module.state_dict(keep_vars=True)
 
-    def put(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Copy values into the live tensors of the same names, in the method's own structure if a client's differs."""
         live = self.tensors()
         if self.builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
@@ -265,7 +267,7 @@ class LiveModule:
             live = self.tensors()
         copy_into(live, state)
 
-    def enter(
+    def load_client(
         self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]
     ) -> None:
         """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""

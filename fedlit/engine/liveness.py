@@ -50,9 +50,9 @@ TO_MEET = timedelta(minutes=10)  # for all ranks to be there once one is
 class ProcessLost(Interrupted):
     """Another rank of the run is gone, so no round can be finished any more; one rank reports it."""
 
-    def __init__(self, line: str, is_ours_to_say: bool) -> None:
+    def __init__(self, line: str, reports: bool) -> None:
         super().__init__(line)
-        self.is_ours_to_say = is_ours_to_say
+        self.reports = reports
 
 
 @dataclass
@@ -166,7 +166,7 @@ class Liveness:
                 sleep(self.tick)
         except RuntimeError:  # the store is gone
             if self.rank == 0:
-                self._set_loss("the launcher's store is gone", is_ours_to_say=True)
+                self._set_loss("the launcher's store is gone", reports=True)
             elif self.peers[0].state != "left":
                 self._lose(0, "has died (its connection broke)")
 
@@ -185,7 +185,7 @@ class Liveness:
             sleep(2 * self.tick)  # the store may end with this process: others are to read it, too
             end(REFUSED)
         if code == b"3" and self.rank > 0:
-            self._set_loss("another rank was lost, as rank 0 says", is_ours_to_say=False)
+            self._set_loss("another rank was lost, as rank 0 says", reports=False)
 
     def _watch(self) -> None:
         while self._loss is None:
@@ -200,7 +200,7 @@ class Liveness:
                     self._lose(rank, how)
             self._report_waiting()
         if not self._answered.wait(min(60.0, self.timeout)):  # the main thread is stuck
-            if self._loss.is_ours_to_say:
+            if self._loss.reports:
                 sys.stderr.write(f"fedlit: error: {self._loss}\n")
             end(LOST)
 
@@ -239,11 +239,11 @@ class Liveness:
             with suppress(RuntimeError):
                 self.store.set("end", str(LOST))
         line = f"rank {rank} of {self.world_size} {how}; the run goes on from its last checkpoint with --ckpt_path last"
-        self._set_loss(line, is_ours_to_say=self.rank == min({0, 1} - {rank}))
+        self._set_loss(line, reports=self.rank == min({0, 1} - {rank}))
 
-    def _set_loss(self, line: str, is_ours_to_say: bool) -> None:
+    def _set_loss(self, line: str, reports: bool) -> None:
         if self._loss is None:
-            self._loss = ProcessLost(line, is_ours_to_say)
+            self._loss = ProcessLost(line, reports)
             self._lost.set()
 
 

@@ -103,7 +103,7 @@ def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Te
     return torch.cat(logits).cpu(), torch.cat(targets).cpu()
 
 
-def treats_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
+def is_batch_independent(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
     """Whether outputs depend neither on other samples of the batch nor on chance, tried on these batches.
 
     BatchNorm without running statistics does the one, dropout in evaluation mode the other. Then clients must not share

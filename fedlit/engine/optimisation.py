@@ -39,7 +39,7 @@ def optimizers_of(setup: LocalTrainingSetup, plan: Plan, names: dict[Tensor, str
                 group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"] if state else ():
                 if names.get(parameter) in state:
-                    optimizer.state[parameter] = revived(state[names[parameter]], parameter, group)
+                    optimizer.state[parameter] = restored_entry(state[names[parameter]], parameter, group)
     for config in schedulers:
         _scale(config.scheduler, plan.lr_factor)
     return optimizers, schedulers
@@ -87,7 +87,7 @@ def _scale(scheduler: Any, factor: float) -> None:
         scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
 
-def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
+def restored_entry(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
     """A copy of what an optimiser kept of a parameter, each tensor where a new optimiser would have made it.
 
     A counter of steps is on the CPU, where reading it does not wait for the device, unless the optimiser computes with

@@ -7,11 +7,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
 from fedlit.data.client import SERVER
-from fedlit.engine.aggregation import Aggregate, aggregated
+from fedlit.engine.aggregation import AggregationResult, aggregate_uploads
 from fedlit.engine.client_runner import (
     ClientResult,
     ClientRunner,
-    is_sent,
+    has_download,
     pack,
     unpack,
     without_values,
@@ -23,7 +23,7 @@ from fedlit.engine.live_module import check_still_frozen, restored_requires_grad
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, Interrupted, LocalResult, Plan, UsageError
-from fedlit.engine.processes import broadcast, gathered
+from fedlit.engine.processes import all_gather, broadcast
 from fedlit.engine.scheduling import fewest_usable
 from fedlit.engine.state import FederationState
 from fedlit.engine.uploads import RoundUpdates, UploadValidator
@@ -41,7 +41,7 @@ class ServerResult(NamedTuple):
     """What the server holds after training, of its optimiser what is kept, and what goes into the `RoundRecord`."""
 
     state: State
-    memory: ClientState
+    client_state: ClientState
     rows: list[Row]
     overflowed: dict[int, int]
 
@@ -51,7 +51,7 @@ def serve(state: FederationState, round: int, plan: Plan, progress: Progress) ->
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
     served = train_server(state, round, plan, state.global_state, gather_collected(state), progress)
-    state.end_server_round(served.state, served.memory)
+    state.end_server_round(served.state, served.client_state)
     return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
 
@@ -72,7 +72,7 @@ def train_server(
     done: dict[str, Any] = {}
     if state.fabric.is_global_zero:
         progress.training(round, "server")
-        with state.options.profiler.profile("server"), state.attributes.serving():
+        with state.options.profiler.profile("server"), state.attributes.server_training():
             done = _trained(state, round, plan, held, uploads)
         done["attributes"] = state.attributes.changes()
     done = broadcast(state.fabric, done)
@@ -92,10 +92,10 @@ def _trained(
     module = state.module
     server = state.server(round, limit=DEV_SAMPLES if state.options.fast_dev_run else None)
     state.live.reset_modes()
-    state.live.put(held)
+    state.live.load(held)
     try:
         with preserved(), restored_requires_grad(module):
-            trained = train(state.fabric, module, server, plan, state.server_memory, uploads)
+            trained = train(state.fabric, module, server, plan, state.server_training_state, uploads)
     except (UsageError, Interrupted):
         raise
     except Exception as error:
@@ -120,7 +120,7 @@ class Ledger:
         self.number = number
         self.one_way = state.upload_only if stage.upload == "aggregate" else []
         self.model: list[tuple[str, int]] = []  # kind and bytes
-        if is_sent(state, stage):
+        if has_download(state, stage):
             entries = {"model": state.shared_state, ONE_WAY: state.sent_state}
             self.model = [(kind, num_bytes(sent)) for kind, sent in entries.items() if sent]
         self.constant = [(CONSTANT, num_bytes(state.constant_state))] if state.constant else []
@@ -164,9 +164,9 @@ def train_on_processes(round: "ClientRound") -> Results:
             if result.outcome is not None and result.problem is None:
                 round.updates.keep(k, result.outcome)
             own[k] = without_values(pack(result))
-    packed = gathered(fabric, own)
+    packed = all_gather(fabric, own)
     if round.state.options.max_norm_ratio is not None:
-        round.updates.norms = gathered(fabric, round.updates.norms)
+        round.updates.norms = all_gather(fabric, round.updates.norms)
     for k in round.clients:
         yield k, unpack(packed[k])
 
@@ -176,7 +176,7 @@ def train_on_hosts(round: "ClientRound") -> Results:
     assert round.state.hosts is not None
     for position, (k, result, sent) in enumerate(round.state.hosts.train(round), 1):
         round.progress.training(round.number, f"client {position}/{len(round.clients)}")
-        yield k, round.runner.validated_again(result, sent)
+        yield k, round.runner.revalidated(result, sent)
 
 
 class ClientRound:
@@ -221,7 +221,7 @@ class ClientRound:
         owners = {}
         if state.fabric.world_size > 1:
             owners = dict(zip(self.clients, assign_ranks(state, self.clients), strict=True))
-        self.updates = RoundUpdates(state, stage, self._needs_each_upload(), owners)
+        self.updates = RoundUpdates(state, stage, self._needs_buffer(), owners)
 
     def run(self) -> RoundRecord:
         """Train the clients, aggregate their valid updates, commit; with too few of them the state stays as it was."""
@@ -239,7 +239,7 @@ class ClientRound:
         needed = fewest_usable(self.state.options, self.stage, len(self.clients))
         self.record.is_whole = len(self.accepted) >= needed
         if self.record.is_whole:
-            self._commit(aggregated(self.state, self.stage, self.number, self.updates.uploads))
+            self._commit(aggregate_uploads(self.state, self.stage, self.number, self.updates.uploads))
         return self.record
 
     def train_client(self, k: int, position: int) -> ClientResult:
@@ -255,7 +255,7 @@ class ClientRound:
             return train_on_processes
         return train_here
 
-    def _needs_each_upload(self) -> bool:
+    def _needs_buffer(self) -> bool:
         """Whether uploads must be there together; only of the plain mean each can be forgotten when the next comes."""
         state = self.state
         options = state.options
@@ -276,11 +276,11 @@ class ClientRound:
         outcome = result.outcome
         assert outcome is not None  # else there is a problem
         if self.updates.owners:
-            self.updates.know(k, outcome)
+            self.updates.record_remote(k, outcome)
         else:
             self.updates.keep(k, outcome)
         outcome.upload = None  # it is kept, or counted, by now
-        outcome.memory = ClientState()
+        outcome.client_state = ClientState()
         self.accepted[k] = (outcome, result.scores)
 
     def _leave_out_outliers(self) -> None:
@@ -302,15 +302,15 @@ class ClientRound:
             for epoch, data, name, value in outcome.epochs:
                 self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
 
-    def _commit(self, aggregate: Aggregate) -> None:
+    def _commit(self, aggregate: AggregationResult) -> None:
         """The one place where a round of clients changes the federation."""
         state = self.state
         updates = self.updates
-        kept = UploadStore(state.memories.store)
+        kept = UploadStore(state.client_states.store)
         if self.follow_up is not None or self.stage.keep_uploads:
             for upload in updates.uploads:
                 kept[upload.client] = upload.state
-        served = ServerResult(aggregate.state, state.server_memory, [], {})
+        served = ServerResult(aggregate.state, state.server_training_state, [], {})
         if self.follow_up is not None:
             served = train_server(state, self.number, self.follow_up, aggregate.state, kept, self.progress)
         self.record.rows += [*aggregate.rows, *served.rows]
@@ -320,10 +320,10 @@ class ClientRound:
         hosts = state.hosts
         state.end_client_round(
             served.state,
-            served.memory,
+            served.client_state,
             aggregate.momenta,
             self.record.clients,
             updates,
             uploads=kept,
-            elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
+            elsewhere={} if hosts is None else hosts.commit(self.number, list(self.accepted)),
         )

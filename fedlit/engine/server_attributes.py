@@ -36,32 +36,32 @@ class ServerAttributes:
         parts: Of the live module, by path.
 
     Attributes:
-        noted: The changes as of the last complete round.
+        saved: The changes as of the last complete round.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         self.parts = {path: part for path, part in parts.items() if library_of(part) not in LIBRARIES}
-        self.noted: Saved = {}
+        self.saved: Saved = {}
         self._in_state = parts
         self._initial: dict[Key, Any] = {}  # held, or other objects might get their ids
         self._contents: dict[Key, bytes] = {}
         self._of_training: set[Key] = set()
 
-    def begin(self) -> None:
+    def set_baseline(self) -> None:
         """A fit begins: what callbacks have set by now, they will set again in one that resumes it."""
         self._initial = self._attributes()
         self._contents = self._contents_of(self._initial)
 
     def note(self) -> None:
         """A round is complete; refuse what it has changed and no checkpoint can hold."""
-        self.noted = self.changes()
+        self.saved = self.changes()
 
     def changes(self) -> Saved:
         """What has changed; what was saved once is saved again, since a resumed fit begins with it."""
         attributes = self._attributes()
         contents = self._contents_of(attributes)
         changed = {key for key in contents.keys() | self._contents if contents.get(key) != self._contents.get(key)}
-        changed |= {(path, name) for path, values in self.noted.items() for name in values}
+        changed |= {(path, name) for path, values in self.saved.items() for name in values}
         in_state = self._ids_in_state()
         found: Saved = {}
         for path, name in sorted(changed - self._of_training):
@@ -81,10 +81,10 @@ class ServerAttributes:
             part = self.parts[path]
             for name, value in values.items():
                 setattr(part, name, decoded(value))
-        self.noted = changes
+        self.saved = changes
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def server_training(self) -> Iterator[None]:
         """The server trains."""
         before = self._attributes()
         yield

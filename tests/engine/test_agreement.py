@@ -6,6 +6,7 @@ from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, seeded, toy
 
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
 from fedlit.aggregation import Krum, Mean, Median, TrimmedMean, median, weighted_mean
+from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import RuleFailed
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 
@@ -101,3 +102,18 @@ def test_a_fraction_of_clients_that_is_too_small_for_the_rule_is_refused():
     fitted(FedAvg(linear, SGD), data, num_rounds=1, aggregator=Krum(1))
     with pytest.raises(ValueError, match=r"Krum needs 5 uploads .* has 3 clients; see `trainer.fraction_fit`"):
         fitted(FedAvg(linear, SGD), data, fraction_fit=0.5, aggregator=Krum(1))
+
+
+class Rounds(FedAvg):
+    """Notes whose round it aggregates."""
+
+    def aggregate(self, uploads, current):
+        self.rounds = [*getattr(self, "rounds", []), (self.client.id, self.client.round)]
+        return super().aggregate(uploads, current)
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_aggregate_knows_the_round_wherever_clients_were_trained(timeout):
+    method = Rounds(linear, SGD)
+    fitted(method, num_rounds=2, client_timeout=timeout)
+    assert method.rounds == [(SERVER, 1), (SERVER, 2)]

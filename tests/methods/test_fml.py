@@ -138,7 +138,7 @@ def test_every_client_draws_a_personal_network_of_its_own_and_keeps_it():
 
 def test_the_personal_optimiser_goes_on_and_the_memes_starts_anew():
     federation = fitted(FML(linear, linear, SGD), num_rounds=2)
-    kept = federation.state.memories[0].optimizer["federate"]
+    kept = federation.state.client_states[0].optimizer["federate"]
     assert set(kept) == {"personal.1.weight", "personal.1.bias"}
     assert kept["personal.1.weight"]["momentum_buffer"].abs().sum() > 0
 
