@@ -1,6 +1,6 @@
 """Losses: tensors in, a scalar out, one equation each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -140,7 +140,29 @@ def labelled_cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) ->
     return total / (target != ignore_index).sum().clamp_min(1)
 
 
-def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: float) -> Tensor:
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    r"""How far a network is from its peer.
+
+    .. math:: D_{KL}(q \,\|\, p) = \frac{1}{N} \sum_n \sum_c q_{nc} (\log q_{nc} - \log p_{nc})
+
+    Args:
+        log_p: Log-probabilities ``[N, C]``.
+        log_q: The peer's, ``[N, C]``.
+
+    Example:
+        >>> kl_divergence(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log())
+        tensor(0.3681)
+    """
+    return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)  # "mean" would divide by C too
+
+
+def mutual_loss(
+    logits: Tensor,
+    peer_logits: Tensor,
+    target: Tensor,
+    weight: float,
+    imitation_loss: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
+) -> Tensor:
     r"""Learn from the labels and from a peer network.
 
     .. math:: L = w \, \mathrm{CE}(p, y) + (1 - w) \, D_{KL}(q \,\|\, p)
@@ -152,6 +174,7 @@ def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: flo
         peer_logits: ``z_peer``, ``[N, C]``; receives no gradient.
         target: ``y``, class indices ``[N]``.
         weight: ``w`` in [0, 1]; 1 is cross-entropy alone, 0 is imitation alone.
+        imitation_loss: Another function of ``log p`` and ``log q`` in place of the Kullback-Leibler divergence.
 
     Example:
         >>> from torch import tensor
@@ -164,8 +187,7 @@ def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: flo
         return F.cross_entropy(logits, target)
     log_p = F.log_softmax(logits, dim=1)
     log_q = F.log_softmax(peer_logits.detach(), dim=1)
-    imitation = F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)  # "mean" would divide by C too
-    return weight * F.nll_loss(log_p, target) + (1 - weight) * imitation
+    return weight * F.nll_loss(log_p, target) + (1 - weight) * imitation_loss(log_p, log_q)
 
 
 def model_contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float = 0.5) -> Tensor:
@@ -397,7 +419,7 @@ def soft_cross_entropy(z: Tensor, target: Tensor) -> Tensor:
 
 
 def distillation_loss(z: Tensor, teacher: Tensor) -> Tensor:
-    r"""How far a student is from what its teacher says.
+    r"""How far a student is from its teacher.
 
     .. math:: \frac{1}{N} \sum_n D_{KL}(\mathrm{softmax}(t_n) \,\|\, \mathrm{softmax}(z_n))
 
@@ -409,5 +431,4 @@ def distillation_loss(z: Tensor, teacher: Tensor) -> Tensor:
         >>> distillation_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
         tensor(1.5232)
     """
-    log_q = F.log_softmax(teacher.detach(), dim=1)
-    return F.kl_div(F.log_softmax(z, dim=1), log_q, reduction="batchmean", log_target=True)
+    return kl_divergence(F.log_softmax(z, dim=1), F.log_softmax(teacher.detach(), dim=1))

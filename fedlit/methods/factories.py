@@ -1,4 +1,4 @@
-"""What a method builds networks and optimisers with, and how some clients come to have others than the rest."""
+"""Factories of networks and optimisers, and choices of them for some clients."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -43,7 +43,7 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
 
 
 def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
-    """Refuse an optimiser that is built already: every client has its own."""
+    """Refuse optimisers that are built already: every client has its own."""
     check_builder("model.optimizer", optimizer)
     if not isinstance(client_optimizers, list | dict | None):
         raise TypeError(
@@ -65,12 +65,12 @@ def check_builder(option: str, optimizer: OptimizerCallable) -> None:
 def check_sgd(
     optimizer: OptimizerCallable, client_optimizers: ClientOptimizers, may_have: Collection[str], why: str
 ) -> None:
-    """Refuse what is not torch's SGD, for a method that reckons with its steps.
+    """Refuse what is not torch's SGD, for a method whose equations hold for its steps alone.
 
     Args:
-        optimizer: For all.
-        client_optimizers: For some.
-        may_have: What the steps may have beside a rate, such as momentum.
+        optimizer: Of all clients.
+        client_optimizers: Of some clients.
+        may_have: Settings that are allowed beside a rate, such as momentum.
         why: Ends the error message.
     """
     for option, built in _built(optimizer, client_optimizers):
@@ -97,7 +97,7 @@ def _built(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) ->
     for option, factory in chosen.items():
         try:
             yield option, factory([nn.Parameter(torch.zeros(1))])
-        except Exception:  # what is wrong with it is said later
+        except Exception:  # reported later, with the client's own parameters
             continue
 
 
@@ -119,9 +119,9 @@ def numbered(per_client: list | dict | None) -> dict[int, Any]:
 
 
 def built_once(configure: Configure) -> Configure:
-    """For `configure_client`: what it builds for a client differs from round to round in its state alone.
+    """Declare that what `configure_client` builds for a client differs from round to round in its state alone.
 
-    So it need not be called again for a client whose state has all values.
+    It is not called again for a client whose state has all values.
     """
     configure.is_built_once = True  # type: ignore[attr-defined]
     return configure
@@ -133,10 +133,6 @@ def for_client(common: Any, per_client: list | dict | None, client: Client | Non
         return common
     if isinstance(per_client, dict):
         return per_client.get(client.id, common)
-    if client.id >= len(per_client):
-        raise ValueError(
-            f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
-        )
     return per_client[client.id]
 
 
@@ -164,7 +160,7 @@ def check_ids(option: str, ids: Iterable[int], num_clients: int) -> None:
 
 
 def kind(choice: Any) -> Any:
-    """What a choice amounts to: equal for two factories of the same call, as a configuration makes them.
+    """A key of a choice, equal for two factories of the same call, as a configuration makes them.
 
     Example:
         >>> kind(partial(nn.Linear, 2)) == kind(partial(nn.Linear, 2))

@@ -6,9 +6,9 @@ A client's personal network theta_i is what is best for it near w_i; w_i follows
     w_i     <- w_i - eta * lam * (w_i - theta_i)
     w       <- (1 - beta) w + beta * mean_i w_i                              on the server
 
-As in the authors' code theta_i starts from the w that a client receives and goes on from batch to
-batch; that code also adds 0.001 theta_i to its gradient (here: the optimiser's `weight_decay`) and
-weighs by examples. As w is never run in training, its statistics of BatchNorm are theta_i's.
+As in the authors' code theta_i starts from the w that a client receives and goes on from batch to batch; that code also
+adds 0.001 theta_i to its gradient (here: the optimiser's `weight_decay`) and weighs by examples. As w is never run in
+training, its statistics of BatchNorm are theta_i's.
 
 Invariants: lam = 0, w does not move; beta = 0, the server's w does not.
 """
@@ -26,14 +26,14 @@ from fedlit.bounds import check_count, check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
 from fedlit.losses import proximal_penalty
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import groups
-from fedlit.methods.states import copy_into
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.states import copy_into, groups
 from fedlit.tasks import Task
 
 
-class PFedMe(FederatedModule):
+class PFedMe(FedAvg):
     """A personal network near the shared one, which follows it.
 
     Args:
@@ -43,11 +43,7 @@ class PFedMe(FederatedModule):
         eta: Learning rate of the shared network, whose step is eta * lam of the way.
         inner_steps: K, steps of the personal network on each batch.
         beta: How far the server goes towards the mean; 1 is all the way, 0 stays.
-        weighting: A client counts by its `examples` (the authors' code), or all count the same
-            (`uniform`, the paper).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
+        weighting: A client counts by its `examples` (the authors' code), or all count the same (`uniform`, the paper).
     """
 
     card = Card(
@@ -75,17 +71,15 @@ class PFedMe(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         for name, value in {"lam": lam, "eta": eta, "beta": beta}.items():
             check_number(f"model.{name}", value, least=0)
         check_count("model.inner_steps", inner_steps)
-        self.network = build(network, "model.network")
         self.personal = copy.deepcopy(self.network)
         self.lam = lam
         self.eta = eta
         self.inner_steps = inner_steps
         self.beta = beta
-        self.weighting = weighting
 
     def on_client_start(self, client: Client | None) -> None:
         copy_into(self.personal.state_dict(keep_vars=True), self.network.state_dict())

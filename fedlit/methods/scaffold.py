@@ -28,25 +28,23 @@ from fedlit.bounds import check_choice, check_positive
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_sgd
+from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.states import Vectors, frozen, mean_gradient, shared_numbers, trained
 from fedlit.tasks import Task
 
 Option = Literal["I", "II"]
 
 
-class SCAFFOLD(FederatedModule):
+class SCAFFOLD(FedAvg):
     """One network for all; control variates keep clients from drifting apart.
 
     Args:
-        network: Builds the network.
         optimizer: Builds a client's optimiser: torch.optim.SGD without momentum.
         option: How c_i is renewed: `II` from the steps taken, `I` by one more pass over the samples.
         lr_g: How far the server goes towards the mean; 1 is there.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, the paper).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -74,12 +72,10 @@ class SCAFFOLD(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         check_choice("model.option", option, Option)
-        self.network = build(network, "model.network")
         self.option = option
         self.lr_g = check_positive("model.lr_g", lr_g)
-        self.weighting = weighting
         self.c = Vectors(trained(self.network))
         self.c_i = Vectors(trained(self.network))
         self.change = Vectors(trained(self.network))

@@ -7,8 +7,7 @@ from toys import SGD, TrunkAndHead, fitted, linear, toy_data
 
 import fedlit.methods
 from fedlit import FedAvg, LocalOnly
-from fedlit.methods import DLAD, FML, FineTuned, check_ids
-from fedlit.methods.ramp import Ramp
+from fedlit.methods import DLAD, FML, FineTuned, Ramp, check_ids
 
 REFUSED = [  # a method, an option of it, and what is said
     ("APFL", {"alpha": 1.1}, r"`model.alpha` must lie in \[0, 1\], got 1.1"),
