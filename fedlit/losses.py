@@ -107,6 +107,8 @@ def add_to_gradients(parameters: Iterable[Tensor], directions: Iterable[Tensor])
     for parameter in w:
         if parameter.grad is None:  # the loss did not reach it
             parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse:  # the term is dense
+            parameter.grad = parameter.grad.to_dense()
         gradients.append(parameter.grad)
     torch._foreach_add_(gradients, d)
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fedlit.data.client import Client
@@ -39,7 +39,21 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
         raise ValueError(f"`{option}` cannot be built: {problem}") from error
     if not isinstance(built, nn.Module):
         raise TypeError(f"`{option}` must build a network, got a {type(built).__name__}.")
+    _check_copyable(built, option)
     return built
+
+
+def _check_copyable(network: nn.Module, option: str) -> None:
+    """Refuse tensors that are computed from parameters once, such as by torch's old `weight_norm`."""
+    for path, part in network.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                full_name = f"{path}.{name}".lstrip(".")
+                raise ValueError(
+                    f"`{option}`: {full_name!r} is computed from parameters when the network is built, and cannot be "
+                    "copied; in place of torch.nn.utils.weight_norm, spectral_norm or prune, use "
+                    "torch.nn.utils.parametrizations."
+                )
 
 
 def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:

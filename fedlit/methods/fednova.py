@@ -16,11 +16,11 @@ Invariants: equal norms are FedAvg (rounding), also with momentum; mu alone with
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.data.client import Client
@@ -28,7 +28,7 @@ from fedlit.data.federated import FederatedData
 from fedlit.methods.base import Card, Weighting
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_sgd, for_client
 from fedlit.methods.fedprox import FedProx
-from fedlit.methods.states import shared_numbers
+from fedlit.methods.states import num_steps_taken, shared_numbers
 from fedlit.tasks import Task
 
 LEAST_NORM = 1e-3  # of steps that were taken; 1, unless lr mu is above 1
@@ -77,15 +77,15 @@ class FedNova(FedProx):
 
     def on_client_start(self, client: Client | None) -> None:
         super().on_client_start(client)
-        self.tau = 0
+        self.tau: Tensor | int = 0
 
-    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
-        self.tau += 1
-        return super().training_step(batch, batch_idx)
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.tau += num_steps_taken(self.trainer, optimizer)
+        super().on_before_optimizer_step(optimizer)
 
     def on_client_end(self, client: Client) -> None:
         settings = self.trainer.optimizers[0].param_groups[0]
-        self.norm.fill_(norm_of_steps(self.tau, settings["momentum"], settings["lr"] * self.mu))
+        self.norm.fill_(norm_of_steps(int(self.tau), settings["momentum"], settings["lr"] * self.mu))
 
     def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
         settings = for_client(self.optimizer, self.client_optimizers, client)([torch.zeros(1)]).param_groups[0]

@@ -15,7 +15,7 @@ every round, and one client is a plain loop of SGD (both but for rounding).
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -31,7 +31,7 @@ from fedlit.losses import add_to_gradients
 from fedlit.methods.base import Card, Weighting, loss_of
 from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_sgd
 from fedlit.methods.fedavg import FedAvg
-from fedlit.methods.states import Vectors, frozen, mean_gradient, shared_numbers, trained
+from fedlit.methods.states import Vectors, frozen, mean_gradient, num_steps_taken, shared_numbers, trained
 from fedlit.tasks import Task
 
 Option = Literal["I", "II"]
@@ -88,24 +88,21 @@ class SCAFFOLD(FedAvg):
         self.y = trained(self.network)
         self.x = frozen(self.y)
         self.drift = list(torch._foreach_sub(list(self.c), list(self.c_i)))
-        self.steps = 0
+        self.K: Tensor | int = 0
         if self.option == "I" and client is not None:
             self.renewed = mean_gradient(self.network, client, like=self.x[0], loss=loss_of(self))
 
-    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
-        self.steps += 1
-        return super().training_step(batch, batch_idx)
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.K += num_steps_taken(self.trainer, optimizer)
         add_to_gradients(self.y, self.drift)  # g + c - c_i
 
     @torch.no_grad()
     def on_client_end(self, client: Client) -> None:
-        if self.steps == 0:
+        if self.K == 0:
             return
         if self.option == "II":
             self.renewed = list(torch._foreach_sub(self.x, self.y))
-            torch._foreach_div_(self.renewed, self.steps * self.trainer.optimizers[0].param_groups[0]["lr"])
+            torch._foreach_div_(self.renewed, int(self.K) * self.trainer.optimizers[0].param_groups[0]["lr"])
             torch._foreach_sub_(self.renewed, self.drift)
         self.change.put(torch._foreach_sub(self.renewed, list(self.c_i)))
         self.c_i.put(self.renewed)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
@@ -100,6 +101,14 @@ class Vectors(nn.Module):
 def trained(network: nn.Module) -> list[Tensor]:
     """The parameters that train."""
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
+
+
+def num_steps_taken(trainer: Any, optimizer: Optimizer) -> Tensor | int:
+    """1 if an optimiser's step is about to be taken, 0 if 16-mixed skips it because a gradient overflowed."""
+    if trainer.precision != "16-mixed":
+        return 1
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return torch.stack(torch._foreach_norm(gradients)).isfinite().all()  # a tensor: the host need not wait for it
 
 
 def groups(*networks: nn.Module) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, tensor
-from toys import fitted, linear
+from toys import SGD, fitted, linear, seeded
 
 from fedlit.losses import add_to_gradients, mmd, proximal_gradient, proximal_penalty
 from fedlit.methods import FedDyn, FedProx
@@ -121,3 +121,20 @@ def test_a_line_search_is_refused_where_the_loss_lacks_the_penalty(method):
     with pytest.raises(ValueError, match=r"^`model.optimizer`: a line search compares losses"):
         fitted(method(linear, searching), num_rounds=1)
     fitted(method(linear, torch.optim.LBFGS), num_rounds=1)
+
+
+class Embedded(torch.nn.Module):
+    """A layer with sparse gradients."""
+
+    def __init__(self, sparse):
+        super().__init__()
+        self.words = torch.nn.Embedding(16, 2, sparse=sparse)
+        self.out = torch.nn.Linear(128, 3)
+
+    def forward(self, x):
+        return self.out(self.words((15 * x.flatten(1).clamp(0, 1)).long()).flatten(1))
+
+
+def test_a_penalty_takes_sparse_gradients():
+    sparse, dense = (fitted(seeded(FedProx, partial(Embedded, sparse), SGD, mu=0.5)) for sparse in (True, False))
+    torch.testing.assert_close(sparse.global_state, dense.global_state)
