@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fedlit.aggregation import State, Upload
-from fedlit.aggregation.flat import unflattened, vector
 from fedlit.aggregation.rules import clip_factors
+from fedlit.aggregation.uploads import unflattened, vector
 from fedlit.rng import secure_normal
 
 LEAST_NOISE = 0.1
