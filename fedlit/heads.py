@@ -47,7 +47,7 @@ def head_names(network: nn.Module, layers: int) -> frozenset[str]:
 
     Args:
         network: Must have something beside its head.
-        layers: Linear layers of the head, as `model.head_layers` says; with 0 there is none.
+        layers: Linear layers of the head, `model.head_layers`; with 0 there is none.
 
     Example:
         >>> sorted(head_names(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1))
@@ -122,7 +122,7 @@ def with_projection(network: nn.Module, width: int) -> nn.Module:
 
 
 def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
-    """Path and layer of the linear layer that a network holds last: what makes its outputs of features.
+    """Path and layer of the last linear layer of a network, which computes its outputs from features.
 
     Example:
         >>> last_linear(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)))
@@ -148,7 +148,7 @@ def _replace(network: nn.Module, path: str, part: nn.Module) -> None:
 
 
 def with_features(network: nn.Module, x: Any) -> tuple[Tensor, Any]:
-    """What the last linear layer is given of each input, ``[N, D]``, and what the network says of it.
+    """The inputs of the last linear layer, ``[N, D]``, and the network's outputs.
 
     Example:
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10))
@@ -172,12 +172,12 @@ def with_features(network: nn.Module, x: Any) -> tuple[Tensor, Any]:
     return given[-1].flatten(1), z
 
 
-class Lent(nn.Module):
-    """Stands where a layer was; the layer itself is held, and its values are named, elsewhere."""
+class Placeholder(nn.Module):
+    """Takes the place of a layer that is a submodule of another module."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self._layer = [layer]  # in a list, so that it is no part of this one
+        self._layer = [layer]  # in a list, so that it is no submodule of this one
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -205,7 +205,7 @@ class Headed(nn.Module):
         super().__init__()
         found = linear_layers(network)[-layers:]
         for path, layer in found:
-            _replace(network, path, Lent(layer))
+            _replace(network, path, Placeholder(layer))
         self.body = network
         self.head = nn.ModuleList([layer for _, layer in found])
 
@@ -214,7 +214,7 @@ class Headed(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Two networks of one architecture as one, whose weights lie between theirs: alpha v + (1 - alpha) w.
+    """A network with the weights alpha v + (1 - alpha) w of two networks of one architecture.
 
     Args:
         network: ``w``, which receives no gradient; ``v`` starts as its copy, and has its own statistics of BatchNorm.
@@ -315,7 +315,7 @@ class Gated(nn.Module):
 
 
 class FixedGate(nn.Module):
-    """A gate that says the same of every sample and never learns: a control for the mixture of experts.
+    """A gate with the same output for every sample, which never learns: a control for the mixture of experts.
 
     Args:
         h: The local expert's weight in [0, 1]; 1 is the local expert alone, 0.5 counts both alike.
@@ -362,7 +362,7 @@ class Pretrained(nn.Module):
                 self.network = get_model(name, weights=weights)
         except Exception as error:  # an unknown name, no network, a damaged or foreign file: each raises its own kind
             reason = (str(error).splitlines() or [""])[0]
-            raise ValueError(f"`weights` {weights!r} of {name} cannot be had: {reason}") from error
+            raise ValueError(f"`weights` {weights!r} of {name} cannot be loaded: {reason}") from error
         with_outputs(self.network, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Upload:
     weight: float = 1.0
 
     def copy(self) -> "Upload":
-        """The same in tensors of its own."""
+        """A copy with its own tensors."""
         return replace(self, state={name: tensor.clone() for name, tensor in self.state.items()})
 
 
@@ -107,7 +107,7 @@ def _other_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def _are_usable(tensors: list[Tensor]) -> bool:
-    """Whether all values can be computed with, by one check of all norms; where one is too large, some may be."""
+    """Whether no value's square overflows, by one check of all norms; if one is too large, values may still be fine."""
     for dtype in {tensor.dtype for tensor in tensors}:
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         limit = _usable(dtype)
@@ -117,7 +117,7 @@ def _are_usable(tensors: list[Tensor]) -> bool:
 
 
 def _extreme(tensor: Tensor) -> str | None:
-    """What is wrong with the largest absolute value."""
+    """The problem with the largest absolute value, or None."""
     found = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
     if not isfinite(found):
         return "is not finite"
@@ -128,7 +128,7 @@ def _extreme(tensor: Tensor) -> str | None:
 
 @cache
 def _usable(dtype: torch.dtype) -> float:
-    """The largest value to compute with; half precision has so few that all must do."""
+    """The largest usable value; of half precision, whose range is small, the largest of all."""
     most = float(torch.finfo(dtype).max)
     return most if dtype == torch.float16 else sqrt(most)
 
@@ -343,7 +343,7 @@ def check_class_counts(counts: Tensor, most: int) -> None:
         counts: Of each class, ``[C]``.
         most: Samples of all classes together.
     """
-    exact = counts.double()  # a sum of integers might come round to a small one
+    exact = counts.double()  # a sum of integers might overflow
     if bool((exact < 0).any()) or float(exact.sum()) > most:
         allowed = f"at least 0 each and at most {most} together"
         raise ValueError(f"counts of classes must be {allowed}, got {counts.tolist()}.")

@@ -400,6 +400,6 @@ def check_travels(model: FederatedModule) -> None:
                 f"`model`: {method} has {name!r}, which could not be shared: leave out `get_extra_state`; what is to "
                 "travel is a buffer, and plain attributes that the server's side changes are saved by themselves."
             )
-        said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
-        if len(said) > 1:
-            raise ValueError(f"`model`: {name!r} of {method} is said to be both `{said[0]}` and `{said[1]}`; say one.")
+        found = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
+        if len(found) > 1:
+            raise ValueError(f"`model`: {name!r} of {method} is both `{found[0]}` and `{found[1]}`; choose one.")

@@ -47,7 +47,7 @@ class Ditto(FedAvg):
         travels="the network",
         stays="a personal network",
         recipes=("ditto_fashion.yaml", "ditto_cifar10.yaml"),
-        use="Clients want a model of their own and a global one that is exactly FedAvg's; lam says how near. "
+        use="Clients want a model of their own and a global one that is exactly FedAvg's; lam is how near. "
         "Local training trains both, which costs the time of two.",
         invariant="the global model is FedAvg's; lam = 0: the personal one is trained alone",
     )

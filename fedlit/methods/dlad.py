@@ -130,7 +130,7 @@ class DLAD(FederatedModule):
         travels="a classifier and a density classifier, up, once",
         stages=("classify", "density", "distil"),
         recipes=("dlad_fashion.yaml", "dlad_cifar10.yaml"),
-        use="Clients can be asked just once, and public samples without labels resemble theirs; networks may differ.",
+        use="Clients take part just once, and public samples without labels resemble theirs; networks may differ.",
         invariant="equal confidences are the mean of all teachers; every client uploads once",
         tasks=("classification",),
     )

@@ -1,7 +1,7 @@
 """FedDyn. Acar et al., 2021. https://arxiv.org/abs/2111.04263 (algorithm 1)
 
-Every client's loss is corrected in every round so that the clients' optima and the global one come to agree. A client
-has h_i, the server h, all zero at first:
+Every client's loss is corrected in every round so that the clients' optima and the global one agree in the end. A
+client has h_i, the server h, all zero at first:
 
     y_i = argmin_y f_i(y) - <h_i, y> + alpha/2 ||y - x||^2,    h_i <- h_i - alpha (y_i - x)
     h  <- h - alpha/N sum_S (y_i - x),                         x  <- mean_S y_i - h / alpha
@@ -10,8 +10,8 @@ N clients may take part, those in S do; local epochs stand for the argmin, every
 mean. We follow the paper; the authors' code divides alpha by a client's share of the samples, and clips gradients. With
 h_i = 0 a client trains as in FedProx, where y is w, x is w_t and alpha is mu.
 
-Invariants: h is the mean of all N h_i after every round, whoever took part (rounding); in the first round the uploads
-are FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
+Invariants: h is the mean of all N h_i after every round, whichever clients took part (rounding); in the first round the
+uploads are FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
 """
 
 from collections.abc import Iterable, Mapping

@@ -51,7 +51,7 @@ class PerFedAvg(FedAvg):
         link="https://arxiv.org/abs/2002.07948",
         travels="the network",
         recipes=("perfedavg_fashion.yaml", "perfedavg_cifar10.yaml"),
-        use="Whoever joins should be one step away from a good model of its own. It needs two or three "
+        use="A client that joins should be one step away from a good model of its own. It needs two or three "
         "batches for each step, and alpha must suit the data.",
         invariant="alpha = 0 is FedAvg with uniform weights on every second batch",
     )
