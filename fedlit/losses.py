@@ -1,6 +1,6 @@
 """Losses: tensors in, a scalar out, one equation each."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -32,35 +32,10 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
     if not mu >= 0:
         raise ValueError(f"`mu` pulls towards the global model and must be at least 0, got {mu}.")
     w = list(parameters)
-    return _Proximal.apply(mu, _matching(anchors, w), *w) if w else 0.0
-
-
-class _Proximal(torch.autograd.Function):
-    """`proximal_penalty` as one node; the gradient of w is mu (w - w^t), and that of the gradient mu."""
-
-    @staticmethod
-    def forward(ctx: Any, mu: float, anchors: list[Tensor], *w: Tensor) -> Tensor:
-        moved = torch._foreach_sub(w, anchors)
-        ctx.mu = mu
-        ctx.w = w
-        ctx.save_for_backward(*moved)  # freed by the backward pass, also of a loss that somebody keeps
-        return mu / 2 * torch.stack(torch._foreach_norm(moved)).square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        moved = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return None, None, *_scaled(moved, ctx.mu, grad)
-        moving = [value + (w - w.detach()) for value, w in zip(moved, ctx.w, strict=True)]  # by `create_graph`
-        return None, None, *(ctx.mu * grad * value for value in moving)
-
-
-def _scaled(tensors: list[Tensor] | tuple[Tensor, ...], factor: float, grad: Tensor) -> Sequence[Tensor]:
-    """Tensors times a factor times the gradient of a loss, mostly 1, which only a CPU knows without waiting."""
-    if not grad.is_cpu:
-        return torch._foreach_mul(torch._foreach_mul(tensors, factor), grad)
-    scale = factor * float(grad)
-    return tensors if scale == 1 else torch._foreach_mul(tensors, scale)
+    if not w:
+        return 0.0
+    moved = torch._foreach_sub(w, _matching(anchors, w))
+    return mu / 2 * torch.stack([difference.square().sum() for difference in moved]).sum()
 
 
 @torch.no_grad()

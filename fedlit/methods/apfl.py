@@ -69,12 +69,8 @@ class APFL(FedAvg):
         task: Task | None = None,
     ) -> None:
         super().__init__(network, optimizer, weighting, client_optimizers, task)
-        check_share("model.alpha", alpha)
-        if alpha_lr is not None:
-            check_number("model.alpha_lr", alpha_lr, least=0)
-        self.network = Mixed(self.network, alpha)
-        self.alpha = alpha
-        self.alpha_lr = alpha_lr
+        self.network = Mixed(self.network, check_share("model.alpha", alpha))
+        self.alpha_lr = None if alpha_lr is None else check_number("model.alpha_lr", alpha_lr, least=0)
         self.personal_stream = Stream(0)
 
     def on_client_start(self, client: Client | None) -> None:

@@ -98,6 +98,9 @@ class FederatedModule(LightningModule):
     collected: tuple[str, ...] = ()
     """Name prefixes of what a client uploads once, in a stage that collects; the server keeps each client's upload."""
 
+    part_of: str | None = None
+    """The method that this is a part of and cannot be run without."""
+
     labelled_pool: bool = False
     """Whether clients may train on the labels of the public pool."""
 
@@ -149,6 +152,9 @@ class FederatedModule(LightningModule):
 
     def check(self, data: FederatedData) -> None:
         """Refuse data that this method cannot use, before the first round, in the user's words."""
+        if self.part_of is not None:
+            kind = type(self).__name__
+            raise ValueError(f"`model`: {kind} is a part of {self.part_of}; give that, it cannot be run by itself.")
         for name in PER_CLIENT & signature(type(self)).parameters.keys():
             check_choices(f"model.{name}", getattr(self, name, None), data.num_clients)
         if type(self).client_weight is FederatedModule.client_weight:  # else it may mean anything

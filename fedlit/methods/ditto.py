@@ -64,9 +64,8 @@ class Ditto(FedAvg):
         task: Task | None = None,
     ) -> None:
         super().__init__(network, optimizer, weighting, client_optimizers, task)
-        check_number("model.lam", lam, least=0)
         self.personal = copy.deepcopy(self.network)
-        self.lam = lam
+        self.lam = check_number("model.lam", lam, least=0)
         self.personal_stream = Stream(0)
 
     def on_client_start(self, client: Client | None) -> None:

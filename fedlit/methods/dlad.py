@@ -50,10 +50,8 @@ TeacherWeights = Literal["adaptive", "average", "labeled"]
 class Density(FedAvg):
     """C_i: is a sample the client's own (target >= 0), or of the public pool (-1)?"""
 
+    part_of = "DLAD"
     sample_weight = 1.5
-
-    def check(self, data: FederatedData) -> None:
-        raise ValueError("`model`: Density is a part of DLAD; give that, it cannot be run by itself.")
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
@@ -65,12 +63,10 @@ class Density(FedAvg):
 class Student(FedAvg):
     """M, which learns what its teachers predict of public samples."""
 
+    part_of = "DLAD"
     wants_index = True
     teach: Callable[[Tensor, Tensor], Tensor] | None = None
     recorded: Tensor | None = None
-
-    def check(self, data: FederatedData) -> None:
-        raise ValueError("`model`: Student is a part of DLAD; give that, it cannot be run by itself.")
 
     def training_step(self, batch: tuple[Tensor, ...], batch_idx: int) -> Tensor:
         x, y, index = batch
@@ -160,27 +156,21 @@ class DLAD(FederatedModule):
         super().__init__(optimizer, client_optimizers)
         check_choice("model.density_from", density_from, DensityStart)
         check_choice("model.aggregator", aggregator, TeacherWeights)
-        check_positive("model.temperature", temperature)
-        check_positive("model.sample_weight", sample_weight)
-        for name, epochs in (("client", client_epochs), ("density", density_epochs), ("distil", distil_epochs)):
-            check_count(f"model.{name}_epochs", epochs)
         self.aggregator = aggregator
-        self.temperature = temperature
-        self.classify_epochs = client_epochs
-        self.density_epochs = density_epochs
-        self.distil_epochs = distil_epochs
+        self.temperature = check_positive("model.temperature", temperature)
+        self.classify_epochs = check_count("model.client_epochs", client_epochs)
+        self.density_epochs = check_count("model.density_epochs", density_epochs)
+        self.distil_epochs = check_count("model.distil_epochs", distil_epochs)
         self.factory = network
         self.client_networks = client_networks
         self.client_classes = client_classes or {}
         self.record = record
         self.earlier = earlier
         self.density_from = density_from
-        self.collected = ("classifier.",)
-        if aggregator == "adaptive":
-            self.collected = ("classifier.", "density.")
+        self.collected = ("classifier.", "density.") if aggregator == "adaptive" else ("classifier.",)
         self.classifier = FedAvg(network, optimizer, client_optimizers=client_optimizers)
         self.density = Density(lambda: with_outputs(network(), 1), optimizer, client_optimizers=client_optimizers)
-        self.density.sample_weight = sample_weight
+        self.density.sample_weight = check_positive("model.sample_weight", sample_weight)
         self.student = Student(student or network, optimizer)
         self._taught_by: Mapping[int, State] | None = None
 
@@ -199,7 +189,7 @@ class DLAD(FederatedModule):
                 self._check_upload(data.client(k), upload)
 
     def _check_upload(self, client: Client, upload: State) -> None:
-        """What a client uploaded in an earlier run is of the network that it has now."""
+        """Refuse an upload of an earlier run that is not of the network that the client has now."""
         trial = twin(self)  # building the client's networks must not change the ones that are about to train
         trial.configure_client(client)
         live = trial.state_dict()
@@ -249,10 +239,8 @@ class DLAD(FederatedModule):
 
     @property
     def _public(self) -> Public:
-        """What the server may see of the public pool."""
-        if self.aggregator == "labeled":
-            return "labels"
-        return "inputs"
+        """What the server sees of the public pool."""
+        return "labels" if self.aggregator == "labeled" else "inputs"
 
     def earlier_uploads(self) -> dict[int, State]:
         return uploads_of(self.earlier, self.device)

@@ -73,13 +73,12 @@ class FedMMD(FedAvg):
         task: Task | None = None,
     ) -> None:
         super().__init__(network, optimizer, weighting, client_optimizers, task)
-        check_number("model.lam", lam, least=0)
         check_choice("model.distance", distance, Distance)
         check_choice("model.kernel", kernel, Kernel)
         check_choice("model.compare", compare, Compare)
         if compare == "features" and not hasattr(self.network, "extractor"):
             raise ValueError("`model.compare: features` needs a network with an `extractor` and a `head`.")
-        self.lam = lam
+        self.lam = check_number("model.lam", lam, least=0)
         self.distance = distance
         self.kernel = kernel
         self.compare = compare

@@ -49,8 +49,7 @@ class FineTuned(FedAvg):
         task: Task | None = None,
     ) -> None:
         super().__init__(network, optimizer, weighting, client_optimizers, task)
-        check_count("model.finetune_epochs", finetune_epochs, least=0)
-        self.finetune_epochs = finetune_epochs
+        self.finetune_epochs = check_count("model.finetune_epochs", finetune_epochs, least=0)
         self.stop_on = stop_on or monitor
         if monitor is not None and stop_on is not None:
             raise ValueError("`model.monitor` of FineTuned is now `model.stop_on`; give one of them.")

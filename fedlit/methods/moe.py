@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from fedlit.bounds import check_count
 from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import Card, FederatedModule
@@ -34,13 +33,11 @@ class Mixture(FederatedModule):
     """The two experts and their gate, trained together at one client."""
 
     network: Gated
+    part_of = "MixtureOfExperts"
 
     def __init__(self, network: Gated, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
         super().__init__(optimizer, client_optimizers)
         self.network = network
-
-    def check(self, data: FederatedData) -> None:
-        raise ValueError("`model`: Mixture is a part of MixtureOfExperts; give that, it cannot be run by itself.")
 
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
         if self.network.mix == "logits":
@@ -105,10 +102,8 @@ class MixtureOfExperts(FederatedModule):
         first_check: int = 1,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        check_count("model.epochs", epochs)
-        check_count("model.first_check", first_check, least=0)
-        self.epochs = epochs
-        self.first_check = first_check
+        self.epochs = check_count("model.epochs", epochs)
+        self.first_check = check_count("model.first_check", first_check, least=0)
         local = local_network or network
         # In this order: it is the order of the state and of the initial draws, which checkpoints and seeds rely on.
         self.federated = FedAvg(network, optimizer, client_optimizers=client_optimizers)

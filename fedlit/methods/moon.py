@@ -70,14 +70,12 @@ class MOON(FedAvg):
         task: Task | None = None,
     ) -> None:
         super().__init__(network, optimizer, weighting, client_optimizers, task)
-        check_number("model.mu", mu, least=0)
-        check_positive("model.temperature", temperature)
+        self.mu = check_number("model.mu", mu, least=0)
+        self.temperature = check_positive("model.temperature", temperature)
         check_head(self.network, 1)
         if projection is not None:
             with_projection(self.network, check_count("model.projection", projection))
         self.previous = copy.deepcopy(self.network)
-        self.mu = mu
-        self.temperature = temperature
         self.projection = projection
         self.register_buffer("has_previous", torch.tensor(False))
         self._received: list[nn.Module] = []  # in a list, so that it is no part of the state

@@ -20,16 +20,18 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_count, check_number
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.inputs import applied
-from fedlit.losses import proximal_penalty
+from fedlit.losses import add_to_gradients, proximal_gradient
 from fedlit.methods.base import Card, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_no_line_search
 from fedlit.methods.fedavg import FedAvg
-from fedlit.methods.states import copy_into, groups
+from fedlit.methods.states import copy_into, groups, trained
 from fedlit.tasks import Task
 
 
@@ -72,17 +74,20 @@ class PFedMe(FedAvg):
         task: Task | None = None,
     ) -> None:
         super().__init__(network, optimizer, weighting, client_optimizers, task)
-        for name, value in {"lam": lam, "eta": eta, "beta": beta}.items():
-            check_number(f"model.{name}", value, least=0)
-        check_count("model.inner_steps", inner_steps)
         self.personal = copy.deepcopy(self.network)
-        self.lam = lam
-        self.eta = eta
-        self.inner_steps = inner_steps
-        self.beta = beta
+        self.lam = check_number("model.lam", lam, least=0)
+        self.eta = check_number("model.eta", eta, least=0)
+        self.K = check_count("model.inner_steps", inner_steps)
+        self.beta = check_number("model.beta", beta, least=0)
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_no_line_search(self.optimizer, self.client_optimizers)
 
     def on_client_start(self, client: Client | None) -> None:
         copy_into(self.personal.state_dict(keep_vars=True), self.network.state_dict())
+        self.w = trained(self.network)
+        self.theta = trained(self.personal)
 
     def on_client_end(self, client: Client) -> None:
         copy_into(dict(self.network.named_buffers()), dict(self.personal.named_buffers()))
@@ -97,14 +102,17 @@ class PFedMe(FedAvg):
         x, y = batch
         loss = loss_of(self)(applied(self.personal, x), y)
         self.log("train_loss", loss)
-        return loss + proximal_penalty(self.personal.parameters(), self.network.parameters(), self.lam)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        # grad f(theta) + lam (theta - w)
+        add_to_gradients(self.theta, proximal_gradient(self.theta, self.w, self.lam))
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        for _ in range(self.inner_steps):
+        for _ in range(self.K):
             optimizer.step(closure=optimizer_closure)
         with torch.no_grad():
-            for w, theta in zip(self.network.parameters(), self.personal.parameters(), strict=True):
-                w.lerp_(theta, self.eta * self.lam)
+            torch._foreach_lerp_(self.w, self.theta, self.eta * self.lam)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         agreed = self.combine(uploads, current)
