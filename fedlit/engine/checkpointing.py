@@ -17,7 +17,7 @@ from fedlit.engine.processes import all_gather, in_blocks
 from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
-from fedlit.methods.base import twin
+from fedlit.methods.states import twin
 from fedlit.notices import Notice
 from fedlit.records import client_files
 from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints

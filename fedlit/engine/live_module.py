@@ -18,8 +18,9 @@ from fedlit.data.client import Client
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.plan import UsageError
 from fedlit.fast.memory import lay_out
-from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.base import FederatedModule
 from fedlit.methods.factories import has_common_networks
+from fedlit.methods.states import copy_into
 from fedlit.modes import modes_of, restore_modes, settle_modes
 from fedlit.records.round_record import Failure, failure
 from fedlit.rng import derive, isolated

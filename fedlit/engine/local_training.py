@@ -28,9 +28,10 @@ from fedlit.engine.optimisation import (
 from fedlit.engine.plan import SCALER, ClientState, LocalResult, OptimizerState, Plan
 from fedlit.engine.precision import Converted, Scaler, autocast, converted, renew_scaler
 from fedlit.inputs import batch_size
-from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.base import FederatedModule
 from fedlit.methods.hooks import overrides
 from fedlit.methods.stage import EarlyStopping
+from fedlit.methods.states import copy_into
 from fedlit.modes import Modes, modes_of, restore_modes
 from fedlit.records.plain_values import is_plain
 from fedlit.rng import derive, generator, seed_everything

@@ -25,8 +25,8 @@ from fedlit.engine.options import Options
 from fedlit.engine.plan import ClientState, OptimizerState, UsageError
 from fedlit.engine.processes import broadcast
 from fedlit.engine.server_attributes import ServerAttributes
+from fedlit.heads import batch_norm_names
 from fedlit.methods.base import FederatedModule
-from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage
 from fedlit.records.rows import Row, summary
 from fedlit.rng import derive, isolated

@@ -25,11 +25,6 @@ class LocalOnly(FederatedModule):
     Args:
         network: Builds the network of a client; every client draws its own initial weights.
         optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
-        client_networks: Another network for some clients: a list with one for each, or a mapping
-            from client id.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -42,7 +37,7 @@ class LocalOnly(FederatedModule):
         invariant="other clients make no difference",
     )
 
-    shared = ()
+    shared: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -10,8 +10,7 @@ from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_d
 from fedlit import FedAvg, LocalOnly, Stage
 from fedlit.aggregation import num_bytes
 from fedlit.losses import mutual_loss
-from fedlit.methods import FML
-from fedlit.methods.ramp import Ramp
+from fedlit.methods import FML, Ramp
 
 
 def other() -> nn.Module:
