@@ -13,7 +13,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
-from fedlit.data.own_images import OwnImages
+from fedlit.data.datasets import OwnImages
 from fedlit.data.preprocessing import preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
 from fedlit.engine.live_module import failed

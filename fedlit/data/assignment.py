@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from fedlit.data.items import describe
 from fedlit.data.splits import Splits, split_off
-from fedlit.data.trees import describe
 from fedlit.partition import Partition
 from fedlit.partition.base import grouped, require
 from fedlit.rng import derive, stream

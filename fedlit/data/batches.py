@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from fedlit.data.trees import Tree, chosen, cut, head, leaves, length, moved
+from fedlit.data.items import Tree, chosen, cut, head, leaves, length, moved
 
 DropLast = bool | Literal["single"]
 Transform = Callable[[Tree, torch.Generator | None, torch.Tensor], Tree]

@@ -24,6 +24,7 @@ from fedlit.data.assignment import Assignment, Dealer
 from fedlit.data.batches import Batches, RowBatches
 from fedlit.data.checks import EMBEDDED, check_options
 from fedlit.data.client import Client, Samples
+from fedlit.data.datasets import fetch
 from fedlit.data.items import Roles
 from fedlit.data.loaders import AnyBatches
 from fedlit.data.preprocessing import Inputs, measured_on_opted_in, normalisation
@@ -54,7 +55,7 @@ class FederatedData(LightningDataModule):
         partition_seed: Seed of the partition, apart from the seed of the training.
         validation: Where a client's own validation samples come from: held back from its training
             samples (`train`), the test set dealt out in the same setting (`test`), or a reserve of
-            training samples dealt out (`reserve`, which was called `pool`).
+            training samples dealt out (`reserve`).
         val_size: With `train`, the fraction in (0, 1) or number of samples held back per client;
             with `reserve`, the fraction of the training set that goes into the reserve.
         batch_size: Samples per training batch.
@@ -113,7 +114,7 @@ class FederatedData(LightningDataModule):
         num_clients: int = 10,
         partition: Partition | None = None,
         partition_seed: int = 0,
-        validation: Literal["train", "test", "reserve", "pool"] = "train",
+        validation: Literal["train", "test", "reserve"] = "train",
         val_size: float | int = 0.1,
         batch_size: int = 32,
         client_batch_sizes: dict[int, int] | None = None,
@@ -146,7 +147,7 @@ class FederatedData(LightningDataModule):
         self.unseen_clients = unseen_clients
         self.partition = partition or (IID() if client is None else ByColumn(client))
         self.partition_seed = partition_seed
-        self.validation = _renamed(validation)
+        self.validation = validation
         self.val_size = val_size
         self.batch_size = batch_size
         self.client_batch_sizes = client_batch_sizes or {}
@@ -209,7 +210,7 @@ class FederatedData(LightningDataModule):
 
     def prepare_data(self) -> None:
         if self.train_dataset is None:
-            sources.fetch(self.dataset, self.root)  # downloads and caches once, on the first process
+            fetch(self.dataset, self.root)  # downloads and caches once, on the first process
 
     def setup(self, stage: str | None = None) -> None:
         if self._assignment is not None:
@@ -431,14 +432,6 @@ class FederatedData(LightningDataModule):
 
 LONGEST = 20  # characters of an option that a title has room for
 OPTIONS = frozenset(signature(FederatedData).parameters)
-
-
-def _renamed(validation: str) -> str:
-    """The name of 0.1 goes on working for one release."""
-    if validation != "pool":
-        return validation
-    warnings.warn("`data.validation: pool` is now `data.validation: reserve`.", Notice, stacklevel=3)
-    return "reserve"
 
 
 def _describe_partition(partition: Partition) -> str:

@@ -9,8 +9,8 @@ from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
+from fedlit.data.items import describe, joined
 from fedlit.data.splits import Part, PublicPool, Splits, StackedSamples
-from fedlit.data.trees import describe, joined
 
 
 class JointData(FederatedData):

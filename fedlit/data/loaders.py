@@ -25,8 +25,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from fedlit.data.batches import Batches, DropLast, RowBatches, Transform, next_order, num_batches
-from fedlit.data.items import Roles, as_input, as_target, class_of
-from fedlit.data.trees import Tree, describe, equal, mapped, moved, stacked
+from fedlit.data.items import Roles, Tree, as_input, as_target, class_of, describe, equal, mapped, moved, stacked
 from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by

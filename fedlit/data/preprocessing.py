@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fedlit.augment import Augmentation
 from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Transform
+from fedlit.data.items import Tree, describe, mapped
 from fedlit.data.splits import Part, Splits, StackedSamples, is_images, mean_std
-from fedlit.data.trees import Tree, describe, mapped
 from fedlit.partition import Partition
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from toys import toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Flip
+from fedlit.data.items import equal
 from fedlit.data.loaders import LoadedBatches, Reader, is_random
 from fedlit.data.sources import ReadOptions, part_of
 from fedlit.data.splits import LazySamples, StackedSamples
-from fedlit.data.trees import equal
 from fedlit.notices import Notice
 from fedlit.partition import FeatureSkew, PermutedPixels
 

@@ -12,8 +12,8 @@ from torch import zeros
 from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedData
+from fedlit.data.items import describe, equal
 from fedlit.data.splits import LazySamples, StackedSamples
-from fedlit.data.trees import describe, equal
 from fedlit.partition import IID, ByColumn
 
 
@@ -314,7 +314,7 @@ def test_a_folder_without_images_or_with_a_broken_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`data.dataset` photos must hold a folder of images for each class"):
         of_folder("photos", test_size=0.25)
     (tmp_path / "photos/ant/a.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"`data.dataset`: photos/ant/a.png cannot be read as an image"):
+    with pytest.raises(ValueError, match=r"photos/ant/a.png cannot be read as an image"):
         of_folder("photos", test_size=0.25)
 
 

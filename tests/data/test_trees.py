@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlit.data.batches import Batches
-from fedlit.data.trees import equal, leaves
+from fedlit.data.items import equal, leaves
 
 
 class Point(NamedTuple):
