@@ -7,10 +7,8 @@ Invariants: the same bits with any number of workers; where nothing is random, t
 gives another sample in every epoch, and the same one in every evaluation.
 """
 
-import ctypes
 import random
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, nullcontext
@@ -29,7 +27,6 @@ from fedlit.data.items import Roles, Tree, as_input, as_target, class_of, descri
 from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
-PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
 @dataclass(frozen=True)
@@ -179,8 +176,6 @@ def _begin_worker(_: int) -> None:
     signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
 
 
 @dataclass

@@ -161,7 +161,7 @@ def test_a_saved_partition_is_the_same_again(tmp_path):
         ({"client_batch_sizes": {5: 2}}, "names client 5"),
         ({"unseen_clients": 5}, "must leave a client to train: 0 to 4, got 5"),
         ({"public": 1.0}, r"`data.public` must lie in \[0, 1\)"),
-        ({"drop_last": "one"}, "`data.drop_last` must be single, true or false, got 'one'"),
+        ({"drop_last": "one"}, "`data.drop_last` must be one of single, True, False, got .one."),
         ({"train_dataset": toy_datasets()[0]}, "go together"),
         ({"mean": [0.1, 0.2]}, "`data.mean` must be one number or 1, one per channel, got 2"),
         ({"validation": "reserve", "val_size": 3}, r"`data.val_size` with `data.validation: reserve` is a fraction"),
