@@ -283,7 +283,7 @@ class OwnImages:
     def batches(self, data: "FederatedData", client: int | None) -> Batches:
         """Prepared as the test set is; every target is -1."""
         y = torch.full((len(self.x),), -1)
-        return Batches(self.x, y, data.eval_batch_size, transform=data.inputs.transform(client))
+        return Batches(StackedSamples(self.x, y), data.eval_batch_size, transform=data.inputs.transform(client))
 
 
 def read_own_images(images: str, data: "FederatedData") -> OwnImages:

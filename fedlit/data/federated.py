@@ -24,11 +24,10 @@ from fedlit.augment import Augmentation
 from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive, check_share
 from fedlit.data import sources
 from fedlit.data.assignment import Assignment, Dealer
-from fedlit.data.batches import Batches, RowBatches
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Samples
 from fedlit.data.datasets import fetch
 from fedlit.data.items import Roles
-from fedlit.data.loaders import AnyBatches
 from fedlit.data.preprocessing import Inputs, measured_on_shared, normalisation, with_censored_copies
 from fedlit.data.sources import ReadOptions
 from fedlit.data.splits import MOST_CLASSES, Part, PublicPool, Splits, StackedSamples, set_apart, with_num_classes
@@ -351,7 +350,7 @@ class FederatedData(LightningDataModule):
 
     def train_batches(
         self, client: int, generator: torch.Generator | None, samples: Samples, round: int = 0, public: bool = False
-    ) -> AnyBatches:
+    ) -> Batches:
         """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
         held = self.held(client, samples, round)
         return self._training_batches(held, self.batch_size_of(client), generator, client, public)
@@ -371,7 +370,7 @@ class FederatedData(LightningDataModule):
         """The pooled test set (of a client's task); dealt out and changed where clients see images differently."""
         if not self.pixels_differ:
             ready = self.inputs.transform(None, copy=True)  # a network may work on its input in place
-            return self.splits.test.batches(self.eval_batch_size, ready)
+            return Batches(self.splits.test, self.eval_batch_size, transform=ready)
         parts = self._dealer.deal_test_set()
         return self._evaluation_batches(self.splits.test, parts, range(self.num_clients))[0]
 
@@ -379,32 +378,30 @@ class FederatedData(LightningDataModule):
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
         pool = self.public_pool.part
         hidden = None if labels else torch.ones(len(pool), dtype=torch.bool)
-        return pool.batches(self.batch_size, self.inputs.transform(None), generator, self.drop_last, hidden)
+        transform = self.inputs.transform(None)
+        return Batches(pool, self.batch_size, generator, transform, self.drop_last, hidden=hidden)
 
     def _training_batches(
-        self,
-        held: np.ndarray,
-        batch_size: int,
-        generator: torch.Generator | None,
-        client: int | None,
-        public: bool = False,
-    ) -> AnyBatches:
+        self, held: np.ndarray, size: int, generator: torch.Generator | None, client: int | None, public: bool = False
+    ) -> Batches:
         """Training samples at these places; `public` mixes the pool in, without its targets."""
         part = self.splits.train
-        if client is not None and not public:
-            ready = self.inputs.ready_samples(part)
-            if ready is not None:
-                rows = torch.from_numpy(np.asarray(held, np.int64))
-                return RowBatches((ready.x, ready.y), rows, batch_size, generator, self.drop_last)
+        inputs = self.inputs
+        is_own = client is not None and not public
+        ready = inputs.ready_samples(part) if is_own else None
+        if ready is not None:
+            rows = torch.from_numpy(np.asarray(held, np.int64))
+            return Batches(ready, size, generator, drop_last=self.drop_last, rows=rows)
         mine = part.taken(held)
-        if isinstance(mine, StackedSamples) and client is not None and not public and not self.inputs.is_random:
-            return Batches(self.inputs.ready(mine.x, client), mine.y, batch_size, generator, drop_last=self.drop_last)
+        if is_own and isinstance(mine, StackedSamples) and not inputs.is_random:
+            mine = StackedSamples(inputs.ready(mine.x, client), mine.y)
+            return Batches(mine, size, generator, drop_last=self.drop_last)
         hidden = None
         if public:
             mine = mine.joined(self.public_pool.part)
             hidden = torch.arange(len(mine)) >= len(held)
         # Made ready on the way into each batch: a pool of floats would need four times the room.
-        return mine.batches(batch_size, self.inputs.transform(client), generator, self.drop_last, hidden)
+        return Batches(mine, size, generator, inputs.transform(client), self.drop_last, hidden=hidden)
 
     def _evaluation_batches(
         self, part: Part, parts: list[np.ndarray], clients: Sequence[int]
@@ -414,9 +411,9 @@ class FederatedData(LightningDataModule):
         index = np.concatenate(parts)
         ready = self.inputs.ready_samples(part)
         if ready is not None:
-            return ready.taken(index).batches(self.eval_batch_size), sizes
+            return Batches(ready.taken(index), self.eval_batch_size), sizes
         transform = self.inputs.transform(np.repeat(np.asarray(clients), sizes))
-        return part.taken(index).batches(self.eval_batch_size, transform), sizes
+        return Batches(part.taken(index), self.eval_batch_size, transform=transform), sizes
 
     @property
     def pixels_differ(self) -> bool:
@@ -428,7 +425,7 @@ class FederatedData(LightningDataModule):
         """Whether a training sample may look different in every epoch."""
         return self.inputs.is_random or self.splits.train.is_random
 
-    def train_dataloader(self) -> AnyBatches:
+    def train_dataloader(self) -> Batches:
         """All clients' training samples as one: what a single client that owns everything would see."""
         index = np.concatenate(self.assignment.train)
         generator = torch.Generator().manual_seed(torch.initial_seed())

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
 from fedlit.data.assignment import Assignment
-from fedlit.data.batches import Transform
+from fedlit.data.batches import Batches, Transform
 from fedlit.data.items import Tree, describe, joined, mapped
 from fedlit.data.splits import Part, Splits, StackedSamples, is_images, mean_std
 from fedlit.partition import Partition
@@ -71,7 +71,7 @@ def measured_on_shared(splits: Splits, assignment: Assignment) -> Splits:
         return splits
     shared = np.unique(np.concatenate([assignment.shared(k) for k in range(assignment.num_clients)]))
     part = splits.train.taken(shared if len(shared) else np.arange(len(splits.train)))
-    images = [part.x] if isinstance(part, StackedSamples) else (x for x, _ in part.batches(AT_ONCE))
+    images = [part.x] if isinstance(part, StackedSamples) else (x for x, _ in Batches(part, AT_ONCE))
     mean, std = mean_std(images)
     return replace(splits, mean=mean, std=std)
 

@@ -1,17 +1,19 @@
 """A data set: samples for training and for the test, in memory or read one by one, and the public pool."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, NoReturn, cast
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.batches import Batches, DropLast, Transform
-from fedlit.data.items import Tree, chosen, describe, head, joined, leaves, length, num_bytes
-from fedlit.data.loaders import LoadedBatches, Reader, fixed_seed, places, without_targets
-from fedlit.rng import stream
+from fedlit.data.batches import Batches, without_targets
+from fedlit.data.items import Tree, chosen, cut, describe, head, joined, leaves, length, moved, num_bytes
+from fedlit.data.loaders import Reader, fixed_seed, places
+from fedlit.rng import derive, stream
 
 FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same
 READ_AGAIN = 8  # of those that have to be read
@@ -32,7 +34,8 @@ class StackedSamples:
     x: Tree
     y: Tree
     owners: np.ndarray | None = None
-    is_random: bool = field(default=False, init=False)
+    is_random: ClassVar[bool] = False
+    is_in_memory: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return length(self.y)
@@ -67,17 +70,27 @@ class StackedSamples:
         """These samples, then others."""
         return StackedSamples(joined([self.x, other.x]), joined([self.y, other.y]))
 
-    def batches(
-        self,
-        batch_size: int,
-        transform: Transform | None = None,
-        generator: torch.Generator | None = None,
-        drop_last: DropLast = False,
-        hidden: Tensor | None = None,
-    ) -> Batches:
-        """Batches in this order or in the generator's; targets of `hidden` samples, a mask ``[N]``, are -1."""
-        y = self.y if hidden is None else without_targets(self.y, hidden)
-        return Batches(self.x, y, batch_size, generator, transform, drop_last)
+    def read(self, batches: Batches) -> Generator[tuple[Tensor, Tree, Tree], None, None]:
+        """Positions, inputs and targets of the batches of an epoch: gathered at once, then views."""
+        order = batches.order()
+        x, y = self.x, self.y
+        if batches.generator is not None or batches.rows is not None:
+            rows = order if batches.rows is None else batches.rows.index_select(0, order)
+            rows = moved(rows, next(leaves(x)).device)
+            x, y = chosen(x, rows), chosen(y, rows)
+        if batches.num_samples == batches.batch_size:
+            yield order, x, y
+            return
+        parts = [cut(column, batches.batch_size) for column in (order, x, y)]
+        for _, positions, x_batch, y_batch in zip(range(len(batches)), *parts, strict=False):
+            yield positions, x_batch, y_batch
+
+    def on(self, device: torch.device, rows: Tensor | None) -> tuple["StackedSamples", Tensor | None]:
+        """The samples on a device, and the rows of them; of samples elsewhere, only these."""
+        if next(leaves(self.y)).device == device:
+            return self, rows
+        x, y = (column if rows is None else chosen(column, rows) for column in (self.x, self.y))
+        return StackedSamples(moved(x, device), moved(y, device)), None
 
     def fingerprint(self) -> Iterator[bytes]:
         """Of all targets and about a hundred inputs."""
@@ -116,6 +129,7 @@ class LazySamples:
         raise RuntimeError("The samples are not in memory but read one by one: see `data.in_memory`.")
 
     y = x
+    is_in_memory = False
 
     @property
     def num_bytes(self) -> int:
@@ -140,18 +154,20 @@ class LazySamples:
         assert isinstance(other, LazySamples)
         return replace(self, index=np.concatenate([self.index, other.index]), labels=None, owners=None)
 
-    def batches(
-        self,
-        batch_size: int,
-        transform: Transform | None = None,
-        generator: torch.Generator | None = None,
-        drop_last: DropLast = False,
-        hidden: Tensor | None = None,
-    ) -> Batches:
-        """Batches in this order or in the generator's; targets of `hidden` samples, a mask ``[N]``, are -1."""
-        read = LoadedBatches(self.reader, self.index, batch_size, generator, transform, drop_last, hidden=hidden)
-        # They have all that anybody may ask of batches whose tensors need not be there.
-        return cast(Batches, read)
+    def read(self, batches: Batches) -> Generator[tuple[Tensor, Tree, Tree], None, None]:
+        """Positions, inputs and targets of the batches of an epoch, by the reader."""
+        index = self.index if batches.rows is None else self.index[batches.rows.numpy()]
+        seed_of = _seeds(index, batches.generator, batches.epoch)
+        parts = batches.order().split(batches.batch_size)[: len(batches)]
+        positions = [part.tolist() for part in parts]
+        keys = [(index[some].tolist(), [seed_of(position) for position in some]) for some in positions]
+        with closing(self.reader.batches(keys)) as read:
+            for part, (x, y) in zip(parts, read, strict=True):
+                yield part, moved(x, batches.device), moved(y, batches.device)
+
+    def on(self, device: torch.device, rows: Tensor | None) -> tuple["LazySamples", Tensor | None]:
+        """Each batch is moved when it has been read."""
+        return self, rows
 
     def fingerprint(self) -> Iterator[bytes]:
         """Of all classes, and of a few samples under a seed."""
@@ -166,14 +182,23 @@ class LazySamples:
 Part = StackedSamples | LazySamples
 
 
+def _seeds(index: np.ndarray, generator: torch.Generator | None, epoch: int) -> Callable[[int], int]:
+    """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
+    if generator is None:
+        return lambda position: fixed_seed(int(index[position]))
+    # Of a copy: what the generator draws next must be what it draws for samples in memory.
+    ahead = torch.Generator()
+    ahead.set_state(generator.get_state())
+    drawn = int(torch.randint(2**62, (), generator=ahead))
+    return partial(derive, drawn, "sample", epoch)  # by the epoch, too: a permutation of one sample draws nothing
+
+
 def _some(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
     return None if values is None else values[index]
 
 
 def _bytes(leaf: Tensor) -> bytes:
-    if leaf.dtype == torch.bfloat16:  # numpy has none
-        leaf = leaf.float()
-    return leaf.numpy().tobytes()
+    return leaf.contiguous().view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
 
 
 def _mask(index: np.ndarray, size: int) -> Tensor:

@@ -10,6 +10,7 @@ from fedlit import FederatedData
 from fedlit.augment import Crop, Flip, PadEdge
 from fedlit.data.assignment import Saved
 from fedlit.data.batches import Batches
+from fedlit.data.splits import StackedSamples
 from fedlit.partition import IID, Majority, PermutedPixels, Shards
 
 
@@ -20,7 +21,7 @@ def ready(**options) -> FederatedData:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    batches = Batches(torch.arange(10.0), torch.arange(10), 4, torch.Generator().manual_seed(0))
+    batches = Batches(StackedSamples(torch.arange(10.0), torch.arange(10)), 4, torch.Generator().manual_seed(0))
     epochs = [[y.tolist() for _, y in batches] for _ in range(2)]
     assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
     assert sorted(y for batch in epochs[0] for y in batch) == list(range(10))
