@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, command_hooks, load_states, time_limit
 from fedlit.data import FederatedData
-from fedlit.data.own_images import read_own_images
+from fedlit.data.datasets import read_own_images
 from fedlit.encoders import Encoder
 from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment

@@ -13,8 +13,8 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
-from fedlit.data.own_images import OwnImages
-from fedlit.data.preprocessing import preprocessing
+from fedlit.data.datasets import OwnImages
+from fedlit.data.preprocessing import Preprocessing
 from fedlit.engine.evaluation import Scorer, personalised
 from fedlit.engine.live_module import client_failure
 from fedlit.engine.local_training import train
@@ -106,7 +106,7 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
     if not with_preprocessing:
         return own
     floating = [p.dtype for p in own.parameters() if p.is_floating_point()]
-    steps = preprocessing(data, client, floating[0] if floating else torch.float32)
+    steps = Preprocessing(data.inputs, client, floating[0] if floating else torch.float32)
     return nn.Sequential(steps, own).eval()
 
 

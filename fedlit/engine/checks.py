@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from fedlit.aggregation import fewest_uploads
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
+from fedlit.data.items import describe
 from fedlit.data.remote import set_num_classes
-from fedlit.data.trees import describe
 from fedlit.engine.aggregation import rule_name
 from fedlit.engine.encoding import encoded_names
 from fedlit.engine.lightning_hooks import trial_training

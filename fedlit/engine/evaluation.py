@@ -13,8 +13,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client
-from fedlit.data.loaders import AnyBatches
 from fedlit.engine.child_process import in_child
 from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.live_module import ModuleSnapshot, client_failure
@@ -333,14 +333,14 @@ class Scorer:
         """Scores of a client's own model on the test set."""
         return evaluate(self.state.fabric, network, self._test_batches(k), self.state.measures)
 
-    def _scores_of_each(self, network: nn.Module, batches: AnyBatches, sizes: np.ndarray) -> list[Scores]:
+    def _scores_of_each(self, network: nn.Module, batches: Batches, sizes: np.ndarray) -> list[Scores]:
         """Scores for clients whose samples are concatenated."""
         if len(sizes) == 1:
             return [evaluate(self.state.fabric, network, batches, self.state.measures)]
         logits, target = outputs(self.state.fabric, network, batches)
         return scores_by_group(logits, target, sizes, self.state.measures)
 
-    def _test_batches(self, k: int | None = None) -> AnyBatches:
+    def _test_batches(self, k: int | None = None) -> Batches:
         """The test set, as a client sees it; a few samples of it in a development run."""
         batches = self.state.data.test_batches(k)
         return batches.first(DEV_SAMPLES) if self.state.options.fast_dev_run else batches

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
-from fedlit.data.loaders import AnyBatches
 from fedlit.engine.lightning_hooks import Attached, LocalTrainer, takes_batch_idx
 from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.logged_values import EpochMeans, Means
@@ -276,7 +276,7 @@ class LocalEpochs:
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None  # made before the first one, after hooks that may add others
 
-    def _batches(self) -> AnyBatches | Converted:
+    def _batches(self) -> Batches | Converted:
         stage = self.plan.stage
         client = self.trainer.client
         order = None

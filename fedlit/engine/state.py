@@ -373,5 +373,4 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
 
 def num_sharing(data: FederatedData) -> int:
     """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
-    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
-    return sum(1 for mask in masks if mask.any())
+    return sum(1 for number in data.assignment.num_opted_in[: data.num_clients - data.unseen_clients] if number)

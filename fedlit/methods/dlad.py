@@ -180,7 +180,7 @@ class DLAD(FederatedModule):
         uploads = self.earlier_uploads()
         taking_part = data.num_clients - data.unseen_clients
         for k in uploads:
-            if k >= taking_part or not data.assignment.opted_in[k].any():
+            if k >= taking_part or not data.assignment.num_opted_in[k]:
                 raise ValueError(
                     f"`model.earlier` holds an upload of client {k}, who takes no part here or has opted out."
                 )

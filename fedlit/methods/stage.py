@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
     from fedlit.data import FederatedData
     from fedlit.methods.base import FederatedModule
@@ -141,11 +139,11 @@ def check_stages(stages: Sequence[Stage], model: "FederatedModule", data: "Feder
 
 def _check_trainable(stages: Sequence[Stage], data: "FederatedData") -> None:
     """Refuse stages in which no client has a batch to train on."""
-    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
     for stage in stages:
         if stage.side == "server":
             continue
-        sizes = [len(mask) if stage.samples == "all" else int(np.count_nonzero(mask)) for mask in masks]
+        sizes = data.assignment.sizes.tolist() if stage.samples == "all" else data.assignment.num_opted_in
+        sizes = sizes[: data.num_clients - data.unseen_clients]
         if not any(sizes):
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         if (
