@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it has no type hints
+from tqdm import tqdm  # type: ignore[import-untyped]  # it has no type hints
 
 from fedlit.data.splits import Facts, Names, Splits, StackedSamples, splits_of
 
