@@ -210,6 +210,5 @@ class FitLog:
             commands = [f"pip install 'fedlit[report]' && fedlit report {folder}"]
         else:
             seen = f"{folder / 'report.html'} and curves.png beside it"
-        if self.loggers.have_tensorboard:
-            commands.append(f"tensorboard --logdir {folder.parent}")
+        commands += [f"tensorboard --logdir {logged}" for logged in self.loggers.tensorboard_folders]
         return ", or run: ".join([f"Look at {seen}", *commands])

@@ -38,8 +38,9 @@ class Loggers:
             self.all = [given] if isinstance(given, Logger) else [*given]
 
     @property
-    def have_tensorboard(self) -> bool:
-        return any(isinstance(logger, TensorBoardLogger) for logger in self.all)
+    def tensorboard_folders(self) -> list[str]:
+        """What `tensorboard --logdir` shows."""
+        return [logger.root_dir for logger in self.all if isinstance(logger, TensorBoardLogger)]
 
     def metrics(self, rows: list[Row], step: int, ledger: Iterable[LedgerRow] = (), prefix: str = "") -> None:
         """Log what was measured, and what clients sent and received, at a round or epoch."""
