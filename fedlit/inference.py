@@ -1,9 +1,11 @@
-"""After a fit: predictions, networks to deploy, and new clients that adapt a model."""
+"""After a fit: evaluations as printed, predictions, networks to deploy, and new clients that adapt a model."""
 
 import copy
+import csv
+import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -30,14 +32,46 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.modes import evaluating
 from fedlit.notices import Notice
-from fedlit.records.progress import epochs_table
-from fedlit.records.reports import print_evaluated, write_outputs, write_predictions
+from fedlit.records.files import write_whole
+from fedlit.records.progress import table
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import CONVERGENCE, Row
+from fedlit.records.rows import CONVERGENCE, Row, lines, summary
 from fedlit.rng import derive, isolated, preserved
 from fedlit.tasks import Classification
 
 Predictions = Tensor | list[Tensor]
+
+
+def report(
+    rows: Sequence[Row],
+    name: str,
+    round: int,
+    folder: Path | None,
+    failures: Mapping[int, Failure] | None = None,
+    text: str | None = None,
+) -> None:
+    """Print a table and the clients that it lacks, and write the rows into the folder of the evaluated run.
+
+    Args:
+        rows: What was measured.
+        name: Of their file.
+        round: That was evaluated.
+        folder: Of its run; None leaves nothing.
+        failures: Clients that the rows are without.
+        text: The table to print; by default, means over clients.
+    """
+    print_evaluated(round, folder)
+    print(text or table(summary(rows)))
+    for k, failure in (failures or {}).items():
+        print(f"without client {k}: {failure.reason}")
+    if folder is not None:
+        write_whole(folder / name, "".join([",".join(Row._fields) + "\n", *lines(rows)]))
+
+
+def print_evaluated(round: int, folder: Path | None) -> None:
+    """Print which round of which run is evaluated: `last` and `best` may mean another run than the user thinks."""
+    of_run = "" if folder is None else f" of {folder}"
+    print(f"Evaluating {f'round {round}{of_run}' if round else 'an untrained model'}.", file=sys.stderr)
 
 
 def predict(state: FederationState, client: int | None, own: OwnImages | None, folder: Path | None) -> Predictions:
@@ -64,19 +98,74 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         return predictions
     print_evaluated(state.round, folder)
     whose = "global" if client is None else f"client_{client}"
-    labels = together(targets)
+    target = together(targets)
     more = {}
     if own is not None:
         whose += f"_{own.name}"
-        labels = None
+        target = None
         more = {} if own.files is None else {"file": own.files}
+    path = (folder or Path()) / f"predictions_{whose}.csv"
     if isinstance(task, Classification) and isinstance(predictions, Tensor):
-        if isinstance(labels, Tensor):
-            more = {"label": labels.tolist()}
-        print(write_predictions(folder or Path(), whose, predictions, more))
+        print(write_predictions(path, predictions, target, more))
     else:
-        print(write_outputs(folder or Path(), whose, predictions, labels, more))
+        print(write_outputs(path, predictions, target, more))
     return predictions
+
+
+def write_predictions(path: Path, probabilities: Tensor, label: Any, more: Mapping[str, Sequence[object]]) -> Path:
+    """Write the likeliest class of every sample and its probability, ``[N, C]``, in order; returns the path.
+
+    Args:
+        path: The CSV to write.
+        probabilities: Of classes.
+        label: The true classes, if they are known.
+        more: Further columns, such as names of files.
+    """
+    confidence, predicted = probabilities.max(dim=1)
+    columns = {"predicted": predicted.tolist(), "probability": [f"{p:.6f}" for p in confidence.tolist()]}
+    if isinstance(label, Tensor):
+        columns["label"] = label.tolist()
+    return _write_table(path, {**columns, **more})
+
+
+def write_outputs(path: Path, outputs: Predictions, target: Any, more: Mapping[str, Sequence[object]]) -> Path:
+    """Write a model's output for every sample, in order; returns the path.
+
+    Numbers of a sample are columns of a CSV, beside those of its target; what has more dimensions, such as a map of
+    pixels, is a torch file (.pt) with `predictions` and `targets`.
+
+    Args:
+        path: The CSV to write.
+        outputs: ``[N]`` or ``[N, D]``, or of any shape; a list of batches that differ in theirs.
+        target: Likewise, if there is one.
+        more: Further columns, such as names of files.
+    """
+    columns = _columns("predicted", outputs)
+    if columns is None:
+        path = path.with_suffix(".pt")
+        torch.save({"predictions": outputs, "targets": target, **more}, path)
+        return path
+    return _write_table(path, {**columns, **(_columns("target", target) or {}), **more})
+
+
+def _columns(name: str, values: Any) -> dict[str, list[Any]] | None:
+    """A column for each number of a sample; None if a table is not the place for them."""
+    if not isinstance(values, Tensor) or values.ndim > 2:
+        return None
+    width = 1 if values.ndim == 1 else values.shape[1]
+    names = [name] if width == 1 else [f"{name}_{i}" for i in range(width)]
+    shown = values.reshape(-1, width).T.tolist()
+    if values.is_floating_point():
+        shown = [[f"{value:.9g}" for value in column] for column in shown]
+    return dict(zip(names, shown, strict=True))
+
+
+def _write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["index", *columns])
+        writer.writerows([index, *row] for index, row in enumerate(zip(*columns.values(), strict=True)))
+    return path
 
 
 def together(parts: list[Any]) -> Any:
@@ -211,21 +300,20 @@ def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
     """Means over new clients: before any training, after the last epoch, and in the best."""
     measured = [row for row in rows if row.metric != CONVERGENCE]
     board = BestTracker(measures, None)
-    before: dict[str, float] = {}
+    scores: dict[str, dict[str, float]] = {}
     for epoch in sorted({row.round for row in measured}):
         board.note(epoch, [row for row in measured if row.round == epoch])
         for key, parts in board.last.items():
-            before.setdefault(key, parts["mean"])
-    after = {key: parts["mean"] for key, parts in board.last.items()}
-    table = epochs_table(before, after, board.best_with_direction)
+            scores.setdefault(key, {"before": parts["mean"]})["after"] = parts["mean"]
+    text = table(scores, board.best_with_direction, columns=("before", "after"), over="epoch")
     needed: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.metric == CONVERGENCE:
             needed[row.model].append(row.value)
     if needed:
         means = ", ".join(f"{model} {fmean(values):.1f}" for model, values in needed.items())
-        table += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {means}"
-    return table
+        text += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {means}"
+    return text
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:

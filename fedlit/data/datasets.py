@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm  # type: ignore[import-untyped]  # it has no type hints
+from tqdm import tqdm  # type: ignore[import-untyped]  # it has no type hints
 
 from fedlit.data.batches import Batches
 from fedlit.data.items import describe

@@ -19,11 +19,8 @@ from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
 from fedlit.methods.states import twin
 from fedlit.notices import Notice
-from fedlit.records import client_files
-from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
-from fedlit.records.choices import NOT_THERE, changes, choices
-from fedlit.records.client_files import FILES
-from fedlit.records.environment import environment
+from fedlit.records.checkpoint import FILES, FORMAT, WITH_FILES, Checkpoints, write_client
+from fedlit.records.choices import NOT_THERE, changes, choices, environment
 from fedlit.rng import isolated
 
 # By client.
@@ -330,7 +327,7 @@ class Saving:
             if state.owner_ranks.get(k, rank) != rank:
                 continue
             if k not in self._written or self._written[k][0] != version:
-                self._written[k] = (version, client_files.write(_kept_of(state, k), self.folder))
+                self._written[k] = (version, write_client(_kept_of(state, k), self.folder))
             own[k] = self._written[k][1]
         return dict(sorted(all_gather(state.fabric, own).items()))
 

@@ -3,6 +3,7 @@
 import tempfile
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from fedlit.aggregation import State, num_bytes
 from fedlit.engine.plan import ClientState
 from fedlit.engine.processes import all_to_all, broadcast, in_blocks
-from fedlit.records.torch_file import write
+from fedlit.records.plain_values import to_bytes
 
 if TYPE_CHECKING:
     from fedlit.engine.state import FederationState
@@ -38,7 +39,7 @@ class SpillStore:
         if size > self.left:
             with tempfile.TemporaryFile(buffering=0) as file:
                 path = f"/dev/fd/{file.fileno()}"
-                write(vars(client_state), path)
+                Path(path).write_bytes(to_bytes(vars(client_state)))
                 return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
         kept = self._on_host(client_state)
         self.left -= size

@@ -69,7 +69,7 @@ class Fit:
         self.confusion_matrix: Tensor | None = None  # of the last global model that was evaluated
         metric = state.measures.first
         is_shown = options.enable_progress_bar and state.fabric.is_global_zero
-        self.progress = Progress(len(schedule), state.round, is_shown, metric, state.fabric.world_size)
+        self.progress = Progress(len(schedule), state.round, is_shown, metric)
         self.plan_callbacks = {"should_stop": self._should_stop, "before_step": self._before_step}  # of each plan
         self.saving = Saving(state, schedule, folder, call, resume_point)  # before the records, which go back with it
         self.log = FitLog(
@@ -89,7 +89,8 @@ class Fit:
         state = self.state
         rounds = len(self.schedule)
         spent = self._privacy_spent(state.round)
-        self.log.recorder.event(
+        self.log.options(chosen_values(state.options, state.data, state.module))
+        self.log.event(
             "fit",
             round=state.round,
             rounds=rounds,
@@ -103,9 +104,9 @@ class Fit:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         if resume_point.fallback is not None:
             origin = str(resume_point.checkpoint)
-            self.log.recorder.event("fell_back", on=origin, reason=resume_point.fallback, round=state.round)
+            self.log.event("fell_back", on=origin, reason=resume_point.fallback, round=state.round)
         for change in resume_point.changes:
-            self.log.recorder.event("changed", **change._asdict(), round=state.round)
+            self.log.event("changed", **change._asdict(), round=state.round)
         scorers = [Scorer(state, stage) for stage in self.schedule.stages]
         if state.data.unseen_clients and not any(scorer.has_complete_global_model for scorer in scorers):
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
@@ -151,7 +152,7 @@ class Fit:
                 self.log.round(number, stage.name, record, rows, perf_counter() - start)
             for missing in unmeasured(rows, self.state.measures.metrics):
                 where = dict(zip(("client", "model", "data", "metric"), missing, strict=True))
-                self.log.recorder.event("metric_left_out", round=number, **where)
+                self.log.event("metric_left_out", round=number, **where)
         if is_last:
             self.log.confusion(self.confusion_matrix)  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
@@ -213,7 +214,7 @@ class Fit:
         is_everywhere = isinstance(error, TooFewClients | RuleFailed)  # on every process: all can save
         if is_everywhere:
             details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
-            self.log.recorder.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
+            self.log.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
         is_new = self.log.noted_round == round != self.saving.round
         # Where no rank owns what others lack, one that is alone can save.
         can_save = is_everywhere or (self.options.enable_checkpointing and not self.state.owner_ranks)
@@ -233,8 +234,7 @@ class Fit:
             self.saving.save()
         self.log.confusion(self.confusion_matrix)
         scores = state.scores
-        chosen = chosen_values(state.options, state.data, state.module)
-        self.log.close(state.round, chosen, scores.last, scores.best, scores.best_with_direction, self.stop.signal)
+        self.log.close(state.round, scores.last, scores.best, scores.best_with_direction, self.stop.signal)
         monitor = self.options.monitor
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
@@ -258,7 +258,7 @@ class Fit:
             f"round {number} would come to epsilon {after:.4g}, beyond `trainer.privacy.target_epsilon` "
             f"of {self.accountant.privacy.target_epsilon}: the run ends after round {number - 1}, at {before:.4g}."
         )
-        self.log.recorder.event("budget_spent", epsilon=before, round=number - 1)
+        self.log.event("budget_spent", epsilon=before, round=number - 1)
         return False
 
     def _privacy_spent(self, number: int) -> dict[str, float]:

@@ -31,7 +31,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from fedlit.engine.child_process import ending
 from fedlit.engine.options import Options, first_line

@@ -244,7 +244,7 @@ class ClientRound:
 
     def train_client(self, k: int, position: int) -> ClientResult:
         """Train one client in this process."""
-        self.progress.client(self.number, position, len(self.clients))
+        self.progress.training(self.number, f"client {position}/{len(self.clients)}")
         with self.state.options.profiler.profile("local_training"):
             return self.runner.train(k)
 

@@ -153,7 +153,7 @@ class RunFolder(ExitStack):
         return self._hold(claim_folder(self.options.default_root_dir, self.options.run_name))
 
     def _hold(self, folder: Path) -> Path:
-        self.enter_context(lock_folder(folder))
+        self.enter_context(lock_folder(folder, is_inherited=False))
         sweep(folder)
         check_records(folder)
         return folder

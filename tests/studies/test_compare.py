@@ -151,7 +151,7 @@ def test_a_full_disk_and_damaged_records_are_failures_of_their_runs(monkeypatch,
     (ledger,) = Path("out/runs/damaged").rglob("ledger.csv")
     ledger.write_text("client,bytes\n")
     assert compare("study.yaml", "--output", "out", "--only", "[dg]*") == 1
-    assert re.search(r"failed: damaged, seed 1: \S*ledger.csv must begin with .*: the col", capsys.readouterr().err)
+    assert re.search(r"failed: damaged, seed 1: \S*ledger.csv must begin with ", capsys.readouterr().err)
     assert [runs["status"].tolist() for runs in written] == [["done", "failed", "done"], ["done", "failed"]]
     monkeypatch.setattr("fedlit.cli.study_call.write_all", full)
     assert compare("study.yaml", "--output", "out", "--only", "good") == 4

@@ -177,10 +177,10 @@ def test_half_a_last_line_of_a_killed_run_is_left_out_and_said(tmp_path, capsys)
 @pytest.mark.parametrize(
     ("name", "before", "after", "message"),
     [
-        ("metrics.csv", ",value", "", "metrics.csv must begin with 'round,.*: the column `value` is missing"),
-        ("metrics.csv", ",value", ",value,x", "metrics.csv must begin with 'round,.*: the column `x` is not known"),
+        ("metrics.csv", ",value", "", "metrics.csv must begin with .round,"),
+        ("metrics.csv", ",value", ",value,x", "metrics.csv must begin with .round,"),
         ("metrics.csv", ",acc,0.25", ",acc", "line 2 of .*metrics.csv is not one that a run writes"),
-        ("ledger.csv", ",bytes", ",size", "ledger.csv must begin with 'round,.*: the column `bytes` is missing"),
+        ("ledger.csv", ",bytes", ",size", "ledger.csv must begin with .round,"),
         ("ledger.csv", "1,0,up,model,100", "1,0,up,model,1,1", "line 3 of .*ledger.csv is not one"),
         ("ledger.csv", "1,0,up", "1,all,up", "ledger.csv cannot be read: .*'all'"),
         ("events.jsonl", '"seconds"', '"minutes"', "events.jsonl: the event `round` has no valid `seconds`"),
