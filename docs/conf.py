@@ -17,9 +17,10 @@ extensions = [
     "sphinx.ext.napoleon",
     "repository",
     "method_pages",
+    "notebook_pages",
     "reference_pages",
 ]
-exclude_patterns = ["_build", "_ext", "_static"]
+exclude_patterns = ["_build", "_ext", "_static", "notebooks"]
 autodoc_default_options = {"members": True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
@@ -32,7 +33,7 @@ nitpick_ignore_regex = [  # types of other packages, and of modules behind the p
 ]
 napoleon_use_ivar = True
 napoleon_use_rtype = False
-myst_enable_extensions = ["deflist"]
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 mathjax_path = "mathjax/tex-svg.js"  # MathJax 3.2.2, one file with its fonts; Apache License 2.0, beside it
 mathjax3_config = {"options": {"enableMenu": False}}  # whose extensions would be fetched

@@ -23,7 +23,7 @@ DOCS = ROOT / "docs"
 OWN = methods_of(methods)
 GENERATED = {f"methods/{method.__name__}.md" for method in OWN} | {f"reference/{name}.md" for name in REFERENCE}
 GENERATED |= {"methods/index.md", "reference/index.md"}
-MADE = {DOCS / name for name in ("methods", "reference", "source", "_build")}
+MADE = {DOCS / name for name in ("methods", "reference", "notebook_pages", "source", "_build")}
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not MADE & set(page.parents)]
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 
