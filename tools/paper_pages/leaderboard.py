@@ -180,7 +180,7 @@ def leaderboard_figure(board: Leaderboard, root: Path) -> str | None:
 
 
 def in_one_line(board: Leaderboard, root: Path, names: list[str]) -> Mapping[str, str]:
-    """For the README: what each method has over FedAvg in every setting, bold where its interval excludes 0."""
+    """For the pages of methods: what each has over FedAvg in every setting, bold where its interval excludes 0."""
     _, results = answering(root, board.runs)
     found = dict.fromkeys(names, NOT_RUN)
     if results is None:
