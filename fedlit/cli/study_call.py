@@ -17,17 +17,15 @@ from fedlit.cli.app import FederatedCLI
 from fedlit.cli.recipes import find_recipe, with_recipes_found
 from fedlit.records.files import NOT_WRITTEN, is_full
 from fedlit.records.progress import duration
-from fedlit.studies.config_diff import inherited_arguments
-from fedlit.studies.execution import Execution, StudyProgress
-from fedlit.studies.launcher import launcher
+from fedlit.studies.config_diff import inherited_arguments, of_runs
+from fedlit.studies.execution import Execution, Launcher, StudyProgress, start_method
 from fedlit.studies.options import as_arguments, check_keys, read_mapping
 from fedlit.studies.outcome import Outcome
-from fedlit.studies.questions import of_recipes, of_runs
+from fedlit.studies.pages import study_lock, write_all
 from fedlit.studies.results import results_of
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
-from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen
+from fedlit.studies.study import KEYS, Cell, Study, build_study, chosen, of_recipes
 from fedlit.studies.tables import terminal_table
-from fedlit.studies.writing import study_lock, write_all
 
 MEASURED = ("metric", "at", "target")
 
@@ -77,11 +75,10 @@ class StudyCall:
             self.jobs,
             progress,
             waits=self.given.array is None,
-            launcher=launcher(),
+            launcher=Launcher(start_method()),
             run_timeout=self.study.run_timeout,
         )
         execution.run()
-        progress.close()
         self.failures = execution.failures
         try:
             with study_lock(self.output):  # the last to write has seen the most runs

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ import yaml
 from toy_recipe import write_recipe
 
 from fedlit.cli.compare import main
-from fedlit.studies.launcher import ForkServer, NewProcesses
+from fedlit.studies.execution import Launcher
 
 
 @pytest.fixture(autouse=True)
@@ -142,7 +141,7 @@ def full(*_):
 def test_a_full_disk_and_damaged_records_are_failures_of_their_runs(monkeypatch, capsys):
     """The others' results are written; the exit code is 4 where the disk was full, else 1."""
     written = []
-    monkeypatch.setattr("fedlit.cli.study_call.launcher", lambda: NewProcesses("fake_fit"))
+    monkeypatch.setattr("fedlit.cli.study_call.Launcher", lambda method: Launcher(method, "fake_fit", "runs_by_hand"))
     monkeypatch.setattr("fedlit.cli.study_call.write_all", lambda results, *_: written.append(results.runs))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     write_study(rows={"good": {}, "bad": {"data.dataset": "full.npz"}, "damaged": {"model.optimizer.lr": 0.5}})
@@ -199,20 +198,16 @@ def test_a_run_that_fails_is_named_and_leaves_the_rest_alone(tmp_path):
 
 @pytest.mark.slow
 def test_a_forked_run_ends_in_the_bits_of_a_new_process():
-    ends = {}
-    for launcher in (NewProcesses(), ForkServer()):
-        name = type(launcher).__name__
-        with open(f"{name}.log", "w") as log, closing(launcher):
-            process = launcher.start(
-                ["fit", "--config", "swift.yaml", f"--trainer.run_name={name}"], log.fileno(), log.fileno()
-            )
-            while process.poll() is None:
-                time.sleep(0.1)
-        assert process.poll() == 0
-        folder = Path("lightning_logs") / name
-        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-        ends[name] = [tensor.tolist() for tensor in state["global_state"].values()]
-    assert ends["NewProcesses"] == ends["ForkServer"]
+    ends = []
+    for method in ("spawn", "forkserver"):
+        options = ["fit", "--config", "swift.yaml", f"--trainer.run_name={method}"]
+        with open("claim", "w") as claim:
+            process = Launcher(method).start(options, Path(f"{method}.log"), claim)
+        process.join()
+        assert process.exitcode == 0
+        state = torch.load(Path("lightning_logs", method, "checkpoints", "last.ckpt"), weights_only=True)
+        ends.append([tensor.tolist() for tensor in state["global_state"].values()])
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.slow

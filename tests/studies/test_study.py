@@ -68,7 +68,7 @@ def planned_with(kept, row_options=None, column=None):
 def test_a_row_that_keeps_an_argument_of_its_recipe_is_named(column):
     (line,) = inherited_arguments(planned_with(500, column=column))
     assert line.startswith(
-        "shards: `data.partition.samples_per_client` is 500 in c and null elsewhere, inherited from another"
+        "shards: `data.partition.samples_per_client` is None in a, None in b, 500 in c: inherited from the"
     )
 
 
