@@ -22,6 +22,7 @@ from fedlit.studies.config_diff import differences, warnings
 from fedlit.studies.measure import Measure
 from fedlit.studies.outcome import Outcome
 from fedlit.studies.results import Results
+from fedlit.studies.sweep import Selection
 from fedlit.studies.tables import (
     Bold,
     Table,
@@ -69,17 +70,19 @@ def study_lock(output: Path) -> Iterator[None]:
         yield
 
 
-def write_all(results: Results, output: Path, command: str) -> None:
+def write_all(results: Results, output: Path, command: str, selection: Selection | None = None) -> None:
     """All that is made of a study; to be called within `study_lock`, in which the runs were gathered.
 
     Args:
         results: What is known of its runs.
         output: The study's folder.
         command: As it was typed.
+        selection: Of settings, if the study has a sweep.
     """
+    settings = None if selection is None else selection.table
     for name, frame in (("runs.csv", results.runs), ("summary.csv", results.summary)):
         write_whole(output / name, frame.to_csv(index=False))
-    write_whole(output / "table.md", markdown_tables(results))
+    write_whole(output / "table.md", markdown_tables(results, settings))
     write_whole(output / "table.tex", latex_table(results))
     drawn = dict(draw_all(results))
     for name in FIGURES:
@@ -91,10 +94,12 @@ def write_all(results: Results, output: Path, command: str) -> None:
             with replacing(path) as temporary:
                 save(drawn[name], temporary, kind)
     pictures = [picture(output / f"{name}.png", FIGURES[name]) for name in drawn]
-    write_whole(output / REPORT, study_page(results, pictures, command))
+    write_whole(output / REPORT, study_page(results, pictures, command, selection))
 
 
-def study_page(results: Results, pictures: list[dict[str, str]], command: str) -> str:
+def study_page(
+    results: Results, pictures: list[dict[str, str]], command: str, selection: Selection | None = None
+) -> str:
     """The page of a study, as HTML."""
     study = results.study
     runs = [(run, f"{run.training_seed} and {run.partition_seed}") for run in results.runs.itertuples()]
@@ -111,13 +116,14 @@ def study_page(results: Results, pictures: list[dict[str, str]], command: str) -
         "study.html.j2",
         title=study.title,
         lead=[study.source, study.note, _describe_shape(results)],
-        warnings=warnings(results),
+        warnings=[*warnings(results), *(() if selection is None else selection.edges)],
         missing=[
             (run.row, run.column, seeds, run.status, reasons.get((run.row, run.column, seeds), ""))
             for run, seeds in runs
             if run.status != "done"
         ],
         tables=[table for table in (make(results) for make in tables) if table is not None],
+        settings=None if selection is None else selection.table,
         runs=[
             (run.row, run.column, seeds, run.status, "" if pd.isna(run.value) else f"{run.value:.6g}", run.folder)
             for run, seeds in runs

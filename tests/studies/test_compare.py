@@ -50,6 +50,23 @@ def write_study(**changes) -> None:
         (["swift.yaml", "--jobs", "-1"], "`--jobs` must be at least 1, got -1."),
         (["swift.yaml", "--run-timeout", "0"], "`--run-timeout` must be above 0, got 0."),
         (["--from-runs", "x", "--run-timeout", "9"], "`--run-timeout` is for new runs"),
+        (
+            ["swift.yaml", "--model.mu", "0.01", "0.1", "1", "--seeds", "2"],
+            "`--model.mu` takes one value; to compare several, give `--sweep model.mu=0.01,0.1,1`.",
+        ),
+        (["swift.yaml", "--sweep", "model.mu"], "`--sweep` must be an option and its values, such as"),
+        (["swift.yaml", "--sweep", "model.mu=1,1"], "`sweep.model.mu` names a value twice, got [1, 1]."),
+        (["swift.yaml", "--sweep", "model.mu=1,2"], "`sweep`: `model.mu` is not an option of swift."),
+        (
+            ["swift.yaml", "--sweep", "model.optimizer.lr=1,fast"],
+            "swift, model.optimizer.lr=fast: `model.optimizer.lr`",
+        ),
+        (
+            ["swift.yaml", "--sweep", "model.optimizer.lr=1,2", "--model.optimizer.lr", "3"],
+            "`--model.optimizer.lr` is swept",
+        ),
+        (["swift.yaml", "--tune-seeds", "0"], "`--tune-seeds` must be at least 1, got 0."),
+        (["--from-runs", "x", "--sweep", "model.mu=1,2"], "`--sweep` is for new runs"),
         (["swift.yaml", "--array", "3/2"], "`--array` must be N/M with N from 1 to M, such as 1/4, got 3/2."),
         (["swift.yaml", "--only", "fml"], "`--only fml` names no cell; rows: swift"),
         (["swift.yaml", "--only", "a", "b", "c"], "`--only` takes a row and a column, got 3 words"),
