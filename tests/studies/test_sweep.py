@@ -45,6 +45,7 @@ def stand(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["fedlit", "compare"])
     monkeypatch.setattr("fedlit.cli.study_call.Launcher", fake_launcher)
     monkeypatch.setattr("fedlit.studies.execution.PAUSE", 0.01)
+    monkeypatch.setattr("fedlit.studies.pages.draw_all", lambda results: [])  # figures take long
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     write_recipe("toy.yaml")
 
