@@ -52,7 +52,7 @@ from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import folder_of
 from fedlit.rng import isolated
-from fedlit.studies.after_fit import page_after_fit
+from fedlit.studies import page_after_fit
 
 Method = FederatedModule | Callable[[], FederatedModule]
 Data = FederatedData | None
@@ -271,7 +271,8 @@ class Federation:
             with explain_unwritable(self._folder):
                 with command_hooks("fit", self._call):
                     rows = self._fit(method, schedule, resume_point)
-                page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
+                if self.options.report and self.is_global_zero:
+                    page_after_fit(self._folder)
             barrier(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
         self.running = False
         best = self.state.scores.best_with_direction
