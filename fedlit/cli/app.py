@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from pkgutil import resolve_name
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.fabric import seed_everything
@@ -24,7 +24,6 @@ import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optim
 from fedlit.cli.command import SUBCOMMANDS, look_here_last
 from fedlit.cli.messages import in_one_line, with_full_names, with_variables
 from fedlit.cli.parser import Parser, link_num_classes, method_of, with_functions
-from fedlit.cli.partition import print_partitions
 from fedlit.cli.recipes import (
     given_options,
     note_configs,
@@ -53,12 +52,11 @@ ENVIRONMENT = (
     "An option may also stand in the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3. "
     "What is typed wins over the environment, which wins over a recipe, which wins over defaults."
 )
-TAKES_THE_PLACE: dict[str, dict[str, str | None]] = {  # of what, and the value by which that does not hold
-    "trainer.local_epochs": {"trainer.local_steps": None},
-    "trainer.local_steps": {"trainer.local_epochs": None},
-    "data.dataset": {"data.train_dataset": None, "data.test_dataset": None},
-    "data.train_dataset": {"data.dataset": "fashion_sample"},
-    "model.network": {"model.personal": None, "model.meme": None},
+EXCLUDES = {  # what is typed takes the place of what a recipe says
+    "trainer.local_epochs": {"trainer.local_steps"},
+    "trainer.local_steps": {"trainer.local_epochs"},
+    "data.dataset": {"data.train_dataset", "data.test_dataset"},
+    "model.network": {"model.personal", "model.meme"},
 }
 
 
@@ -188,7 +186,6 @@ def main(args: list[str] | None = None) -> None:
     look_here_last()
     if args is not None:
         sys.argv[1:] = args
-    print_partitions(sys.argv[1:])
     with notices_in_one_line():
         federation = _run()
     if federation.stopped_by is not None:
@@ -254,27 +251,24 @@ def with_typed_first(args: list[str]) -> list[str]:
     Two that are typed are refused later, as are two of recipes.
     """
     in_recipes = {
-        option: (file, value)
+        option: (value, file)
         for file in recipe_files(args)
         for option, value in written_options(recipe_content(file))
         if value is not None
     }
     typed = {option for option, value in typed_values(args) if value not in ("", "null")}
     method = method_of(args)
-    of_method = set(signature(method).parameters) if method is not None else set()
-    reset: list[str] = []
-    for option in TAKES_THE_PLACE.keys() & typed:
-        others = TAKES_THE_PLACE[option]
-        is_known = all(not other.startswith("model.") or other.removeprefix("model.") in of_method for other in others)
-        if not is_known or others.keys() & typed or not others.keys() <= in_recipes.keys():
-            continue
-        for other, default in others.items():
-            file, value = in_recipes[other]
-            if value != default:
-                short = value.get("class_path", value) if isinstance(value, dict) else value
+    known = {f"model.{name}" for name in signature(method).parameters} if method is not None else set()
+    reset = []
+    for option in EXCLUDES.keys() & typed:
+        others = EXCLUDES[option]
+        if others <= in_recipes.keys() - typed and all(other in known or "model" not in other for other in others):
+            for other in sorted(others):
+                value, file = in_recipes[other]
+                short = value["class_path"] if isinstance(value, dict) else value
                 notice = f"`--{option}` takes the place of `{other}`, which is {short} in {file}."
                 warnings.warn(notice, Notice, stacklevel=2)
-                reset.append(f"--{other}={default or 'null'}")
+                reset.append(f"--{other}=null")
     return [*args, *reset]
 
 
@@ -323,27 +317,20 @@ def _default(class_path: str, name: str) -> Any:
 
 @contextmanager
 def notices_in_one_line() -> Iterator[None]:
-    """Show each notice once, as a line without file and number; other warnings look as ever."""
+    """Show each notice once, as a line without file and number; other warnings as usual, in one process of several."""
     shown: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if not issubclass(category, Notice):
-            if _is_ours_to_show(warnings.formatwarning(message, category, filename, lineno, line)):
-                as_ever(message, category, filename, lineno, file, line)
-        elif str(message) not in shown:
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        is_notice = issubclass(category, Notice)
+        if not is_notice and _is_ours_to_show(f"{category.__name__} {message}"):
+            as_usual(message, category, *place)
+        elif is_notice and str(message) not in shown:
             shown.add(str(message))
             _say(str(message))
 
     with warnings.catch_warnings():
-        as_ever = warnings.showwarning
-        warnings.showwarning = show
+        as_usual = warnings.showwarning
+        warnings.showwarning = show  # type: ignore[assignment]  # the other arguments are passed on
         yield
 
 

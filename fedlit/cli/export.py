@@ -167,16 +167,13 @@ def export(network: nn.Module, x: Any, path: Path, format: Format) -> float:
 
 
 def cause(error: Exception) -> str:
-    """The cause of an exporter's error: TorchScript has it in the last line, torch.export in the second."""
+    """The line of an exporter's error that says why: TorchScript's last, torch.export's second."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip(" -")] or [type(error).__name__]
-    reason = lines[0]
-    if reason.startswith("The following operation failed in the TorchScript interpreter"):
-        reason = lines[-1]
-    elif reason.startswith("Constraints violated") and len(lines) > 1:
-        reason = lines[1]
-    if any(word in str(error) for word in BATCH_IS_FIXED):
-        reason += " (does `forward` fix the number of samples? `x.shape[0]` follows it, `len(x)` does not)"
-    return reason
+    which = {"The following operation failed": -1, "Constraints violated": min(1, len(lines) - 1)}
+    reason = next((lines[place] for start, place in which.items() if lines[0].startswith(start)), lines[0])
+    is_fixed = any(word in str(error) for word in BATCH_IS_FIXED)
+    hint = " (does `forward` fix the number of samples? `x.shape[0]` follows it, `len(x)` does not)"
+    return reason + hint if is_fixed else reason
 
 
 def largest_difference(network: nn.Module, read: Network, x: Any) -> float:
@@ -244,11 +241,8 @@ def _read_pt2(network: nn.Module, path: Path) -> Network:
 def _write_onnx(network: nn.Module, given: Given, named: Named, path: Path) -> None:
     if named or len(given) > 1 or not isinstance(given[0], Tensor):
         raise ValueError("it takes more than one tensor, which fedlit writes as torchscript or pt2 only")
-    names = {"input_names": ["x"], "output_names": ["logits"]}
-    shapes = _any_number(given)
-    torch.onnx.export(
-        network, given, str(path), **names, dynamic_shapes=shapes, dynamo=True, external_data=False, verbose=False
-    )
+    options = {"dynamo": True, "external_data": False, "verbose": False, "dynamic_shapes": _any_number(given)}
+    torch.onnx.export(network, given, str(path), input_names=["x"], output_names=["logits"], **options)
 
 
 def _read_onnx(network: nn.Module, path: Path) -> Network:

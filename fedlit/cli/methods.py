@@ -62,7 +62,7 @@ def own_cards() -> dict[str, dict[str, Any]]:
             for node in kind.body:
                 if kind.name == "Card" and isinstance(node, ast.AnnAssign) and node.value is not None:
                     defaults[ast.unparse(node.target)] = ast.literal_eval(node.value)
-                elif isinstance(node, ast.Assign) and ast.unparse(node.targets) == "card":
+                elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "card":
                     keywords = getattr(node.value, "keywords", [])
                     found[kind.name] = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
     return {name: {**defaults, **card} for name, card in found.items()}

@@ -1,6 +1,5 @@
 """`fedlit partition`: the partition of a recipe as a table of clients and classes, without training."""
 
-import inspect
 import re
 import sys
 from argparse import Namespace
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fedlit.cli.recipes import with_recipes_found
 from fedlit.cli.refusal import OneLineParser, refusals, refuse
-from fedlit.cli.tables import aligned, wrapped
+from fedlit.cli.tables import aligned
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,7 +24,6 @@ examples:
   fedlit partition --data.num_clients 20 --picture partition.png
 """
 FORMATS = (".png", ".pdf", ".svg")
-HELP = "--data.partition.help"
 MOST_CLIENTS = 30  # of more, the first and the last `SHOWN` are in the table
 SHOWN = 10
 MOST_CLASSES = 20  # of more, the `LARGEST` are in the table
@@ -63,7 +61,6 @@ def _show(given: Namespace, args: list[str]) -> None:
     from fedlit.cli.app import DataCLI, notices_in_one_line, refused_in_one_line, warn_of_inherited
     from fedlit.records.pictures import draw_who_holds_what
 
-    print_partitions(args)
     with notices_in_one_line(), refused_in_one_line():
         sys.argv[1:] = args
         cli = DataCLI()
@@ -77,24 +74,6 @@ def _show(given: Namespace, args: list[str]) -> None:
     if given.picture is not None:
         draw_who_holds_what(data, Path(given.picture), data.describe())
         print(f"\nLook at {given.picture}.")
-
-
-def print_partitions(args: list[str]) -> None:
-    """List the partitions and exit, if `--data.partition.help` stands without a name."""
-    if args[-1:] != [HELP]:
-        return
-    from fedlit.data import Saved
-    from fedlit.partition import Partition
-
-    kinds: list[type[Partition]] = [Partition]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    rows = [["partition", "who holds what", "options"]]
-    for kind in sorted({kind for kind in kinds if not inspect.isabstract(kind)}, key=lambda kind: kind.__name__):
-        first_line = (inspect.getdoc(kind) or "").splitlines()[0]
-        rows.append([kind.__name__, first_line, ", ".join(inspect.signature(kind).parameters)])
-    print(f"{wrapped(rows)}\n\nOf one: {HELP} {Saved.__name__}")
-    raise SystemExit(0)
 
 
 def format_table(data: "FederatedData") -> str:
