@@ -86,7 +86,7 @@ class StopAt(FederationCallback):
 
     def _look(self, federation: "Federation", last: Mapping[str, Mapping[str, float]]) -> None:
         scores = federation.state.scores
-        metric = self.metric or f"{scores.measures.first}/global_on_pooled"
+        metric = self.metric or f"{federation.state.measures.first}/global_on_pooled"
         if metric not in last:
             return
         mean = last[metric]["mean"]

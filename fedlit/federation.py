@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
@@ -23,9 +24,9 @@ from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
-from fedlit.engine.liveness import make_fabric
+from fedlit.engine.liveness import ClientParallelStrategy
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.options import Deterministic, Options
+from fedlit.engine.options import Deterministic, Options, first_line
 from fedlit.engine.plan import KeepOptimizer
 from fedlit.engine.processes import barrier
 from fedlit.engine.run_setup import (
@@ -83,6 +84,26 @@ def built(model: Any, seed: int) -> FederatedModule:
         return model
     with isolated(seed):
         return model()
+
+
+def make_fabric(options: Options) -> Fabric:
+    """Fabric as the user's options have it; several processes share clients, not gradients."""
+    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
+    timeout = options.process_timeout
+    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
+    try:
+        if options.processes_per_device > 1:
+            alone: Any = Fabric(accelerator=options.accelerator, devices=options.devices).strategy
+            each = getattr(alone, "parallel_devices", None) or [alone.root_device]
+            shared = [device for device in each for _ in range(options.processes_per_device)]
+            return Fabric(strategy=ClientParallelStrategy(timeout, shared), **wanted)
+        strategy = ClientParallelStrategy(timeout) if several else "auto"
+        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
+    except Exception as error:  # Fabric raises many kinds
+        names = ("accelerator", "devices", "num_nodes")
+        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
+        what = f"{given} with `trainer.precision` {options.precision} cannot be had here"
+        raise ValueError(f"{what}: {first_line(error)}") from error
 
 
 class Federation:

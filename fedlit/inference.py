@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedlit.data.datasets import OwnImages
 from fedlit.data.preprocessing import Preprocessing
+from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.evaluation import Scorer, personalised
 from fedlit.engine.live_module import client_failure
 from fedlit.engine.local_training import train
@@ -24,7 +25,7 @@ from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.precision import convert_input
 from fedlit.engine.scheduling import TooFewClients
-from fedlit.engine.state import BestTracker, FederationState
+from fedlit.engine.state import FederationState
 from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, tensors
 from fedlit.methods.base import FederatedModule, task_of
@@ -32,6 +33,7 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.modes import evaluating
 from fedlit.notices import Notice
+from fedlit.records.best import BestTracker
 from fedlit.records.files import write_whole
 from fedlit.records.progress import table
 from fedlit.records.round_record import Failure
@@ -40,6 +42,25 @@ from fedlit.rng import derive, isolated, preserved
 from fedlit.tasks import Classification
 
 Predictions = Tensor | list[Tensor]
+
+
+def loaded(scorer: Scorer, client: int | None) -> nn.Module:
+    """The global model, or that of a client as it would use it."""
+    state = scorer.state
+    if client is None:
+        if not scorer.has_complete_global_model:
+            raise ValueError(
+                f"{type(state.module).__name__} has no global model; name one of its clients with `--client`, in "
+                "Python with `client=`."
+            )
+        state.load_global()
+        return scorer.network
+    if not 0 <= client < state.data.num_clients:
+        raise ValueError(f"`--client` must be 0 to {state.data.num_clients - 1}, got {client}.")
+    if not scorer.has_model(client):
+        raise ValueError(f"`--client` {client} has trained no model of its own in stage {scorer.stage.name!r}.")
+    copy_to_all_ranks(state, [client])
+    return scorer.load_own(client, state.round)
 
 
 def report(
@@ -85,7 +106,7 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         own: Images in place of the test set.
         folder: Of the run; the current folder if there is none.
     """
-    network = Scorer(state).load(client)
+    network = loaded(Scorer(state), client)
     batches = state.data.test_batches(client) if own is None else own.batches(state.data, client)
     task = task_of(state.module)
     parts: list[Tensor] = []
@@ -178,7 +199,7 @@ def together(parts: list[Any]) -> Any:
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
     """A copy of the network that `predict` uses, on the CPU in evaluation mode."""
-    network = scorer.load(client)
+    network = loaded(scorer, client)
     data = scorer.state.data
     x = next(iter(data.test_batches(client).first(2)))[0]
     if with_preprocessing and not isinstance(x, Tensor):
@@ -299,7 +320,7 @@ def epochs_to_converge(values: list[float], rises: bool = True) -> int:
 def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
     """Means over new clients: before any training, after the last epoch, and in the best."""
     measured = [row for row in rows if row.metric != CONVERGENCE]
-    board = BestTracker(measures, None)
+    board = BestTracker(measures.directions, None)
     scores: dict[str, dict[str, float]] = {}
     for epoch in sorted({row.round for row in measured}):
         board.note(epoch, [row for row in measured if row.round == epoch])

@@ -16,7 +16,6 @@ from torchmetrics.functional.classification import multiclass_confusion_matrix
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.engine.child_process import in_child
-from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.live_module import ModuleSnapshot, client_failure
 from fedlit.engine.logged_values import check_probe_names, logging_to_means
 from fedlit.engine.metrics import Scores, evaluate, is_batch_independent, outputs, scores_by_group
@@ -287,7 +286,7 @@ class Scorer:
             self.state.load_client(k, "server", round)
             found.add(k, "global", self._whose(k), self._probe(self.client_model, k, round))
             return found
-        network = self._load_own(k, round)
+        network = self.load_own(k, round)
         if what == "personal pooled":
             found.add(k, self.reported_as, "pooled", self.on_pooled(network, k))
             return found
@@ -345,7 +344,7 @@ class Scorer:
         batches = self.state.data.test_batches(k)
         return batches.first(DEV_SAMPLES) if self.state.options.fast_dev_run else batches
 
-    def _load_own(self, k: int, round: int) -> FederatedModule:
+    def load_own(self, k: int, round: int) -> FederatedModule:
         """Load a client's model; as it uses it, adapted to all its samples, of which nothing is uploaded."""
         state = self.state
         state.load_client(k, "personal", round)
@@ -363,24 +362,6 @@ class Scorer:
 
     def _whose(self, k: int) -> str:
         return "own" if k < self.num_seen else "unseen"
-
-    def load(self, client: int | None) -> nn.Module:
-        """The global model, or that of a client as it would use it."""
-        state = self.state
-        if client is None:
-            if not self.has_complete_global_model:
-                raise ValueError(
-                    f"{type(state.module).__name__} has no global model; name one of its clients with `--client`, in "
-                    "Python with `client=`."
-                )
-            state.load_global()
-            return self.network
-        if not 0 <= client < state.data.num_clients:
-            raise ValueError(f"`--client` must be 0 to {state.data.num_clients - 1}, got {client}.")
-        if not self.has_model(client):
-            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
-        copy_to_all_ranks(state, [client])
-        return self._load_own(client, state.round)
 
 
 def evaluates_epochs(stage: Stage) -> bool:

@@ -27,14 +27,12 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 from tqdm import tqdm
 
 from fedlit.engine.child_process import ending
-from fedlit.engine.options import Options, first_line
 from fedlit.engine.plan import Interrupted
 from fedlit.records.stop_signals import stop_signals
 
@@ -387,23 +385,3 @@ class ClientParallelStrategy(DDPStrategy):
         if self.global_rank == 0:
             sys.stderr.write(f"fedlit: stopped by {signal.Signals(number).name} before the first round\n")
         end(128 + number)
-
-
-def make_fabric(options: Options) -> Fabric:
-    """Fabric as the user's options have it; several processes share clients, not gradients."""
-    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
-    timeout = options.process_timeout
-    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
-    try:
-        if options.processes_per_device > 1:
-            alone: Any = Fabric(accelerator=options.accelerator, devices=options.devices).strategy
-            each = getattr(alone, "parallel_devices", None) or [alone.root_device]
-            shared = [device for device in each for _ in range(options.processes_per_device)]
-            return Fabric(strategy=ClientParallelStrategy(timeout, shared), **wanted)
-        strategy = ClientParallelStrategy(timeout) if several else "auto"
-        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
-    except Exception as error:  # Fabric raises many kinds
-        names = ("accelerator", "devices", "num_nodes")
-        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
-        what = f"{given} with `trainer.precision` {options.precision} cannot be had here"
-        raise ValueError(f"{what}: {first_line(error)}") from error

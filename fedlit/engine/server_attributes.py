@@ -6,12 +6,10 @@ clients change is undone after their local training.
 
 import io
 import pickle
-from collections import Counter, OrderedDict, deque
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
@@ -26,11 +24,9 @@ Saved = dict[str, dict[str, Any]]  # by path and name, as a checkpoint holds it
 # Lightning's and the engine's own: saved elsewhere, or not at all.
 OWN = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", *OF_LOCAL_TRAINING}
 OWN |= {"num_clients", "fast", "_rule", "_evaluated", "_evaluated_names"}
-MAPPINGS = {kind.__name__: kind for kind in (dict, OrderedDict, Counter)}
-SEQUENCES = {kind.__name__: kind for kind in (tuple, set, frozenset)}
 LIBRARIES = ("torch", "torchmetrics", "lightning", "lightning_fabric")
 LARGE_TENSOR = 1_000_000  # values; a larger tensor is compared by its identity and version
-MARK = "fedlit:"  # before what stands for an array or a container that torch would not read
+OLD_MARK = "fedlit:"  # version 0.2 wrote arrays and other containers as tuples that begin so
 
 
 class UnserializableAttribute(UsageError):
@@ -77,7 +73,7 @@ class ServerAttributes:
         found: Saved = {}
         for path, name in sorted(changed - self._of_training):
             try:
-                found.setdefault(path, {})[name] = encoded(attributes.get((path, name)), in_state)
+                found.setdefault(path, {})[name] = copied(attributes.get((path, name)), in_state)
             except TypeError as error:
                 raise UnserializableAttribute(
                     f"`model`: `self.{name}` of {type(self.parts[path]).__name__} was changed, and stays so after "
@@ -91,7 +87,9 @@ class ServerAttributes:
         for path, values in changes.items():
             part = self.parts[path]
             for name, value in values.items():
-                setattr(part, name, decoded(value))
+                if isinstance(value, tuple) and value[:1] == (OLD_MARK,):
+                    raise ValueError(f"`--ckpt_path`: `self.{name}` is an array or container that only 0.2 can read.")
+                setattr(part, name, copied(value))
         self.saved = changes
 
     @contextmanager
@@ -120,50 +118,29 @@ class ServerAttributes:
         return {*map(id, self._in_state.values()), *map(id, tensors.values())}
 
 
-def encoded(value: Any, others: Collection[int] = ()) -> Any:
-    """A copy that can be saved, also of arrays and other containers; TypeError names what it cannot be made of.
+def copied(value: Any, others: Collection[int] = ()) -> Any:
+    """A copy of a plain value; TypeError names what no checkpoint can hold.
 
     Args:
         value: To be saved.
         others: Ids of tensors and parts that belong to the method and are saved with it.
 
     Example:
-        >>> decoded(encoded({"seen": deque([1, 2], maxlen=2)}))
-        {'seen': deque([1, 2], maxlen=2)}
+        >>> copied({"steps": [1, 2]})
+        {'steps': [1, 2]}
     """
     kind = type(value)
-    if kind in PLAIN:
-        return value
     if id(value) in others:
         raise TypeError("a parameter or buffer of the method")
     if kind is Tensor:
         return value.detach().clone()
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biufc":
-        return MARK, "ndarray", torch.tensor(value), None
-    if kind in MAPPINGS.values():
-        value = value.items()
-    elif kind not in (list, deque, *SEQUENCES.values()):
-        article = "an" if kind.__name__[:1].lower() in "aeiou" else "a"
-        raise TypeError(f"{article} {kind.__name__}")
-    entries = [encoded(entry, others) for entry in value]
-    return entries if kind is list else (MARK, kind.__name__, entries, getattr(value, "maxlen", None))
-
-
-def decoded(value: Any) -> Any:
-    """What `encoded` was given."""
-    if isinstance(value, Tensor):
-        return value.clone()  # a checkpoint is a mapped file
-    if isinstance(value, list):
-        return [decoded(entry) for entry in value]
-    if not isinstance(value, tuple) or value[:1] != (MARK,):
+    if kind is dict:
+        return {copied(key, others): copied(entry, others) for key, entry in value.items()}
+    if kind in (list, tuple):
+        return kind(copied(entry, others) for entry in value)
+    if kind in PLAIN:
         return value
-    _, kind, content, maxlen = value
-    if kind in ("ndarray", "generic"):  # version 0.2 wrote numpy's numbers so
-        return content.cpu().numpy().copy()[()]
-    entries = [decoded(entry) for entry in content]
-    if kind == "deque":
-        return deque(entries, maxlen)
-    return MAPPINGS[kind](dict(entries)) if kind in MAPPINGS else SEQUENCES[kind](entries)
+    raise TypeError(f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {kind.__name__}")
 
 
 def content_of(value: Any, others: Collection[int] = ()) -> bytes:

@@ -6,7 +6,6 @@ checkpoint is resumed.
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -20,7 +19,7 @@ from fedlit.data.client import SERVER, Client, Server
 from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore, copy_to_all_ranks
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.metrics import LOSS, MetricSet
+from fedlit.engine.metrics import MetricSet
 from fedlit.engine.options import Options
 from fedlit.engine.plan import ClientState, OptimizerState, UsageError
 from fedlit.engine.processes import broadcast
@@ -28,7 +27,8 @@ from fedlit.engine.server_attributes import ServerAttributes
 from fedlit.heads import batch_norm_names
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.stage import Stage
-from fedlit.records.rows import Row, summary
+from fedlit.records.best import BestTracker
+from fedlit.records.rows import Row
 from fedlit.rng import derive, isolated
 
 if TYPE_CHECKING:
@@ -64,52 +64,6 @@ class Hosts(Protocol):
 
     def resume(self, kept: Mapping[str, Any]) -> Names:
         """Resume from there; what each client keeps."""
-
-
-# Unless the user says: the model that clients use themselves, on their own samples.
-WHERE = ("personal_on_own", "global_on_own", "global_on_pooled")
-
-
-class BestTracker:
-    """Means over clients, by key such as ``acc/global_on_own``.
-
-    Args:
-        measures: What is measured; the first is what counts unless the user says.
-        monitor: The key that best.ckpt is the best of; None is the first metric on the first of `WHERE` that is
-            measured.
-    """
-
-    def __init__(self, measures: MetricSet, monitor: str | None) -> None:
-        self.measures = measures
-        self.monitor = monitor
-        self.last: dict[str, dict[str, float]] = {}
-        self.best: dict[str, dict[str, float]] = {}
-
-    def note(self, round: int, rows: list[Row]) -> bool:
-        """Note a round's rows; whether the monitored metric improved."""
-        for key, parts in summary(rows).items():
-            self.last[key] = parts
-            value = parts["mean"]
-            sign = 1 if self.rises(key) else -1
-            if isfinite(value) and (key not in self.best or sign * value > sign * self.best[key]["value"]):
-                self.best[key] = {"value": value, "round": round}
-        monitors = [f"{self.measures.first}/{where}" for where in WHERE]
-        watched = self.monitor or next((key for key in monitors if key in self.best), None)
-        return watched in self.best and self.best[watched]["round"] == round
-
-    @property
-    def best_with_direction(self) -> dict[str, dict[str, float]]:
-        """The best of metrics and losses; of what else a method logs, the better direction is unknown."""
-        found = {}
-        for key, entry in self.best.items():
-            metric = key.rpartition("/")[0]
-            if metric in self.measures.names or LOSS in metric or key == self.monitor:
-                found[key] = entry
-        return found
-
-    def rises(self, key: str) -> bool:
-        """Whether a higher mean is a better one."""
-        return self.measures.rises(key.rpartition("/")[0])
 
 
 GIGABYTE = 1e9
@@ -194,7 +148,7 @@ class FederationState:
         self.round = 0
         self.stage: Stage | None = None
         self.measures = MetricSet(module, options.metrics)
-        self.scores = BestTracker(self.measures, options.monitor or module.monitor)
+        self.scores = BestTracker(self.measures.directions, options.monitor or module.monitor)
 
     def use(self, data: FederatedData) -> None:
         """Use other data, to evaluate on them."""
