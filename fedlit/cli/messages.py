@@ -319,8 +319,8 @@ def _arguments(module: ModuleType) -> set[str]:
 def _method_options() -> set[str]:
     """Arguments of any method of fedlit's own."""
     options: set[str] = set()
-    for method in methods.FederatedModule.__subclasses__():
-        if method.__name__ in methods.__all__:
+    for method in (getattr(methods, name) for name in methods.__all__):
+        if isclass(method) and issubclass(method, methods.FederatedModule):
             options |= signature(method).parameters.keys()
     return options
 
