@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 
 from fedlit.data.items import describe
-from fedlit.data.splits import Part, Splits, split_off
+from fedlit.data.splits import Splits, labels_of, split_off
 from fedlit.partition import Partition
 from fedlit.partition.base import grouped, require
 from fedlit.rng import derive, stream
@@ -247,7 +247,7 @@ class Dealer:
         self.options = options
         self.partition = options.partition
         self.num_classes = splits.num_classes
-        self.labels = {name: _labels(splits.part(name)) for name in ("train", "test")}
+        self.labels = {name: labels_of(splits.part(name)) for name in ("train", "test")}
         self.private = private
         self.client_names: list[str] | None = None
         self._owners: dict[str, np.ndarray] = {}
@@ -358,11 +358,6 @@ class Dealer:
         if self.options.own_test and not saved.own_test:
             raise ValueError(f"`data.own_test` needs own_test rows, but `{partition.path}` has none.")
         return saved
-
-
-def _labels(part: Part) -> np.ndarray:
-    """Of samples without classes, one for all."""
-    return np.zeros(len(part), np.int64) if part.labels is None else part.labels
 
 
 def _checked(parts: list[np.ndarray], num_clients: int, num_samples: int, partition: Partition) -> list[np.ndarray]:

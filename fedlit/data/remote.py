@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from fedlit.data.assignment import Assignment
 from fedlit.data.federated import FederatedData
+from fedlit.data.items import describe, equal
 from fedlit.data.preprocessing import prepare_as
 from fedlit.partition import IID
 
@@ -67,9 +68,6 @@ def noise_like(x: Tensor) -> Tensor:
     return torch.randn(x.shape, generator=draw).to(x.dtype) if x.is_floating_point() else x
 
 
-NOTHING = np.zeros(0, dtype=np.int64)
-
-
 def restrict_to_client(data: FederatedData, client: int) -> None:
     """Let all samples be those of one client, and read them; the others have none here.
 
@@ -120,16 +118,11 @@ def as_one_of_many(of_one: Assignment, client: int, num_clients: int) -> Assignm
         [0, 3, 0]
     """
 
-    def among(parts: list[np.ndarray], nothing: np.ndarray) -> list[np.ndarray]:
-        return [parts[0] if k == client else nothing for k in range(num_clients)] if parts else []
+    def among(parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [parts[0] if k == client else parts[0][:0] for k in range(num_clients)] if parts else []
 
-    return Assignment(
-        train=among(of_one.train, NOTHING),
-        val=among(of_one.val, NOTHING),
-        val_split=of_one.val_split,
-        opted_in=among(of_one.opted_in, NOTHING.astype(bool)),
-        own_test=among(of_one.own_test, NOTHING),
-    )
+    train, val, opted_in, own_test = map(among, (of_one.train, of_one.val, of_one.opted_in, of_one.own_test))
+    return Assignment(train, val, of_one.val_split, opted_in, own_test)
 
 
 def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
@@ -146,13 +139,16 @@ def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
     num_classes = max(one["preprocessing"]["num_classes"] for one in reports.values())
     data = placeholder_data({**kept, "num_classes": num_classes}, None)
     order = [reports[k] for k in sorted(reports)]
-    has_own_test = any(one["own_test"] for one in order)
+
+    def held(name: str) -> list[np.ndarray]:
+        return [np.zeros(one[name], dtype=np.int64) for one in order]
+
     data._assignment = Assignment(
-        train=[np.zeros(one["train"], dtype=np.int64) for one in order],
-        val=[np.zeros(one["val"], dtype=np.int64) for one in order],
+        train=held("train"),
+        val=held("val"),
         val_split="train",
         opted_in=[np.arange(one["train"]) < one["opted_in"] for one in order],
-        own_test=[np.zeros(one["own_test"], dtype=np.int64) for one in order] if has_own_test else [],
+        own_test=held("own_test") if any(one["own_test"] for one in order) else [],
     )
     data._resplit = (0, data._assignment)
     return data
@@ -160,13 +156,6 @@ def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
 
 def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether samples are of one kind and made ready in one way."""
-    kinds = [(_kind(one["inputs"]), _kind(one["targets"]), one["unseen_clients"]) for one in (a, b)]
-    return kinds[0] == kinds[1] and all(_equal(a[name], b[name]) for name in ("mean", "std"))
-
-
-def _kind(value: Any) -> Any:
-    return (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else type(value)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
+    is_one_kind = describe((a["inputs"], a["targets"])) == describe((b["inputs"], b["targets"]))
+    by = [[one[name] for name in ("mean", "std", "unseen_clients")] for one in (a, b)]
+    return is_one_kind and equal(*by)

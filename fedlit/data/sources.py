@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from fedlit.data.datasets import TABLES, fetch, read_folder, read_images
 from fedlit.data.items import Roles, class_of, describe, equal, leaves, listed, mapped, num_bytes
@@ -119,7 +119,7 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
     """The samples of a data set.
 
     Args:
-        dataset: Anything with items and a length, or one that is iterated over.
+        dataset: Anything with items and a length.
         name: As the user calls it.
         options: How it is read.
         owners: Whose each sample is, if its items do not say.
@@ -130,10 +130,6 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
         if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
             x = x[:, None]
         return StackedSamples(x, y, owners)
-    if isinstance(dataset, IterableDataset):
-        if options.in_memory is False:
-            raise ValueError(f"`data.in_memory: false` needs items with an index, but `{name}` is iterated over.")
-        dataset = list(dataset)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(f"`{name}` must be a data set, with items and a length, got a {type(dataset).__name__}.")
     if len(dataset) == 0:

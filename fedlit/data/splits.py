@@ -64,7 +64,9 @@ class StackedSamples:
 
     def hiding(self, index: np.ndarray) -> "StackedSamples":
         """A copy with -1 for the targets of some samples."""
-        return replace(self, y=without_targets(self.y, _mask(index, len(self))))
+        hidden = torch.zeros(len(self), dtype=torch.bool)
+        hidden[torch.from_numpy(index)] = True
+        return replace(self, y=without_targets(self.y, hidden))
 
     def joined(self, other: "Part") -> "StackedSamples":
         """These samples, then others."""
@@ -182,6 +184,11 @@ class LazySamples:
 Part = StackedSamples | LazySamples
 
 
+def labels_of(part: Part) -> np.ndarray:
+    """The class of each sample, ``[N]``; of samples without classes, 0 for all."""
+    return np.zeros(len(part), np.int64) if part.labels is None else part.labels
+
+
 def _seeds(index: np.ndarray, generator: torch.Generator | None, epoch: int) -> Callable[[int], int]:
     """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
     if generator is None:
@@ -199,12 +206,6 @@ def _some(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
 
 def _bytes(leaf: Tensor) -> bytes:
     return leaf.contiguous().view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
-
-
-def _mask(index: np.ndarray, size: int) -> Tensor:
-    mask = torch.zeros(size, dtype=torch.bool)
-    mask[torch.from_numpy(np.asarray(index, np.int64))] = True
-    return mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -301,25 +302,19 @@ def with_num_classes(splits: Splits, num_classes: int | None) -> Splits:
     """The data set with as many classes as the user says; None leaves them as they were counted."""
     if num_classes is None:
         return splits
-    highest = -1
-    for part in (splits.train, splits.test, splits.valid):
-        if part is not None and part.labels is not None:
-            highest = max(highest, int(part.labels.max()))
+    parts = [part for part in (splits.train, splits.test, splits.valid) if part is not None]
+    highest = max((int(part.labels.max()) for part in parts if part.labels is not None), default=-1)
     if highest < 0:
         raise ValueError("`data.num_classes` has no meaning for these data: their targets are no classes.")
     if highest >= num_classes:
-        raise ValueError(
-            f"`data.num_classes` must be at least {highest + 1}, since labels go up to {highest}, got {num_classes}."
-        )
+        why = f"must be at least {highest + 1}, since labels go up to {highest}"
+        raise ValueError(f"`data.num_classes` {why}, got {num_classes}.")
     return replace(splits, num_classes=num_classes, lowest_class=0)
 
 
 def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]:
     """Training and test samples: a fraction of every class is set apart at random."""
-    labels = train.labels
-    if labels is None:
-        labels = np.zeros(len(train), np.int64)
-    rest, apart = split_off(labels, test_size, seed)
+    rest, apart = split_off(labels_of(train), test_size, seed)
     if not len(rest) or not len(apart):
         sizes = f"{len(rest)} samples to train on and {len(apart)} to test"
         raise ValueError(f"`data.test_size` {test_size} of {len(train)} samples leaves {sizes}.")
@@ -422,8 +417,7 @@ def set_apart(splits: Splits, public: float | Literal["valid"], seed: int) -> tu
             raise ValueError("`data.public: valid` needs a data set with a `valid` part (cinic10).")
         return replace(splits, train=train.hiding(pooled), valid=None), PublicPool(splits.valid, pooled), private
     if public > 0:
-        labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
-        private, pooled = split_off(labels, public, seed)
+        private, pooled = split_off(labels_of(train), public, seed)
     pool = PublicPool(train.taken(pooled), pooled)
     return replace(splits, train=train.hiding(pooled), valid=None), pool, private
 
