@@ -46,6 +46,7 @@ COUNTS = {  # options that are whole numbers, and their range
     "image_size": (1, 100_000),
     "num_classes": (1, MOST_CLASSES),
 }
+LONGEST = 20  # characters of an option that a title has room for
 T = TypeVar("T")
 
 
@@ -272,7 +273,12 @@ class FederatedData(LightningDataModule):
     def describe(self) -> str:
         """In a few words, for titles, such as ``fashion_sample, Dirichlet(alpha=0.3), 10 clients``."""
         name = Path(str(self.dataset)).stem if self.train_dataset is None else type(self.train_dataset).__name__
-        return f"{name}, {_describe_partition(self.partition)}, {self.num_clients} clients"
+        kind = type(self.partition)
+        option = next(iter(signature(kind).parameters), "")
+        value = getattr(self.partition, option, None)
+        is_short = isinstance(value, int | float | str) and len(str(value)) <= LONGEST
+        partition = f"{kind.__name__}({option}={value})" if is_short else kind.__name__
+        return f"{name}, {partition}, {self.num_clients} clients"
 
     def describe_labels(self) -> str | None:
         """Which labels there are, by the option that brings them; None if they begin at 0, or are no classes.
@@ -441,18 +447,7 @@ class FederatedData(LightningDataModule):
         return self.test_batches()
 
 
-LONGEST = 20  # characters of an option that a title has room for
 OPTIONS = frozenset(signature(FederatedData).parameters)
-
-
-def _describe_partition(partition: Partition) -> str:
-    """The class and the first of its options: Dirichlet(alpha=0.3)."""
-    name = type(partition).__name__
-    option = next(iter(signature(type(partition)).parameters), "")
-    value = getattr(partition, option, None)
-    if isinstance(value, int | float | str) and len(str(value)) <= LONGEST:
-        return f"{name}({option}={value})"
-    return name
 
 
 def _after_setup(value: T | None) -> T:

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import active_children
 from typing import Any
 
@@ -201,35 +202,28 @@ def is_random(reader: Reader) -> bool:
     reading, so it is also asked whether a generator has moved.
     """
     found = False
+    some = places(len(reader))
     with isolated(1):
         first = _draw()
-        for index in places(len(reader)):
-            once = reader.item(index, seed=1)
+        for index in some:
+            reader.item(index, seed=1)
             has_drawn = _draw() != first
-            again = reader.item(index, seed=1)
-            if not equal(once, again):
-                raise ValueError(
-                    f"item {index} of `{reader.name}` is another one at every reading, whatever the seed: draw from "
-                    "the generators of torch, numpy or random, seed one of your own by `torch.initial_seed()` in "
-                    "`__getitem__`, or freeze samples as they are first read by `data.in_memory: true`."
-                )
-            other = reader.item(index, seed=2)
-            found |= has_drawn or not equal(once, other)
-    return found or _draws_a_batch(reader)
+            found |= _differ(partial(reader.item, index), f"item {index} of `{reader.name}`") or has_drawn
+    if not found and reader.collate_fn is not None:  # which may mask words, or mix images
+        found = _differ(lambda seed: reader.batch((some, [seed] * len(some))), "a batch of `data.collate_fn`")
+    return found
 
 
-def _draws_a_batch(reader: Reader) -> bool:
-    """Whether `data.collate_fn` makes another batch of the same items, such as one of masked words."""
-    if reader.collate_fn is None:
-        return False
-    some = places(len(reader))
-    once, again, other = (reader.batch((some, [seed] * len(some))) for seed in (1, 1, 2))
-    if not equal(once, again):
+def _differ(read: Callable[[int], Any], what: str) -> bool:
+    """Whether what is read differs under two seeds."""
+    once = read(1)
+    if not equal(once, read(1)):
         raise ValueError(
-            "`data.collate_fn` makes another batch of the same items each time, whatever the seed: let it draw from "
-            "the generators of torch, numpy or random."
+            f"{what} is another one at every reading, whatever the seed: draw from the generators of torch, numpy or "
+            "random, seed one of your own by `torch.initial_seed()` in `__getitem__`, or freeze samples as they are "
+            "first read by `data.in_memory: true`."
         )
-    return not equal(once, other)
+    return not equal(once, read(2))
 
 
 def _draw() -> tuple[float, float, float]:

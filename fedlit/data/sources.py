@@ -202,42 +202,50 @@ def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> LazySam
     batch = reader.batch(key)  # refuses what no batch can be made of
     with isolated(0):
         first = reader.item(0, fixed_seed(0))
-        batch_by_torch_alone = reader.batch_by_torch_alone(key)
-    reader = replace(reader, draws_from_torch_alone=equal(batch, batch_by_torch_alone))
+        reader = replace(reader, draws_from_torch_alone=equal(batch, reader.batch_by_torch_alone(key)))
     example = reader.batch(([0], [fixed_seed(0)]))
     has_classes = _class(first, reader) is not None
     labels = _known_labels(reader) if has_classes else None
     needs_clients = owners is None and _client(first, reader.roles) is not None
     if needs_clients or (has_classes and labels is None):
-        found, clients = _classes_and_clients(reader)
-        labels = found if has_classes else None
-        owners = _owners(clients) if owners is None else owners
+        with isolated(0):
+            items = (reader.item(index, fixed_seed(index)) for index in range(len(reader)))
+            found = [(_class(item, reader), _client(item, reader.roles)) for item in items]
+        if has_classes:
+            labels = _complete_labels([label for label, _ in found], reader.name)
+        if owners is None:
+            owners = _owners([client for _, client in found])
     return LazySamples(reader, np.arange(len(reader)), example, labels, owners, is_random)
 
 
 def _class(item: Any, reader: Reader) -> int | None:
     """The class that an item has for a target, if it is one; items that only `data.collate_fn` knows have none."""
+    if reader.collate_fn is None:
+        return class_of(reader.roles.pair(item, f"`{reader.name}`")[1])
     try:
-        target = reader.roles.pair(item, f"`{reader.name}`")[1]
+        target = reader.roles.pair(item, "")[1]
     except ValueError:
-        if reader.collate_fn is None:
-            raise
         return None
-    if isinstance(target, Tensor) and target.ndim and reader.collate_fn is not None:
-        return None  # a sequence that happens to be one long
-    return class_of(target)
+    is_sequence = isinstance(target, Tensor) and target.ndim > 0  # perhaps one long
+    return None if is_sequence else class_of(target)
+
+
+def _complete_labels(labels: list[int | None], name: str) -> np.ndarray:
+    if None in labels:
+        found = f"a class, {labels[0]}, at item 0 and none at item {labels.index(None)}"
+        raise ValueError(f"`{name}` must give targets of one kind, got {found}.")
+    return np.array(labels, np.int64)
 
 
 def _known_labels(reader: Reader) -> np.ndarray | None:
-    """The classes that a data set tells of all its samples, if it does and they are those of some of its items."""
+    """The classes of all samples by an attribute of the data set, if they are those of some of its items."""
     classes = _listed_classes(reader.dataset)
     if classes is None or classes.shape != (len(reader),):
         return None
+    some = places(len(reader))
     with isolated(0):
-        for index in places(len(reader)):
-            if _class(reader.item(index, fixed_seed(index)), reader) != classes[index]:
-                return None
-    return classes
+        read = [_class(reader.item(index, fixed_seed(index)), reader) for index in some]
+    return classes if read == classes[some].tolist() else None
 
 
 def _listed_classes(dataset: Any) -> np.ndarray | None:
@@ -250,23 +258,6 @@ def _listed_classes(dataset: Any) -> np.ndarray | None:
     return np.asarray(values).astype(np.int64)
 
 
-def _classes_and_clients(reader: Reader) -> tuple[np.ndarray | None, list[Any]]:
-    """The class and the client of each sample, by reading it once."""
-    labels = []
-    clients = []
-    with isolated(0):
-        for index in range(len(reader)):
-            item = reader.item(index, fixed_seed(index))
-            labels.append(_class(item, reader))
-            clients.append(_client(item, reader.roles))
-    if None not in labels:
-        return np.array(labels, np.int64), clients
-    if labels[0] is not None:
-        found = f"a class, {labels[0]}, at item 0 and none at item {labels.index(None)}"
-        raise ValueError(f"`{reader.name}` must give targets of one kind, got {found}.")
-    return None, clients
-
-
 def _client(item: Any, roles: Roles) -> Any:
     """Who an item says that it belongs to."""
     if roles.client is None or not isinstance(item, Mapping):
@@ -276,9 +267,7 @@ def _client(item: Any, roles: Roles) -> Any:
 
 
 def _owners(clients: list[Any]) -> np.ndarray | None:
-    if not clients or any(client is None for client in clients):
-        return None
-    return np.array(clients)
+    return None if None in clients else np.array(clients)
 
 
 def is_hugging_face(value: object) -> bool:
@@ -288,13 +277,12 @@ def is_hugging_face(value: object) -> bool:
 
 def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions) -> tuple[list[Part], int]:
     """Parts of data sets that have columns, and how many classes there are, where the target says so."""
+    columns = given[0].column_names
     whose = f"the columns of `{names[0]}`"
-    target = options.roles.target_of(given[0].column_names, whose)
-    options.roles.features_of(given[0].column_names, whose)
-    num_classes = 0
-    if hasattr(given[0].features, "get"):
-        num_classes = int(getattr(given[0].features.get(target), "num_classes", None) or 0)
-    options.roles.check_client(given[0].column_names, whose)
+    target = options.roles.target_of(columns, whose)
+    options.roles.features_of(columns, whose)
+    options.roles.check_client(columns, whose)
+    num_classes = int(getattr(given[0].features[target], "num_classes", None) or 0)
     client = options.roles.client
     owners = [np.asarray(part[client]) if client in part.column_names else None for part in given]
     if isinstance(given[0][0][target], str):
@@ -306,13 +294,7 @@ def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions
 
 
 class Coded:
-    """A data set of dicts whose target is text, as a class.
-
-    Args:
-        dataset: With columns.
-        target: Which of them.
-        codes: The class of each sample.
-    """
+    """A data set of dicts whose target is text, with the code of its class in its place."""
 
     def __init__(self, dataset: Any, target: str, codes: np.ndarray) -> None:
         self.dataset = dataset

@@ -41,6 +41,11 @@ class Pairs(Dataset):
         return self.items[i]  # unlike a list, a Dataset need not raise IndexError
 
 
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(zeros(3), 0)])
+
+
 def from_datasets(train: Dataset, test: Dataset):
     return read_sets({"train": train, "test": test}, ReadOptions())
 
@@ -272,7 +277,7 @@ GOOD = Pairs((zeros(3), 0))
         (Pairs((Image.new("P", (2, 2)), 0)), r"x at item 0 .* grey \(L\) or RGB image, got mode P"),
         (Pairs(("a path", 0)), "x at item 0 of `train` must be numbers, a tensor, .* got str; .* `data.collate_fn`"),
         (Pairs(({"text": "words"}, 0)), r"x at item 0 of `train`\['text'\] must be numbers"),
-        (IterableDataset(), "`train` must be a data set, with items and a length, got a IterableDataset"),
+        (Stream(), "`train` must be a data set, with items and a length, got a Stream"),
         (object(), "`train` must be a data set, with items and a length, got a object"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
