@@ -1,4 +1,4 @@
-"""Who holds what once the samples are dealt out: validation splits, opt-out marks, and the CSV that keeps it all.
+"""Which client holds which samples: validation splits, opt-out marks, and the CSV file of them.
 
 Invariants: no copy of a sample is on both sides of a split; an `Assignment` that is written is what
 `Saved` reads back.
@@ -29,10 +29,10 @@ Split = Literal["train", "test"]
 
 @dataclass(frozen=True)
 class Assignment:
-    """Who holds what: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`.
+    """The samples of each client: `val` indexes `val_split`, `opted_in` (bool) is aligned with `train`.
 
-    `own_test` indexes the test set: what no choice may look at; an empty list if clients have none. `censored` indexes
-    the censored copies that clients share (see `data.censor`); an empty list if there are none.
+    `own_test` indexes the test set, for scores only, never for model selection; `censored` indexes the censored copies
+    that clients share (see `data.censor`). Both are empty lists if there are none.
     """
 
     train: list[np.ndarray]
@@ -232,7 +232,7 @@ def _drawn(indices: np.ndarray, count: int, rng: np.random.Generator) -> np.ndar
 
 
 class Dealer:
-    """Who gets which samples.
+    """Deals samples out to clients.
 
     Args:
         options: Of the data: partition, validation, opt-out and their seed.
@@ -240,7 +240,7 @@ class Dealer:
         private: Training samples that are not in the public pool, ``[N]``.
 
     Attributes:
-        client_names: In the order of the clients' numbers, where samples say whose they are.
+        client_names: In the order of the clients' numbers, where samples name their client.
     """
 
     def __init__(self, options: "FederatedData", splits: Splits, private: np.ndarray) -> None:
@@ -297,9 +297,9 @@ class Dealer:
         return self._deal(scaled, np.arange(number), "test", self._seed_of(round))
 
     def class_probabilities(self, assignment: Assignment, round: int) -> np.ndarray | None:
-        """What the partition says of each client's classes, ``[K, C]``; None if nothing.
+        """The class probabilities of each client by the partition, ``[K, C]``; None where it defines none.
 
-        Classes are weighed by the samples that may be shared alone: no other may shape what is made of this.
+        Classes are weighed by shared samples only, since what is made of this may be uploaded.
         """
         if not self.num_classes:
             return None
@@ -309,7 +309,7 @@ class Dealer:
         return self.partition.class_probabilities(class_sizes, self.options.num_clients, self._seed_of(round))
 
     def _with_copies(self, assignment: Assignment) -> Assignment:
-        """With the censored copies, which lie behind all training samples, of what clients withhold but for these."""
+        """With the censored copies of withheld samples, which come after all training samples."""
         options = self.options
         if not options.censor:
             return assignment
@@ -323,7 +323,7 @@ class Dealer:
         return derive(self.options.partition_seed, *purpose) % 2**32
 
     def _seed_of(self, round: int) -> int:
-        """Of the draw that a round goes by."""
+        """The partition's seed in a round."""
         return self._seed("partition", round if self.partition.resplit_every_round else 0)
 
     def _deal_with_reserve(self, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -361,7 +361,7 @@ class Dealer:
 
 
 def _checked(parts: list[np.ndarray], num_clients: int, num_samples: int, partition: Partition) -> list[np.ndarray]:
-    """What a partition deals out, if it is indices of these samples; a user's own may give anything."""
+    """Validate the indices that a partition returns; it may be the user's own."""
     message = f"`data.partition`: `assign` of {type(partition).__name__} must give {num_clients} arrays of indices"
     if not isinstance(parts, list | tuple) or len(parts) != num_clients:
         got = len(parts) if isinstance(parts, list | tuple) else f"a {type(parts).__name__}"
@@ -400,5 +400,5 @@ def _numbered_owners(splits: Splits, num_clients: int) -> tuple[dict[str, np.nda
 
 
 def _owners_missing(which: str, option: str) -> str:
-    message = f"nobody says whose the {which} samples are: name their column in `data.client`"
+    message = f"the clients of the {which} samples are unknown: name their column in `data.client`"
     return f"`data.partition`: {message}, or give `{option}` of ByColumn."

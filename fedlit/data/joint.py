@@ -74,8 +74,8 @@ class JointData(FederatedData):
             if len(set(map(bool, given))) > 1:
                 raise ValueError(f"`data.parts` must all have `{option}`, or none.")
         self._splits = self._joined_splits()
-        nobody = np.empty(0, np.int64)
-        self._public_pool = PublicPool(self._splits.train.taken(nobody), nobody)
+        nothing = np.empty(0, np.int64)
+        self._public_pool = PublicPool(self._splits.train.taken(nothing), nothing)
         self._inputs = self._make_inputs(self._splits)
         self._part_of = [part for part in self.parts for _ in range(part.num_clients)]
         self._assignment = self._joined_assignment(every)  # last: a refusal above leaves nothing set up
@@ -95,7 +95,7 @@ class JointData(FederatedData):
         return None
 
     def _joined_assignment(self, every: list[Assignment]) -> Assignment:
-        """Everybody's samples, counted on from part to part."""
+        """The samples of all clients, numbered on from part to part."""
 
         def counted_on(name: Literal["train", "test"], held: list[list[np.ndarray]]) -> list[np.ndarray]:
             before = np.cumsum([0, *(len(part.splits.part(name)) for part in self.parts)])

@@ -1,6 +1,6 @@
 """Batches of samples that are read one by one, through a torch DataLoader.
 
-What a data set draws while it gives a sample follows from the client's local training (or, in an evaluation, from
+What a data set draws while it reads a sample follows from the client's local training (or, in an evaluation, from
 nothing), the epoch and the sample, never from the process that reads it.
 
 Invariants: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform
@@ -30,7 +30,7 @@ Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them i
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Why a batch could not be had, and where; it comes back from a worker as it is, where an exception would not."""
+    """Why a batch could not be read, and where; a worker process returns it, since an exception would lose its form."""
 
     reason: str
     trace: str
@@ -42,7 +42,7 @@ class Reader(Dataset):
 
     Args:
         dataset: Any with items and a length.
-        name: As the user calls it.
+        name: For messages.
         roles: Which part of an item is what.
         collate_fn: Makes a batch of items as the data set gives them; by default they are stacked.
         num_workers: Processes that read; 0 reads in this one.
@@ -61,7 +61,7 @@ class Reader(Dataset):
         return len(self.dataset)
 
     def item(self, index: int, seed: int, seed_generators: Callable[[int], None] = seed_cpu) -> Any:
-        """A sample as the data set gives it; by itself, within `isolated`."""
+        """A sample as the data set gives it; call it within `isolated`."""
         seed_generators(seed)
         try:
             return self.dataset[index]
@@ -78,7 +78,7 @@ class Reader(Dataset):
         return f"at item {index} of `{self.name}`"
 
     def batch(self, key: Key) -> tuple[Tree, Tree]:
-        """Input and target of some samples; what they draw changes nobody's numbers."""
+        """Input and target of some samples; global random generators stay as they were."""
         is_own_process = get_worker_info() is not None
         with nullcontext() if is_own_process else preserved():
             batch = self.batch_by_torch_alone(key) if self.draws_from_torch_alone else None
@@ -137,7 +137,7 @@ class Reader(Dataset):
             yield batch
 
     def _by_workers(self, keys: list[Key], num_workers: int) -> Iterator[Any]:
-        """Batches by processes of their own, which are gone when nobody asks for more, also those that hang."""
+        """Batches by processes of their own, which end with the iteration, also those that hang."""
         loader: DataLoader = DataLoader(
             self,
             batch_size=None,  # a key is a batch
@@ -145,7 +145,7 @@ class Reader(Dataset):
             num_workers=num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=_begin_worker,
-            generator=torch.Generator(),  # it draws a seed for its workers, which must not be from everybody's
+            generator=torch.Generator(),  # it draws a seed for its workers, not from the global generator
         )
         others = set(active_children())
         batches = iter(loader)
@@ -170,14 +170,14 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin_worker(_: int) -> None:
-    """A signal that is for the run reaches its workers, too: they end with it, and not before its round does."""
+    """Ignore signals, which reach the workers, too: the run decides when they end."""
     signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def fixed_seed(index: int) -> int:
-    """What a sample is read by where every reading is to be the same."""
+    """The seed of a sample where every reading is to be the same."""
     return derive(0, "sample", index)
 
 
@@ -227,5 +227,5 @@ def _differ(read: Callable[[int], Any], what: str) -> bool:
 
 
 def _draw() -> tuple[float, float, float]:
-    """From the generators that everybody draws from; other numbers if somebody has drawn before."""
+    """A number of each global generator; others if anything was drawn before."""
     return float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()

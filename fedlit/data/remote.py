@@ -23,16 +23,16 @@ EACH = 2  # blank samples of a client, one of them to validate on
 
 
 def placeholder_data(kept: Mapping[str, Any], like: FederatedData | None) -> FederatedData:
-    """Data of blank samples that are made ready as those were that a checkpoint's networks learnt from.
+    """Data of blank samples that are prepared as those that a checkpoint's networks were trained on.
 
     Args:
         kept: By `kept_preprocessing`.
         like: As the user has them; their samples are not looked at.
     """
     if not isinstance(kept["inputs"], Tensor) or not isinstance(kept["targets"], Tensor):
-        raise ValueError("samples that are no single tensors cannot be stood in for.")
+        raise ValueError("blank samples can stand for single tensors only.")
     if like is not None and like.pixels_differ:
-        raise ValueError("clients see pixels in an order of their own, which only the data tell.")
+        raise ValueError("clients see pixels in an order of their own, which needs the data.")
     options: dict[str, Any] = {}
     if like is not None:
         options = {name: getattr(like, name) for name in ("augmentation", "mean", "std", "eval_batch_size")}
@@ -61,7 +61,7 @@ def _blank(kept: Mapping[str, Any], number: int) -> TensorDataset:
 
 
 def noise_like(x: Tensor) -> Tensor:
-    """Inputs of the same kind, drawn at random: of blank ones, networks would all say the same."""
+    """Inputs of the same kind, drawn at random: blank ones have one output for all."""
     draw = torch.Generator().manual_seed(0)
     if x.dtype == torch.uint8:
         return torch.randint(0, 256, x.shape, generator=draw).to(torch.uint8)
@@ -94,7 +94,7 @@ def restrict_to_client(data: FederatedData, client: int) -> None:
     if data.splits.measured and data.mean is None and data.inputs.normalisation is not None:
         raise ValueError("`data.mean` and `data.std` must be given: else every host would normalise by its own images.")
     data._splits = replace(data.splits, lowest_class=0)  # a client need not have samples of every class
-    vars(data)["num_clients"] = num_clients  # an option is fixed by now for everybody else
+    vars(data)["num_clients"] = num_clients  # past the check that options are fixed by now
     data._assignment = as_one_of_many(data.assignment, client, num_clients)
     data._resplit = (0, data._assignment)
 
@@ -106,7 +106,7 @@ def set_num_classes(data: FederatedData, outputs: int) -> None:
     """
     if data.num_classes is None and 0 < data.splits.num_classes <= outputs:
         data._splits = replace(data.splits, num_classes=outputs)
-        vars(data)["num_classes"] = outputs  # an option is fixed by now for everybody else
+        vars(data)["num_classes"] = outputs  # past the check that options are fixed by now
 
 
 def as_one_of_many(of_one: Assignment, client: int, num_clients: int) -> Assignment:
@@ -155,7 +155,7 @@ def server_data(reports: Mapping[int, Mapping[str, Any]]) -> FederatedData:
 
 
 def _is_same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether samples are of one kind and made ready in one way."""
+    """Whether samples are of one kind and prepared alike."""
     is_one_kind = describe((a["inputs"], a["targets"])) == describe((b["inputs"], b["targets"]))
     by = [[one[name] for name in ("mean", "std", "unseen_clients")] for one in (a, b)]
     return is_one_kind and equal(*by)

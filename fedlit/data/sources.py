@@ -36,7 +36,7 @@ class ReadOptions:
         collate_fn: Makes a batch of items.
         test_size: What fraction becomes the test set where there is none.
         test_seed: Draws it.
-        owners: Whose each training sample is, and each test sample, where the partition has a list of it.
+        owners: The client of each training sample, and of each test sample, where the partition has a list of them.
         image_size: Pixels of a side that the images of a folder are resized to.
     """
 
@@ -70,7 +70,7 @@ def read_path(dataset: str, root: str, options: ReadOptions) -> Splits:
 
 
 def read_sets(sets: Mapping[str, Any], options: ReadOptions) -> Splits:
-    """Data sets of any kind that belong together: for training and perhaps for the test, by the user's names."""
+    """Data sets of any kind that belong together: for training and perhaps for the test, by their names in messages."""
     names = list(sets)
     given = list(sets.values())
     num_classes = 0
@@ -120,9 +120,9 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
 
     Args:
         dataset: Anything with items and a length.
-        name: As the user calls it.
+        name: For messages.
         options: How it is read.
-        owners: Whose each sample is, if its items do not say.
+        owners: The client of each sample, where items do not name it.
     """
     if isinstance(dataset, TensorDataset) and options.collate_fn is None and options.in_memory is not False:
         _refuse_names(options.roles, f"`{name}` has tensors without names")
@@ -196,7 +196,7 @@ def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
 
 
 def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> LazySamples:
-    """Samples that stay where they are; classes and clients of all are looked up, or read once."""
+    """Samples that are read on demand; classes and clients of all are looked up, or read once."""
     some = places(len(reader))
     key = (some, [fixed_seed(index) for index in some])
     batch = reader.batch(key)  # refuses what no batch can be made of
@@ -259,7 +259,7 @@ def _listed_classes(dataset: Any) -> np.ndarray | None:
 
 
 def _client(item: Any, roles: Roles) -> Any:
-    """Who an item says that it belongs to."""
+    """The client that an item names."""
     if roles.client is None or not isinstance(item, Mapping):
         return None
     value = item.get(roles.client)

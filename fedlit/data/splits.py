@@ -15,7 +15,7 @@ from fedlit.data.items import Tree, chosen, cut, describe, head, joined, leaves,
 from fedlit.data.loaders import Reader, fixed_seed, places
 from fedlit.rng import derive, stream
 
-FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same
+FINGERPRINTED = 100  # inputs of a part that are hashed
 READ_AGAIN = 8  # of those that have to be read
 
 
@@ -28,7 +28,7 @@ class StackedSamples:
     Attributes:
         x: Inputs.
         y: Targets; int64 ``[N]`` are classes, -1 for one that is hidden.
-        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        owners: The name of each sample's client, ``[N]``; None if unknown.
     """
 
     x: Tree
@@ -112,7 +112,7 @@ class LazySamples:
         index: Places of the samples in it, ``[N]``.
         example: Inputs and targets of one sample, ``[1, ...]``.
         labels: The class of each sample, ``[N]``, -1 for one that is hidden; None if targets are no classes.
-        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        owners: The name of each sample's client, ``[N]``; None if unknown.
         is_random: Whether a sample is another one at each reading, by a seed.
     """
 
@@ -219,8 +219,8 @@ class Splits:
         mean: Of each channel of uint8 images on the [0, 1] scale; () for anything else.
         std: Likewise.
         valid: CINIC-10's third part.
-        measured: Whether mean and std are not published ones, but of these images.
-        lowest_class: That any sample has, where nobody says how many classes there are; else 0.
+        measured: Whether mean and std are of these images, not published ones.
+        lowest_class: The lowest label, where the number of classes is not known; else 0.
     """
 
     train: Part
@@ -257,7 +257,7 @@ MOST_CLASSES = 1_000_000
 
 
 class Facts(NamedTuple):
-    """What is published of a data set."""
+    """Published facts of a data set."""
 
     num_classes: int
     mean: tuple[float, ...]
@@ -276,7 +276,7 @@ def splits_of(
         parts: `train`, `test` and perhaps `valid`.
         names: Of each.
         facts: Of a well-known data set.
-        num_classes: How many there are at least; one that nobody has would be missed otherwise.
+        num_classes: The number of classes at least, where some may have no samples.
     """
     checked = {}
     for name, part in parts.items():
@@ -370,7 +370,7 @@ def _kind(part: Part) -> str:
 
 @dataclass(frozen=True, eq=False)
 class PublicPool:
-    """Samples that everybody has, without their targets.
+    """Samples that all clients and the server have, without their targets.
 
     Attributes:
         part: The samples, with the targets, which only an upper bound may look at.

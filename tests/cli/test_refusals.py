@@ -176,7 +176,7 @@ PARTITIONS = [
     (("Quantity", {}), r"^`data.partition`: Quantity takes alpha or power, one of them"),
     (
         ("ByColumn", {}),
-        r"^`data.partition`: nobody says whose the training samples are: name their column in `data.client`",
+        r"^`data.partition`: the clients of the training samples are unknown: name their column in `data.client`",
     ),
     (("fedlit.data.Saved", {"path": "no.csv"}), r"^`data.partition.path` must be .*there is no file no.csv"),
     (("fedlit.data.Saved", {"path": "two.csv"}), r"^`two.csv` assigns 2 clients, but `data.num_clients` is 4"),
