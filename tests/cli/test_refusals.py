@@ -164,7 +164,7 @@ DATA = {
     "--data.dataset=fashion_mnits": r"^`data.dataset` must be one of .*did you mean 'fashion_mnist'\?$",
     "--data.dataset=nowhere": r"^`data.dataset` must be one of .* or a folder of images, got 'nowhere'; there is no",
     "--data.dataset=run.yaml": r"^`data.dataset` must be one of .* or a folder of images, got 'run.yaml'\.$",
-    "--data.dataset=nan.npz": r"^`train_images` of `data.dataset` nan.npz .*, got nan at \[1, 2\], the only such",
+    "--data.dataset=nan.npz": r"^`train_images` of `data.dataset` nan.npz .*, got nan at \[1, 2\], the first of 1 such",
     "--data.dataset=key.npz": r"^key.npz must hold the arrays .*; missing: test_labels",
 }
 PARTITIONS = [
