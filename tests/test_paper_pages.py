@@ -9,7 +9,7 @@ import pytest
 
 from fedlit.cli.compare import parser, split_overrides
 from fedlit.studies.measure import Measure
-from fedlit.studies.statistics import Estimate
+from fedlit.studies.results import Estimate
 from fedlit.studies.study import chosen, read_study
 from tools.paper_pages.book import COLUMN, SOURCES, methods_of, sources, stale
 from tools.paper_pages.evidence import (
