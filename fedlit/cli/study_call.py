@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from fedlit.studies.pages import study_lock, write_all
 from fedlit.studies.results import Results, results_of
 from fedlit.studies.runs import Run, in_order, plan_runs, share, slug
 from fedlit.studies.study import KEYS, Cell, SeedPair, Study, build_study, chosen
-from fedlit.studies.sweep import Selection, Setting, describe, not_swept, read_sweep, settings_of, study_of_settings
+from fedlit.studies.sweep import Selection, Setting, describe, not_swept, settings_of, study_of_settings
 from fedlit.studies.tables import terminal_table
 
 MEASURED = ("metric", "at", "target")
@@ -287,6 +287,25 @@ def of_recipes(recipes: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"{recipe} is given twice.")
         rows[name] = {"recipe": recipe}
     return {"title": " / ".join(rows), "rows": rows}
+
+
+def read_sweep(given: Iterable[str]) -> dict[str, list[Any]]:
+    """What `--sweep` was given, as a study's file has it.
+
+    Example:
+        >>> read_sweep(["model.mu=0.01,0.1", "data.partition=IID,Dirichlet"])
+        {'model.mu': [0.01, 0.1], 'data.partition': ['IID', 'Dirichlet']}
+    """
+    found = {}
+    for text in given:
+        option, _, values = text.removeprefix("--").partition("=")
+        try:
+            found[option] = yaml.safe_load(f"[{values}]")
+        except yaml.YAMLError:
+            found[option] = []
+        if not option or len(found[option]) < 2:
+            raise ValueError(f"`--sweep` must be an option and its values, such as model.mu=0.01,0.1,1, got {text}.")
+    return found
 
 
 def as_arguments(options: Mapping[str, Any]) -> list[str]:

@@ -59,15 +59,7 @@ def save(figure: "Figure", path: Path, kind: str) -> None:
 
 
 def _panels(results: Results, draw: Draw, height: float, note: str, names: bool = False) -> "Figure":
-    """A panel for each column.
-
-    Args:
-        results: Of a study.
-        draw: Draws a panel.
-        height: Inches of a panel.
-        note: How to read it; stands at the foot.
-        names: Whether rows stand by name at the axis; else they stand in a legend above.
-    """
+    """A panel for each column, a note at the foot, and rows by `names` at the axis or in a legend above."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -58,12 +58,12 @@ def warnings(results: Results) -> list[str]:
     table = differences(results, "row")
     of_data = [name for name in table.index if name.startswith(DATA)]
     if of_data:
-        lines.append(f"the rows differ in their data, so methods alone are not compared: {', '.join(of_data)}")
+        lines.append(f"The rows differ in their data, so methods alone are not compared: {', '.join(of_data)}.")
     asked = {option for cell in results.study.cells for given in cell.options[2:] for option, _ in flat_options(given)}
     for option in EFFORT:
         if option in table.index and option not in asked:
             values = ", ".join(f"{row} {value}" for row, value in table.loc[option].items())
-            lines.append(f"the rows differ in how long they train: {option} is {values}; set it for all")
+            lines.append(f"The rows differ in how long they train: {option} is {values}; set it for all.")
     return lines
 
 
@@ -71,12 +71,7 @@ def warnings(results: Results) -> list[str]:
 
 
 def of_runs(folders: Iterable[Path], content: Mapping[str, Any]) -> tuple[Study, dict[tuple[Cell, SeedPair], Outcome]]:
-    """A study of existing runs: options of the data that differ make columns, other options rows.
-
-    Args:
-        folders: Of runs, each with a config.yaml and a metrics.csv.
-        content: Further keys of the study, such as `measure` and `baseline`.
-    """
+    """A study of existing runs, with further keys: options of the data that differ make columns, others rows."""
     outcomes = [Outcome(folder) for folder in folders]
     for outcome in outcomes:
         for name in ("metrics.csv", "config.yaml", "events.jsonl", "ledger.csv"):

@@ -1,6 +1,6 @@
 """The records of a run, read from its folder: every number of a study comes from these files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ class Outcome:
     """The records of one run."""
 
     folder: Path
+    _tables: dict[tuple[Any, ...], pd.DataFrame] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
@@ -69,12 +70,7 @@ class Outcome:
         return f"{self.folder}: the last line of {names} is not whole, and was left out." if names else ""
 
     def check(self) -> None:
-        """Read the records that a study shows, so that what is wrong with them is found.
-
-        Raises:
-            ValueError: A file is not as a run writes it; the text names it.
-            OSError: A file cannot be read.
-        """
+        """Read the records that a study shows, so that a file that is not as a run writes it is refused by name."""
         for name in ("metrics", "ledger", "rounds", "config"):
             getattr(self, name)  # reads it
 
@@ -113,15 +109,10 @@ class Outcome:
     def by_client(self, measure: Measure) -> pd.DataFrame:
         """The measured metric: rounds x clients; one column `all` where it is of the pooled test set."""
         key = (measure.metric, measure.over, measure.stage, measure.client)
-        if key not in self._tables:
+        if key not in self._tables:  # tables and figures ask again, and it takes long
             rows = self._rows(measure)
             self._tables[key] = rows.pivot_table(index="round", columns="client", values="value", aggfunc="last")
         return self._tables[key]
-
-    @cached_property
-    def _tables(self) -> dict[tuple[str, str, str | None, int | None], pd.DataFrame]:
-        """What `by_client` has made: every table and figure asks for it, and it takes long."""
-        return {}
 
     def curve(self, measure: Measure) -> pd.Series:
         """The measured metric over rounds, one number each."""

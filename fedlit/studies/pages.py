@@ -70,14 +70,7 @@ def study_lock(output: Path) -> Iterator[None]:
 
 
 def write_all(results: Results, output: Path, command: str, selection: Selection | None = None) -> None:
-    """All that is made of a study; to be called within `study_lock`, in which the runs were gathered.
-
-    Args:
-        results: What is known of its runs.
-        output: The study's folder.
-        command: As it was typed.
-        selection: Of settings, if the study has a sweep.
-    """
+    """All that is made of a study; to be called within `study_lock`, in which the runs were gathered."""
     settings = None if selection is None else selection.table
     for name, frame in (("runs.csv", results.runs), ("summary.csv", results.summary)):
         write_whole(output / name, frame.to_csv(index=False))
@@ -119,7 +112,9 @@ def study_page(
     return render(
         "study.html.j2",
         title=study.title,
-        lead=[study.source, study.note, _describe_shape(results)],
+        lead=[study.source, study.note],
+        study=study,
+        done=len(results.outcomes),
         warnings=[*warnings(results), *(() if selection is None else selection.edges)],
         tables=[table for table in (make(results) for make in tables) if table is not None],
         settings=None if selection is None else selection.table,
@@ -129,18 +124,9 @@ def study_page(
         left_out=_left_out(results),
         configurations=[(between, frame) for between, frame in configurations if not frame.empty],
         command=command,
-        seeds=study.seeds,
         environment=ENVIRONMENT,
         made_with=[(f"{number} runs", *values) for values, number in made_with.items()],
     )
-
-
-def _describe_shape(results: Results) -> str:
-    """How many rows, columns and runs a study has."""
-    study = results.study
-    columns = f", {len(study.columns)} columns" if len(study.columns) > 1 else ""
-    runs = f"{len(results.outcomes)} of {len(study.cells) * len(study.seeds)} runs are done."
-    return f"{len(study.rows)} rows{columns}, {len(study.seeds)} pairs of seeds; {runs}"
 
 
 def _left_out(results: Results) -> list[tuple[str, ...]]:

@@ -84,12 +84,7 @@ class Run:
         return None
 
     def arguments(self, command: Command, config: Path) -> list[str]:
-        """What `fedlit` is called with.
-
-        Args:
-            command: See `next_command`.
-            config: What `write_config` wrote.
-        """
+        """What `fedlit` is called with; `config` is what `write_config` wrote."""
         here = ["--config", str(config), "--trainer.default_root_dir", str(self.root)]  # a study may be moved
         if command == "fit":
             return ["fit", *here, "--ckpt_path", "auto"]

@@ -291,13 +291,13 @@ def _tune_seeds(content: Mapping[str, Any], seeds: tuple[SeedPair, ...]) -> tupl
 
 
 def _tune_measure(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = as_mapping(content.get("tune_measure", {}), "`tune_measure`")
-    metric = str(given.get("metric", ""))
-    require(not metric.endswith(ON_TEST_SET), "`tune_measure.metric` must not be of the test set", metric)
+    given = as_mapping(content.get("tune_measure"), "`tune_measure`")
     try:
-        Measure.read(given)
+        metric = Measure.read(given).metric
     except ValueError as error:
-        raise ValueError(str(error).replace("`measure", "`tune_measure")) from error
+        raise ValueError(f"`tune_measure`: {error}") from error
+    is_right = not given or not metric.endswith(ON_TEST_SET)
+    require(is_right, "`tune_measure.metric` must not be of the test set", metric)
     return given
 
 

@@ -13,7 +13,6 @@ from itertools import product
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from fedlit.studies.measure import Measure
 from fedlit.studies.options import flat
@@ -37,32 +36,8 @@ class Setting:
     trial: Cell
 
 
-def read_sweep(given: Iterable[str]) -> dict[str, list[Any]]:
-    """What `--sweep` was given, as a study's file has it.
-
-    Example:
-        >>> read_sweep(["model.mu=0.01,0.1", "data.partition=IID,Dirichlet"])
-        {'model.mu': [0.01, 0.1], 'data.partition': ['IID', 'Dirichlet']}
-    """
-    found = {}
-    for text in given:
-        option, _, values = text.removeprefix("--").partition("=")
-        try:
-            found[option] = yaml.safe_load(f"[{values}]")
-        except yaml.YAMLError:
-            found[option] = []
-        if not option or len(found[option]) < 2:
-            raise ValueError(f"`--sweep` must be an option and its values, such as model.mu=0.01,0.1,1, got {text}.")
-    return found
-
-
 def settings_of(study: Study, config_of: Callable[[Cell], Mapping[str, Any]]) -> list[Setting]:
-    """Every setting of every cell; a cell that lacks an option is not swept over it, and one without any has none.
-
-    Args:
-        study: With a sweep.
-        config_of: Every option of a cell, resolved.
-    """
+    """Every setting of every cell, by the options that its configuration has; a cell without any has none."""
     found = []
     known: set[str] = set()
     for cell in study.cells:

@@ -6,7 +6,7 @@ of every other of its column by a paired interval that excludes 0.
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isnan, nan
 from shutil import get_terminal_size
@@ -244,34 +244,20 @@ def cost_table(results: Results) -> Table:
 def target_table(results: Results) -> Table | None:
     """Rounds, bytes and seconds to the target, and how many runs reached it; None without a target."""
     rows = {}
-    for cell in results.study.cells:
-        if cell.measure.target is None:
-            continue
-        number, done = reached(results, cell)
-        row = {"reached": f"{number} of {done}" if done else NONE}
+    cells = [cell for cell in results.study.cells if cell.measure.target is not None]
+    for cell in cells:
+        runs = results.done_runs_of(cell)[list(TO_TARGET)]
+        row = {"reached": f"{runs['rounds_to_target'].count()} of {len(runs)}" if len(runs) else NONE}
         for at in TO_TARGET:
-            found = estimate(results.done_runs_of(cell)[at].dropna().astype(float).to_list())
-            text = "not reached" if done else NONE
-            if found.n:
-                text = plus_minus(found.mean, found.sd, Measure(at=at, target=cell.measure.target))
-            row[at.removesuffix("_to_target")] = text
+            found = estimate(runs[at].dropna().astype(float).to_list())
+            measure = Measure(at=at, target=cell.measure.target)
+            row[at.removesuffix("_to_target")] = plus_minus(found.mean, found.sd, measure) if found.n else NONE
         rows[str(cell)] = row
     if not rows:
         return None
-    values = " or ".join(f"{target:g}" for target in targets_of(results.study.cells))
+    values = " or ".join(f"{target:g}" for target in sorted({cell.measure.target or 0.0 for cell in cells}))
     note = "Mean ± standard deviation over the runs that reached the target; the others are in no mean."
     return Table(f"To the target {values}", pd.DataFrame.from_dict(rows, orient="index"), note)
-
-
-def targets_of(cells: Iterable[Cell]) -> list[float]:
-    """The targets of some cells, each once."""
-    return sorted({cell.measure.target for cell in cells if cell.measure.target is not None})
-
-
-def reached(results: Results, cell: Cell) -> tuple[int, int]:
-    """How many of a cell's runs reached the target, and how many are done."""
-    runs = results.done_runs_of(cell)
-    return int(runs["rounds_to_target"].notna().sum()), len(runs)
 
 
 def _done(results: Results) -> list[tuple[Cell, pd.Series]]:

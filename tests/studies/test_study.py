@@ -116,7 +116,7 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
             {"tune_measure": {"metric": "acc/global_on_pooled"}},
             "`tune_measure.metric` must not be of the test set, got 'acc/global_on_pooled'",
         ),
-        ({"tune_measure": {"at": "end"}}, "`tune_measure.at` must be one of last, best, .*, got 'end'"),
+        ({"tune_measure": {"at": "end"}}, "`tune_measure`: `measure.at` must be one of last, best, .*, got 'end'"),
         ({"adapt": 0}, "`adapt` must be a number of epochs, at least 1, got 0"),
         ({"run_timeout": 0}, "`run_timeout` must be a number of seconds above 0, or null, got 0"),
         ({"run_timeout": "1 h"}, "`run_timeout` must be a number of seconds above 0, or null, got '1 h'"),
