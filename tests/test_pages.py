@@ -75,9 +75,15 @@ def test_the_page_of_a_method_says_what_the_class_says(method):
     card = card_of(method)
     for text in (card.invariant, card.travels, card.use, *card.recipes):
         assert text in page
-    assert "What we measured" not in page
+    assert "## Results" not in page
     assert f".. autoclass:: fedlit.methods.{method.__name__}" in page
     assert not re.search(r"^ {4,}\S.*(?:=|<-)", page, flags=re.MULTILINE)  # equations are typeset
+
+
+def test_the_overview_has_the_groups_of_the_readme_with_links_to_pages():
+    overview = method_pages.overview(OWN)
+    assert "**Personalised**" in overview
+    assert [method.__name__ for method in OWN if f"| [{method.__name__}]({method.__name__}.md) |" not in overview] == []
 
 
 @pytest.mark.parametrize(
