@@ -68,7 +68,7 @@ class Transformer(nn.Module):
 
 def resnet18() -> nn.Module:
     """ResNet18 with a CIFAR stem."""
-    import fedlit._torchvision  # noqa: F401, I001  (torchvision may not import beside this torch without it)
+    import fedlit._imports  # noqa: F401, I001  (torchvision may not import beside this torch without it)
     from torchvision.models import resnet18
 
     network = resnet18(num_classes=10)

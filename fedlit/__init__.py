@@ -9,7 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import fedlit._torchvision  # noqa: F401  (before anything imports torchvision)
+import fedlit._imports  # noqa: F401  (before anything imports torchmetrics or torchvision)
 
 if TYPE_CHECKING:
     from fedlit.aggregation import Upload

@@ -59,7 +59,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {  # options of Lightning, Flower, PFLlib
         ("model",): "algorithm algo",
         ("data.batch_size",): "batch_size local_batch_size local_bs",
         ("data.num_clients",): "num_clients n_clients num_users num_supernodes",
-        ("data.partition.alpha",): "dirichlet_alpha dir_alpha",
+        ("data.partition.alpha",): "alpha dirichlet_alpha dir_alpha",
         ("data.partition",): "partitioner",
         ("ckpt_path",): "resume resume_from_checkpoint",
     }.items()

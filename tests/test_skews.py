@@ -132,7 +132,7 @@ def test_test_samples_are_dealt_out_by_their_own_clients():
         (
             ["a"] * 60,
             {"num_clients": 1, "validation": "test", "more": {"test_clients": ["b"] * 30}},
-            "a test sample is of client 'b', who has no training samples",
+            "some test samples are of a client who has no training samples",
         ),
     ],
 )

@@ -1,17 +1,18 @@
 """The command line: `fedlit fit | validate | test | predict | adapt --config recipe.yaml`, by LightningCLI.
 
-Bad input is answered by one line and exit code 2, a round without enough usable clients by one and exit code 3.
+Bad input ends in one line and exit code 2, a round without enough usable clients in one and exit code 3.
 """
 
 import os
 import secrets
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from inspect import signature
-from typing import Any, NoReturn, TextIO
+from pkgutil import resolve_name
+from typing import Any, NoReturn
 
 from jsonargparse import Namespace
 from lightning.fabric import seed_everything
@@ -20,23 +21,20 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optimizer FedAdam` is known by its name
-from fedlit.cli import refusal
 from fedlit.cli.command import SUBCOMMANDS, look_here_last
-from fedlit.cli.help import ENVIRONMENT, print_partitions
-from fedlit.cli.inherited import warn_of_inherited
-from fedlit.cli.messages import refuse
-from fedlit.cli.method_class import method_of, with_functions
-from fedlit.cli.parser import Parser, link_num_classes
+from fedlit.cli.messages import in_one_line, with_full_names, with_variables
+from fedlit.cli.parser import Parser, link_num_classes, method_of, with_functions
 from fedlit.cli.recipes import (
+    given_options,
     note_configs,
     of_own_run,
     recipe_content,
     recipe_files,
+    typed_values,
     with_recipes_found,
     written_options,
 )
-from fedlit.cli.refusal import DEBUG, give_up
-from fedlit.cli.values import environment_options, parsed, typed_values
+from fedlit.cli.refusal import DEBUG, refuse
 from fedlit.data import FederatedData
 from fedlit.engine import liveness
 from fedlit.engine.aggregation import RuleFailed
@@ -50,12 +48,15 @@ from fedlit.records.files import NOT_WRITTEN, NotWritten
 
 PLAIN = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # shown by their text alone
 PARSER = {"allow_abbrev": False, "default_env": False}  # the environment is read as if it were typed, after recipes
-TAKES_THE_PLACE: dict[str, dict[str, str | None]] = {  # of what, and the value by which that does not hold
-    "trainer.local_epochs": {"trainer.local_steps": None},
-    "trainer.local_steps": {"trainer.local_epochs": None},
-    "data.dataset": {"data.train_dataset": None, "data.test_dataset": None},
-    "data.train_dataset": {"data.dataset": "fashion_sample"},
-    "model.network": {"model.personal": None, "model.meme": None},
+ENVIRONMENT = (
+    "An option may also stand in the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3. "
+    "What is typed wins over the environment, which wins over a recipe, which wins over defaults."
+)
+EXCLUDES = {  # what is typed takes the place of what a recipe says
+    "trainer.local_epochs": {"trainer.local_steps"},
+    "trainer.local_steps": {"trainer.local_epochs"},
+    "data.dataset": {"data.train_dataset", "data.test_dataset"},
+    "model.network": {"model.personal", "model.meme"},
 }
 
 
@@ -118,13 +119,17 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         self.config = parser.parse_args(with_typed_first(with_functions(sys.argv[1:])))
-        link_num_classes(self.config[self.config.subcommand], sys.argv[1:])
+        self.options = self.config[self.config.subcommand]
+        link_num_classes(self.options, sys.argv[1:])
 
     def before_instantiate_classes(self) -> None:
         """`last` of a recipe means what it means when it is typed."""
-        config = self.config[self.subcommand]
-        if config.get("ckpt_path"):
-            config.ckpt_path = of_own_run(str(config.ckpt_path), sys.argv[1:])
+        if self.options.get("ckpt_path"):
+            self.options.ckpt_path = of_own_run(str(self.options.ckpt_path), sys.argv[1:])
+
+    def instantiate_classes(self) -> None:
+        with refused_in_one_line(options=self.options):
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         return super().instantiate_trainer(seed=self.config[self.subcommand].seed_everything, **kwargs)
@@ -149,6 +154,25 @@ class FederatedCLI(LightningCLI):
         """LightningCLI would read hyper-parameters from the checkpoint; ours hold none, and are read once, checked."""
 
 
+class DataCLI(FederatedCLI):
+    """Builds the data of a recipe alone; method and trainer are read only."""
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_class_arguments(Federation, "trainer", instantiate=False, sub_configs=True, skip={"seed"})
+        parser.add_subclass_arguments(FederatedModule, "model", required=False, instantiate=False)
+        parser.add_lightning_class_args(FederatedData, "data", subclass_mode=True, required=False)
+        parser.set_defaults({"data": {"class_path": "fedlit.data.FederatedData"}})
+
+    def instantiate_classes(self) -> None:
+        config = self.config.clone()
+        chosen = config[config.subcommand]
+        for name in [name for name in vars(chosen) if name != "data"]:
+            chosen.pop(name)
+        with refused_in_one_line(options=self.options):
+            self.config_init = self.parser.instantiate_classes(config)
+        self.datamodule = self.config_init[config.subcommand].data
+
+
 def _random_seed() -> int:
     """A new seed; further processes of a run inherit the one that the first drew."""
     inherited = os.environ.get("PL_GLOBAL_SEED")
@@ -162,7 +186,6 @@ def main(args: list[str] | None = None) -> None:
     look_here_last()
     if args is not None:
         sys.argv[1:] = args
-    print_partitions(sys.argv[1:])
     with notices_in_one_line():
         federation = _run()
     if federation.stopped_by is not None:
@@ -174,138 +197,140 @@ def _run() -> Federation:
     with refused_in_one_line():
         sys.argv[1:] = with_recipes_found(sys.argv[1:])
         cli = FederatedCLI()
-        warn_of_inherited(sys.argv[1:], cli.config[cli.subcommand].as_dict())
-    with refused_in_one_line(lambda: cli.trainer.running):
+        warn_of_inherited(sys.argv[1:], cli.options.as_dict())
+    with refused_in_one_line(lambda: cli.trainer.running, cli.options):
         cli.start()
     note_configs(sys.argv[1:])
     return cli.trainer
 
 
 @contextmanager
-def refused_in_one_line(is_running: Callable[[], bool] = bool) -> Iterator[None]:
-    """Report an error in one line, as bad input, unless rounds are running: then with its traceback."""
+def refused_in_one_line(is_running: Callable[[], bool] = bool, options: Namespace | None = None) -> Iterator[None]:
+    """Report an error in one line, as bad input, unless rounds are running: then with its traceback.
+
+    Args:
+        is_running: Whether rounds are running.
+        options: Of the command, by which those that an error names get their full names.
+    """
     try:
         yield
-    except UsageError as error:
-        if DEBUG:
-            raise
-        _refuse(str(error))
-    except ProcessLost as error:
-        if DEBUG:
-            raise
-        if error.is_ours_to_say:
-            sys.stderr.write(f"fedlit: error: {error}\n")
-        raise SystemExit(liveness.LOST) from error
-    except NotWritten as error:
-        if DEBUG:
-            raise
-        refusal.refuse(str(error), NOT_WRITTEN)
-    except (TooFewClients, RuleFailed) as error:
-        if DEBUG:
-            raise
-        give_up(str(error).partition("\n")[0], is_fit=is_running())
     except Exception as error:
         if DEBUG:
             raise
-        if is_running():
-            _raise_once(error)  # not the user's input: the whole story
-        message = str(error)
-        if not isinstance(error, PLAIN):
-            message = f"{type(error).__name__}: {error} (FEDLIT_DEBUG=1 shows where)"
-        _refuse(message)
+        _report(error, is_running(), {} if options is None else options.as_dict())
 
 
-def _refuse(why: str) -> NoReturn:
-    """One line, exit code 2: once, however many processes have found the same."""
+def _report(error: Exception, is_running: bool, options: Mapping[str, Any]) -> NoReturn:
+    message = str(error)
+    if isinstance(error, ProcessLost):
+        if error.reports:
+            sys.stderr.write(f"fedlit: error: {message}\n")
+        raise SystemExit(liveness.LOST) from error
+    if isinstance(error, NotWritten):
+        refuse(message, NOT_WRITTEN)
+    if isinstance(error, TooFewClients | RuleFailed):  # the input was good, but the run could not go on
+        recorded = "see events.jsonl, " if is_running else ""
+        sys.stderr.write(f"fedlit: {message.splitlines()[0]} ({recorded}FEDLIT_DEBUG=1 shows where)\n")
+        raise SystemExit(3)
     alive = liveness.current()
-    if alive is not None and not alive.refuse():
+    if is_running and not isinstance(error, UsageError):  # not the user's input: the whole story, once
+        if alive is not None and not alive.is_first(f"raised {error!r}"):
+            raise SystemExit(1)
+        raise error
+    if alive is not None and not alive.refuse():  # another process has reported it
         raise SystemExit(liveness.REFUSED)
-    refuse(why)
-
-
-def _raise_once(error: Exception) -> NoReturn:
-    alive = liveness.current()
-    if alive is not None and not alive.is_first(f"raised {error!r}"):
-        raise SystemExit(1)
-    raise error
+    if not isinstance(error, (*PLAIN, UsageError)):
+        message = f"{type(error).__name__}: {message} (FEDLIT_DEBUG=1 shows where)"
+    args = sys.argv[1:]
+    refuse(with_variables(with_full_names(in_one_line(message), options, args), args))
 
 
 def with_typed_first(args: list[str]) -> list[str]:
     """The arguments, and further ones that reset options of recipes which exclude a typed one; a notice names each.
 
-    Options of the environment reset those of recipes likewise. Two that are typed, two of the environment and two of
-    recipes are refused later.
+    Two that are typed are refused later, as are two of recipes.
     """
-    variables = environment_options(args[0]) if args else []
-    words = [f"--{variable.option}={variable.value}" for variable in variables]  # as they stand among the arguments
-    typed = {option: parsed(value) for option, value in typed_values(arg for arg in args if arg not in words) if value}
-    from_environment = {v.option: parsed(v.value) for v in variables if v.option not in typed}
-    names = {variable.option: variable.name for variable in variables}
-    taken_back: list[str] = []
-    for option, others in TAKES_THE_PLACE.items():
-        given = typed if typed.get(option) is not None else from_environment
-        if given.get(option) is None or others.keys() & {*given, *typed}:
-            continue
-        found = {other: _set(other, args) for other in others if _is_option(other, args)}
-        if given is typed:
-            found |= {other: (names[other], from_environment[other]) for other in found if other in from_environment}
-        in_its_way = [other for other, (_, value) in found.items() if value not in (None, others[other])]
-        if not found or len(in_its_way) < len(found):
-            continue
-        winner = f"--{option}" if given is typed else names[option]
-        for other, (place, value) in found.items():
-            notice = f"`{winner}` takes the place of `{other}`, which is {_short(value)} in {place}."
-            warnings.warn(notice, Notice, stacklevel=2)
-            taken_back += [f"--{other}", others[other] or "null"]
-    return [*args, *taken_back]
-
-
-def _set(option: str, args: list[str]) -> tuple[str, Any]:
-    """The last recipe that sets an option, and to what; else None."""
-    for recipe in reversed(recipe_files(args)):
-        written = dict(written_options(recipe_content(recipe)))
-        if option in written:
-            return recipe, written[option]
-    return "", None
-
-
-def _is_option(option: str, args: list[str]) -> bool:
-    """Whether there is such an option: methods differ in theirs."""
-    group, _, name = option.partition(".")
+    in_recipes = {
+        option: (value, file)
+        for file in recipe_files(args)
+        for option, value in written_options(recipe_content(file))
+        if value is not None
+    }
+    typed = {option for option, value in typed_values(args) if value not in ("", "null")}
     method = method_of(args)
-    return group != "model" or (method is not None and name in signature(method).parameters)
+    known = {f"model.{name}" for name in signature(method).parameters} if method is not None else set()
+    reset = []
+    for option in EXCLUDES.keys() & typed:
+        others = EXCLUDES[option]
+        if others <= in_recipes.keys() - typed and all(other in known or "model" not in other for other in others):
+            for other in sorted(others):
+                value, file = in_recipes[other]
+                short = value["class_path"] if isinstance(value, dict) else value
+                notice = f"`--{option}` takes the place of `{other}`, which is {short} in {file}."
+                warnings.warn(notice, Notice, stacklevel=2)
+                reset.append(f"--{other}=null")
+    return [*args, *reset]
 
 
-def _short(value: Any) -> str:
-    """A class by its name."""
-    if isinstance(value, dict):
-        value = value.get("class_path", value)
-    return str(value)
+def warn_of_inherited(args: list[str], options: Mapping[str, Any]) -> None:
+    """A notice for each argument that was given to a class whose place another one has taken.
+
+    That a method inherits a recipe's network and optimiser is meant.
+
+    Args:
+        args: What was typed, with recipes found.
+        options: What came of it.
+    """
+    classes: dict[str, str] = {}
+    given: dict[tuple[str, str], tuple[Any, str]] = {}
+    for option, value in given_options(args):
+        parent, _, name = option.rpartition(".")
+        kind = value.get("class_path") if isinstance(value, dict) else value
+        if name == "class_path":
+            classes[parent] = _short(value)
+        elif isinstance(kind, str) and (isinstance(value, dict) or option in classes):
+            classes[option] = _short(kind)
+        elif parent in classes:
+            given[parent, name] = value, classes[parent]
+    final = dict(written_options(options))
+    for (option, name), (value, before) in given.items():
+        kind = final.get(f"{option}.class_path")
+        now = final.get(f"{option}.{name}")
+        now = [*now] if isinstance(now, tuple) else now
+        is_meant = option == "data" or kind is None or _short(kind) == before
+        if not is_meant and now is not None and now == value and now != _default(str(kind), name):
+            notice = (
+                f"`{option}` is {_short(kind)} and inherits `{name}`: {value!r}, which was given to {before}; "
+                f"`--{option}.{name}` changes it."
+            )
+            warnings.warn(notice, Notice, stacklevel=2)
+
+
+def _short(kind: Any) -> str:
+    return str(kind).rpartition(".")[2]
+
+
+def _default(class_path: str, name: str) -> Any:
+    parameter = signature(resolve_name(class_path)).parameters.get(name)
+    return None if parameter is None else parameter.default
 
 
 @contextmanager
 def notices_in_one_line() -> Iterator[None]:
-    """Show each notice once, as a line without file and number; other warnings look as ever."""
+    """Show each notice once, as a line without file and number; other warnings as usual, in one process of several."""
     shown: set[str] = set()
 
-    def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
-    ) -> None:
-        if not issubclass(category, Notice):
-            if _is_ours_to_show(warnings.formatwarning(message, category, filename, lineno, line)):
-                as_ever(message, category, filename, lineno, file, line)
-        elif str(message) not in shown:
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        is_notice = issubclass(category, Notice)
+        if not is_notice and _is_ours_to_show(f"{category.__name__} {message}"):
+            as_usual(message, category, *place)
+        elif is_notice and str(message) not in shown:
             shown.add(str(message))
             _say(str(message))
 
     with warnings.catch_warnings():
-        as_ever = warnings.showwarning
-        warnings.showwarning = show
+        as_usual = warnings.showwarning
+        warnings.showwarning = show  # type: ignore[assignment]  # the other arguments are passed on
         yield
 
 

@@ -1,4 +1,4 @@
-"""The `fedlit` command. Its help and version come at once; what the subcommands need takes seconds to import.
+"""The `fedlit` command. Its help and version are immediate; what the subcommands need takes seconds to import.
 
 A closed pipe, as after `| head -1`, or a closed stream (`2>&-`) ends no run.
 """
@@ -37,13 +37,12 @@ TOOLS = {  # each is `main` of the module of that name (with `_` for `-`) beside
     "report": "Write the page of a run: curves, who holds what, what was sent, events, configuration.",
     "recipes": "List the recipes that come with fedlit, or print one.",
 }
-RECIPES_READ_BY = (*SUBCOMMANDS, "export", "partition")  # after `--config`
 EXAMPLES = """\
 examples:
   fedlit fit --config fml_fashion.yaml                      a recipe that comes with fedlit, on embedded data
   fedlit fit --config fml_fashion.yaml --model.alpha 0.7    with an option changed
-  fedlit fit --config my.yaml --ckpt_path last              go on with the newest run
-  fedlit fit --config my.yaml --ckpt_path auto              go on if there is something, else begin
+  fedlit fit --config my.yaml --ckpt_path last              resume the newest run
+  fedlit fit --config my.yaml --ckpt_path auto              resume if there is a checkpoint, else begin
   fedlit fit --config fml_fashion.yaml --print_config       all options of a recipe, for a file of your own
   fedlit fit --help                                         every option
 """
@@ -66,12 +65,6 @@ def help_parser() -> ArgumentParser:
     return parser
 
 
-def versions() -> str:
-    """What `fedlit --version` prints: of installed packages, not of imported ones."""
-    parts = [f"{name} {version(name)}" for name in ("torch", "lightning")]
-    return f"fedlit {fedlit.__version__} ({', '.join(parts)}, Python {python_version()})"
-
-
 def main() -> None:
     """Entry point."""
     keep_streams()
@@ -84,30 +77,32 @@ def main() -> None:
         if os.environ.get("LOCAL_RANK", "0") == "0":  # one message for all processes
             sys.stderr.write("fedlit: stopped by SIGINT\n")
         raise SystemExit(128 + SIGINT) from None
-    lost = lost_output()
+    sys.stdout.flush()
+    lost = getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "lost", None)
     if lost is not None and sys.argv[1:2] != ["fit"]:  # of a fit, the records are what counts
         refuse(f"standard output is incomplete: {lost.strerror}.")
 
 
 def _run(args: list[str]) -> None:
+    command = args[0] if args else "--help"
+    names = [*SUBCOMMANDS, *TOOLS]
     if args in ([], ["-h"], ["--help"]):
         help_parser().print_help()
-        return
-    if args == ["--version"]:
-        print(versions())
-        return
-    if args[0] in RECIPES_READ_BY:
-        with refusals():
-            with_recipes_found(args)  # one that is missing or no YAML is refused before seconds of imports
-    if args[0] in TOOLS:
+    elif args == ["--version"]:
+        parts = [f"{name} {version(name)}" for name in ("torch", "lightning")]
+        print(f"fedlit {fedlit.__version__} ({', '.join(parts)}, Python {python_version()})")
+    elif command in TOOLS:
         look_here_last()
-        _imported(f"fedlit.cli.{args[0].replace('-', '_')}").main(args[1:])
-    elif args[0] in SUBCOMMANDS or args[0].startswith("-"):
+        _imported(f"fedlit.cli.{command.replace('-', '_')}").main(args[1:])
+    elif command in SUBCOMMANDS:
+        with refusals():
+            with_recipes_found(args)  # a recipe that is missing or no YAML is refused before seconds of imports
         _imported("fedlit.cli.app").main()
+    elif command.startswith("-"):
+        refuse("options come after the command: fedlit fit --config ...")
     else:
-        names = [*SUBCOMMANDS, *TOOLS]
-        hint = nearest(args[0], names) or f" There are {', '.join(names)}."
-        refuse(f"{args[0]!r} is no command.{hint}")
+        hint = nearest(command, names) or f" There are {', '.join(names)}."
+        refuse(f"{command!r} is no command.{hint}")
 
 
 def look_here_last() -> None:
@@ -153,19 +148,13 @@ class PipeSafeWriter(io.FileIO):
 def keep_streams() -> None:
     """Let standard output and error discard text instead of failing."""
     for name, descriptor in STREAMS.items():
-        if not _is_open(descriptor):
-            # Else the next file that is opened would be standard output, and be written to by all who print.
+        try:
+            os.fstat(descriptor)
+        except OSError:  # closed: the next file that is opened would be standard output, and be written to by prints
             _to_nowhere(descriptor, os.O_RDONLY if name == "stdin" else os.O_WRONLY)
         stream = getattr(sys, name)
-        if name != "stdin" and stream is getattr(sys, f"__{name}__"):  # else somebody has other plans with it
+        if name != "stdin" and stream is getattr(sys, f"__{name}__"):  # else it was redirected in Python
             setattr(sys, name, _pipe_safe(descriptor, stream))
-
-
-def lost_output() -> OSError | None:
-    """Why not all of standard output was written, if it was not: a full disk."""
-    sys.stdout.flush()
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
-    return getattr(raw, "lost", None)
 
 
 def _pipe_safe(descriptor: int, stream: TextIO | None) -> TextIO:
@@ -177,14 +166,6 @@ def _pipe_safe(descriptor: int, stream: TextIO | None) -> TextIO:
     # `write_through` (PYTHONUNBUFFERED) passes the text layer only: lines would wait in the buffer below it.
     is_prompt = descriptor == STREAMS["stderr"] or stream.line_buffering or stream.write_through
     return io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=is_prompt)
-
-
-def _is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 def _to_nowhere(descriptor: int, flags: int) -> None:

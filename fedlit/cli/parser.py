@@ -1,42 +1,45 @@
-"""The parser of the command line: LightningCLI's, with one-line errors and functions where classes may stand.
+"""The parser of the command line: LightningCLI's, with one-line errors, short help, and functions in place of classes.
 
 Networks that are not given `num_classes` take that of the data. A config may not name callables of the standard
 library, `torch.load` or `torch.hub`: none of them builds a network, an optimiser or data, and each would run before
 what it returns is refused. This catches slips and the plainest attacks only: a config is a program (docs/security.md).
 """
 
+import re
 import sys
 import sysconfig
-from argparse import SUPPRESS
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from argparse import SUPPRESS, Action, ArgumentError, HelpFormatter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from inspect import Parameter, isclass, signature
+from inspect import Parameter, isclass, isfunction, signature
 from pathlib import Path
 from pkgutil import resolve_name
 from types import ModuleType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn, get_args
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import DefaultHelpFormatter, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from torchmetrics import Metric
 
-from fedlit.cli.help import ShortHelp
-from fedlit.cli.inherited import given_options
-from fedlit.cli.messages import plain, refuse, suggestion
-from fedlit.cli.refusal import DEBUG
-from fedlit.cli.values import parsed, typed_values
+from fedlit import methods
+from fedlit.cli.messages import in_one_line, with_hint, with_variables
+from fedlit.cli.recipes import given_options, joined
+from fedlit.cli.refusal import DEBUG, refuse
 from fedlit.data import FederatedData
 from fedlit.data.datasets import published_classes
-from fedlit.federation import Federation
 
 STANDARD = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")]
 NUM_CLASSES = "num_classes"
+SUBCLASSES = re.compile(r", known subclasses: (.*)\)$", re.DOTALL)
+MOST = 16  # classes that the help of an option names
+OTHERS = ("torch", "torchvision", "torchmetrics", "lightning", "jsonargparse")  # of their many classes, a few
+USUAL = ("SGD", "Adam", "AdamW", "StepLR", "CosineAnnealingLR", "TensorBoardLogger", "CSVLogger", "MulticlassF1Score")
 
 
 class Parser(LightningArgumentParser):
-    """A parser that refuses in one line, in the user's words, with the nearest option for a slip.
+    """A parser with errors in one line, which name the nearest option for a slip.
 
     Attributes:
         complete: Sets options that follow from others, before they are printed (`--print_config`) or saved.
@@ -54,17 +57,17 @@ class Parser(LightningArgumentParser):
         return super().dump(cfg, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        message = with_hint(message, self._names())
+        if not self.exit_on_error:  # the parser of a class: the one around it puts its option's name before the message
+            raise ArgumentError(None, message) from ex
         if DEBUG:
             raise ValueError(message) from ex
-        message = plain(message)
-        refuse(message + suggestion(message, self._names()))
+        refuse(with_variables(in_one_line(message), sys.argv[1:]))
 
     def parse_args(self, args: Sequence[str] | None = None, *more: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        if args is not None and len(args) == 1:
-            option, _, value = args[0].partition("=")
-            if value == "None" and was_typed_null(option.lstrip("-")):
-                # An option two classes deep: jsonargparse has read `null`, and writes what it read as Python does.
-                args = [f"{option}=null"]
+        if args is not None and len(args) == 1 and args[0].endswith("=None"):
+            # An option two classes deep: jsonargparse has read `null`, and writes what it read as Python does.
+            args = [args[0].removesuffix("None") + "null"]
         return super().parse_args(args, *more, **kwargs)
 
     def instantiate_classes(self, cfg: Namespace, **kwargs: Any) -> Namespace:
@@ -72,9 +75,6 @@ class Parser(LightningArgumentParser):
             cfg = cfg.clone()
             for name in ("trainer", "model", "data"):
                 check_calls(cfg[cfg.subcommand].get(name), name)
-            check_nulls(cfg[cfg.subcommand].get("trainer"), "trainer", Federation)
-            for name in ("model", "data"):
-                check_nulls(cfg[cfg.subcommand].get(name), name)
             cfg[cfg.subcommand].model = with_factories(cfg[cfg.subcommand].get("model"))
         # Lightning calls it by the name that jsonargparse gave up in 4.49.
         instantiate = getattr(super(), "instantiate", None) or super().instantiate_classes
@@ -110,40 +110,79 @@ class Parser(LightningArgumentParser):
         return {action.dest for parser in parsers for action in parser._actions}
 
 
-def was_typed_null(option: str) -> bool:
-    """Whether what was typed for an option, or for one that ends like it, is YAML's null and not the word None."""
-    for name, value in typed_values(sys.argv[1:]):
-        if value and f".{name.replace('.init_args', '')}".endswith(f".{option}") and parsed(value) is None:
-            return True
-    return False
+class ShortHelp(DefaultHelpFormatter):
+    """Options without the names of environment variables, and with a few of the classes that they take."""
+
+    def add_usage(self, usage: str | None, actions: Iterable[Action], *args: Any, **kwargs: Any) -> None:
+        """The command alone: all options follow below."""
+        is_for_name = len(args) > 1  # with an empty prefix, it becomes the name of subcommands
+        super().add_usage(usage if is_for_name else "%(prog)s", actions, *args, **kwargs)
+
+    def _format_action_invocation(self, action: Action) -> str:
+        return HelpFormatter._format_action_invocation(self, action)
+
+    def _expand_help(self, action: Action) -> str:
+        return SUBCLASSES.sub(lambda found: f", such as {such_as(found[1].split(', '))})", super()._expand_help(action))
 
 
-def check_nulls(config: Any, path: str, kind: Callable | None = None) -> None:
-    """Refuse `null` for an option that has no such value: jsonargparse lets it stand for any type.
+def such_as(paths: list[str]) -> str:
+    """A few classes of many: fedlit's and the user's own, else the usual ones of torch.
 
-    Args:
-        config: Options, or a class with its options, or several of them.
-        path: As the user types it.
-        kind: What the options are arguments of, where they do not say.
+    Example:
+        >>> such_as(["torch.optim.ASGD", "torch.optim.SGD", "torch.optim.Adam"])
+        'SGD, Adam'
+        >>> such_as(["torch.nn.Linear", "fedlit.networks.LeNet5", "my.Net"])
+        'LeNet5, Net'
     """
-    if isinstance(config, list):
-        for entry in config:
-            check_nulls(entry, path)
-    if not isinstance(config, Namespace | dict):
-        return
-    options = config
-    if "class_path" in config:
-        kind = resolve_name(config["class_path"])
-        options = config.get("init_args") or {}
-    parameters = signature(kind).parameters if kind is not None else {}
-    for name, value in dict(vars(options) if isinstance(options, Namespace) else options).items():
-        if value is None and name in parameters and not _takes_none(parameters[name]):
-            raise ValueError(f"`{path}.{name}` must have a value, got null.")
-        check_nulls(value, f"{path}.{name}")
+    own = [path for path in paths if path.partition(".")[0] not in OTHERS]
+    names = [path.rpartition(".")[2] for path in own or paths]
+    usual = names if own else [name for name in USUAL if name in names]
+    return ", ".join((usual or names)[:MOST])
 
 
-def _takes_none(parameter: Parameter) -> bool:
-    return parameter.default is None or any(word in str(parameter.annotation) for word in ("None", "Optional", "Any"))
+def with_functions(args: list[str]) -> list[str]:
+    """The arguments with `--model.network FUNCTION` in the form that may have arguments, as a class may.
+
+    jsonargparse takes the name of a function for the function itself, and wants it to say `-> nn.Module`.
+    """
+    method = method_of(args)
+    parameters = signature(method).parameters if method is not None else {}
+    found = []
+    for arg in joined(args):
+        option, _, value = arg.partition("=")
+        parameter = parameters.get(option.removeprefix("--model."))
+        if (
+            parameter is not None
+            and _takes_factory(parameter.annotation)
+            and "." in value
+            and isfunction(_resolved(value))
+        ):
+            arg = f"{option}={{class_path: {value}}}"
+        found.append(arg)
+    return found
+
+
+def _takes_factory(hint: Any) -> bool:
+    """Whether it is a `NetworkFactory`, or may be one, by whichever module's `Callable` it is written."""
+    return any(get_args(part) == get_args(methods.NetworkFactory) for part in (hint, *get_args(hint)))
+
+
+def method_of(args: list[str]) -> type | None:
+    """The class of the method; None where there is no such class."""
+    name = ""
+    for option, value in given_options(args):
+        if option in ("model", "model.class_path") and isinstance(value, str):
+            name = value
+    found = _resolved(name) if "." in name else getattr(methods, name, None)
+    return found if isclass(found) else None
+
+
+def _resolved(path: str) -> Any:
+    """What a path leads to; None if it cannot be imported, which is reported elsewhere."""
+    try:
+        return resolve_name(path)
+    except Exception:  # a user's module raises what it likes
+        return None
 
 
 def with_factories(config: Any) -> Any:
@@ -193,47 +232,23 @@ def is_forbidden(path: str) -> bool:
         >>> [is_forbidden(path) for path in ("torch.nn.Linear", "fedlit.networks.MLP")]
         [False, False]
     """
-    return any(_is_standard(part) or _loads(part) for part in _parts(path))
-
-
-def _parts(path: str) -> Iterator[Any]:
-    """What the names of a dotted path stand for, one after the other; of a partial, what it calls."""
     names = path.split(".")
     for end in range(1, len(names) + 1):
-        try:
-            found = resolve_name(".".join(names[:end]))
-        except Exception:  # no such name, or a user's module may raise anything; reported elsewhere
-            return
+        found = _resolved(".".join(names[:end]))
         while isinstance(found, partial):
             found = found.func
-        yield found
+        module = found.__name__ if isinstance(found, ModuleType) else str(getattr(found, "__module__", None))
+        if found is torch.load or module == "torch.hub" or _is_standard(module):
+            return True
+    return False
 
 
-def _is_standard(part: Any) -> bool:
-    """Whether a module, a class or a function is of the standard library, and not a file of that name elsewhere."""
-    name = part.__name__ if isinstance(part, ModuleType) else getattr(part, "__module__", None)
-    if not isinstance(name, str) or name.partition(".")[0] not in sys.stdlib_module_names:
+def _is_standard(module: str) -> bool:
+    """Whether a module is of the standard library, and not a file of that name elsewhere."""
+    if module.partition(".")[0] not in sys.stdlib_module_names:
         return False
-    file = getattr(sys.modules.get(name), "__file__", None)
+    file = getattr(sys.modules.get(module), "__file__", None)
     return file is None or any(Path(file).resolve().is_relative_to(place) for place in STANDARD)
-
-
-def _loads(part: Any) -> bool:
-    return part is torch.load or part is torch.hub or getattr(part, "__module__", None) == torch.hub.__name__
-
-
-class SizedNetwork(NamedTuple):
-    """A class or function with `num_classes` that builds a network.
-
-    Attributes:
-        option: As it would be typed, such as `model.network`.
-        args: That it is given, and defaults.
-        is_required: Whether it must be given how many.
-    """
-
-    option: str
-    args: Namespace
-    is_required: bool
 
 
 def link_num_classes(config: Namespace, args: list[str]) -> None:
@@ -247,11 +262,13 @@ def link_num_classes(config: Namespace, args: list[str]) -> None:
     """
     number = _num_classes(config.get("data"))
     given = {option for option, _ in given_options(args)}
-    for network in _networks(config.get("model"), "model"):
-        option = f"{network.option}.{NUM_CLASSES}"
+    for network, builder, arguments in _networks(config.get("model"), "model"):
+        option = f"{network}.{NUM_CLASSES}"
+        parameter = signature(builder).parameters.get(NUM_CLASSES)  # else it is one of its **kwargs
+        is_required = parameter is not None and parameter.default is Parameter.empty
         if number is not None and option not in given:
-            network.args[NUM_CLASSES] = number
-        elif network.is_required and network.args[NUM_CLASSES] is None:
+            arguments[NUM_CLASSES] = number
+        elif is_required and arguments[NUM_CLASSES] is None:
             raise ValueError(f"`{option}` must be given.")
 
 
@@ -267,19 +284,17 @@ def _num_classes(data: Any) -> int | None:
     return published_classes(str(args.get("dataset")))
 
 
-def _networks(value: Any, option: str) -> Iterator[SizedNetwork]:
-    """Classes and functions that build networks, within an option of the model."""
+def _networks(value: Any, option: str) -> Iterator[tuple[str, Callable, Namespace]]:
+    """Options of the model that build networks with `num_classes`: what builds them, and its arguments."""
     if isinstance(value, list):  # an entry's option is named without its index
         for entry in value:
             yield from _networks(entry, option)
     if not isinstance(value, Namespace | dict):
         return
-    parts = vars(value) if isinstance(value, Namespace) else value
-    args = parts.get("init_args")
-    if "class_path" in parts and isinstance(args, Namespace) and NUM_CLASSES in args:
-        builder = resolve_name(parts["class_path"])
+    args = value.get("init_args")
+    if "class_path" in value and isinstance(args, Namespace) and NUM_CLASSES in args:
+        builder = resolve_name(value["class_path"])
         if not isclass(builder) or issubclass(builder, nn.Module):
-            parameter = signature(builder).parameters.get(NUM_CLASSES)  # else it is one of its **kwargs
-            yield SizedNetwork(option, args, parameter is not None and parameter.default is Parameter.empty)
-    for name, part in parts.items():
+            yield option, builder, args
+    for name, part in (vars(value) if isinstance(value, Namespace) else value).items():
         yield from _networks(part, option if name == "init_args" else f"{option}.{name}")

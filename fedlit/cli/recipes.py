@@ -1,6 +1,6 @@
-"""Recipes on the command line: looked up in the current folder, then among fedlit's own, and checked at once.
+"""Arguments of the command line: recipes are found and checked, and variables of the environment become options.
 
-`fedlit recipes` lists them, or prints one.
+`fedlit recipes` lists the recipes, or prints one.
 """
 
 import difflib
@@ -9,23 +9,23 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 import fedlit
 from fedlit.cli.refusal import OneLineParser, nearest, refuse
-from fedlit.cli.values import PREFIX, check_values, environment_options, typed_values
 from fedlit.notices import Notice
 from fedlit.records.run_folder import RUNS, last_checkpoint
-from fedlit.strict_yaml import read_yaml
+from fedlit.strict_yaml import TooLarge, parse_yaml, read_yaml
 
 CONFIG = ("-c", "--config")
+PREFIX = "FEDLIT_"
 COMMANDS = ("FIT", "VALIDATE", "TEST", "PREDICT", "ADAPT")  # that have options in the environment
-CKPT_PATH = ("--ckpt_path",)
+NUMBER = re.compile(r"-\.?\d")
 EXAMPLES = """\
 examples:
   fedlit recipes                                   one line each
@@ -34,57 +34,161 @@ examples:
 """
 
 
+class Variable(NamedTuple):
+    """A variable of the environment that is an option of a command."""
+
+    name: str
+    option: str
+    value: str
+
+
 def with_recipes_found(args: list[str]) -> list[str]:
-    """The arguments with every `--config NAME` replaced by its file; `last` and `best` are of the config's own run.
+    """The arguments, each as `--option=value`: recipes first, as files, then the environment, then what was typed.
 
-    What the environment says follows the recipes and comes before what is typed: the last one counts.
+    `last`, `best` and `auto` are checkpoints of the run whose config is given.
     """
-    check_values(args)
     check_environment()
-    found = with_values(with_environment(recipes_first(args)), CONFIG, lambda name: checked_recipe(find_recipe(name)))
-    return with_values(found, CKPT_PATH, lambda ckpt_path: of_own_run(ckpt_path, found) or "null")
-
-
-def note_configs(args: list[str]) -> None:
-    """Note the configs that a command other than `fit` has built from; a fit saves its own.
-
-    Args:
-        args: Of the command line, with recipes found.
-    """
-    files = recipe_files(args)
-    if files and args[0] != "fit":
-        warnings.warn(f"Built from the config {', '.join(files)}.", Notice, stacklevel=2)
-
-
-def with_environment(args: list[str]) -> list[str]:
-    """The arguments, recipes first, with those of the environment: its recipe before others, its options after them."""
-    if not args or args[0].startswith("-"):
-        return args
-    variables = environment_options(args[0])
-    recipe = [f"--config={variable.value}" for variable in variables if variable.option == "config"]
+    args = joined(args)
+    command = [arg for arg in args[:1] if not arg.startswith("-")]
+    typed = args[len(command) :]
+    for arg in typed:
+        if command and not arg.startswith("-"):
+            raise ValueError(f"{arg!r} is one argument too many; a recipe is given by `--config {arg}`.")
+    variables = environment_options(command[0]) if command else []
+    recipes = [_found_for(variable) for variable in variables if variable.option == "config"]
+    recipes += [_found(arg) for arg in typed if _is_config(arg)]
     options = [f"--{variable.option}={variable.value}" for variable in variables if variable.option != "config"]
-    end = 1
-    while end < len(args) and (args[end - 1] in CONFIG or args[end].partition("=")[0] in CONFIG):
-        end += 1
-    return [args[0], *recipe, *args[1:end], *options, *args[end:]]
+    options += [arg for arg in typed if not _is_config(arg)]
+    found = [*command, *recipes, *options]
+    check_values(found)
+    return [_of_own_run(arg, found) for arg in found]
 
 
-def recipes_first(args: list[str]) -> list[str]:
-    """The arguments with recipes ahead of all options: what is typed wins, wherever it stands.
+def check_values(args: list[str]) -> None:
+    """Refuse values that are no text, or that parsers would not come to the end of."""
+    for option, value in typed_values(args):
+        if value != value.encode(errors="ignore").decode():
+            raise ValueError(f"`--{option}` has bytes that are not UTF-8.")
+        try:
+            parse_yaml(value, f"`--{option}`")
+        except TooLarge:
+            raise
+        except ValueError:  # then it is text
+            continue
+
+
+def joined(args: Iterable[str]) -> list[str]:
+    """The arguments with each value behind its option and `=`.
 
     Example:
-        >>> recipes_first(["fit", "--a", "1", "-c", "x", "--b=2", "--config=y"])
-        ['fit', '-c', 'x', '--config=y', '--a', '1', '--b=2']
+        >>> joined(["fit", "--a.b", "1", "--c=2", "--d", "-3", "--e"])
+        ['fit', '--a.b=1', '--c=2', '--d=-3', '--e']
     """
-    command = [arg for arg in args[:1] if not arg.startswith("-")]
-    recipes: list[str] = []
-    rest: list[str] = []
-    before = ""
-    for arg in args[len(command) :]:
-        is_of_recipe = before in CONFIG or arg.partition("=")[0] in CONFIG
-        (recipes if is_of_recipe else rest).append(arg)
-        before = arg
-    return [*command, *recipes, *rest]
+    found: list[str] = []
+    for arg in args:
+        is_value = not arg.startswith("-") or NUMBER.match(arg) is not None
+        if is_value and found and found[-1].startswith("-") and "=" not in found[-1]:
+            found[-1] += f"={arg}"
+        else:
+            found.append(arg)
+    return found
+
+
+def typed_values(args: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Options without their dashes, and their values.
+
+    Example:
+        >>> list(typed_values(["fit", "--a.b=1", "--c"]))
+        [('a.b', '1'), ('c', '')]
+    """
+    for arg in joined(args):
+        if arg.startswith("-"):
+            option, _, value = arg.partition("=")
+            yield option.lstrip("-"), value
+
+
+def parsed(value: str) -> Any:
+    """What was typed, as YAML reads it; text where it cannot be read."""
+    try:
+        return parse_yaml(value, "it")
+    except ValueError:
+        return value
+
+
+def given_options(args: list[str]) -> Iterator[tuple[str, Any]]:
+    """Every option that recipes, the environment or the user give, and its value, in the order in which they count."""
+    for file in recipe_files(args):
+        yield from written_options(recipe_content(file))
+    for option, text in typed_values(args):
+        if text and option:
+            option = option.replace(".init_args", "")
+            yield option, parsed(text)
+            yield from written_options(parsed(text), option)
+
+
+def written_options(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every option of a recipe, as it would be typed, without `init_args`, and its value.
+
+    Example:
+        >>> dict(written_options({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}}))["model.alpha"]
+        0.5
+    """
+    if isinstance(content, list):  # of augmentations, of callbacks: options are named without an index
+        for entry in content:
+            yield from written_options(entry, prefix)
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        path = f"{prefix}.{key}".lstrip(".")
+        if key == "init_args":
+            path = prefix
+        else:
+            yield path, value
+        yield from written_options(value, path)
+
+
+def environment_options(command: str) -> list[Variable]:
+    """What the environment says for a command: FEDLIT_FIT__TRAINER__NUM_ROUNDS is `trainer.num_rounds` of `fit`.
+
+    A name in capitals is of an option in small letters. A class comes before its arguments.
+    """
+    prefix = f"{PREFIX}{command.upper()}__"
+    found = []
+    for name, value in os.environ.items():
+        if name.startswith(prefix):
+            option = name.removeprefix(prefix).replace("__", ".")
+            found.append(Variable(name, option.lower() if option.isupper() else option, value))
+    return sorted(found, key=lambda variable: (variable.option.count("."), variable.option))
+
+
+def check_environment() -> None:
+    """Refuse a variable that looks like an option but is of no command."""
+    for name in os.environ:
+        command, is_option, option = name.removeprefix(PREFIX).partition("__")
+        if name.startswith(PREFIX) and (is_option or command == "CONFIG") and command not in COMMANDS:
+            example = f"{PREFIX}FIT__{option or command}"
+            raise ValueError(f"`{name}` names no command; variables are such as {example}.")
+
+
+def _is_config(arg: str) -> bool:
+    return arg.partition("=")[0] in CONFIG
+
+
+def _found(arg: str) -> str:
+    option, is_given, name = arg.partition("=")
+    return f"{option}={checked_recipe(find_recipe(name))}" if is_given else arg
+
+
+def _found_for(variable: Variable) -> str:
+    try:
+        return _found(f"--config={variable.value}")
+    except ValueError as error:
+        raise ValueError(f"`{variable.name}`: {error}") from error
+
+
+def _of_own_run(arg: str, args: list[str]) -> str:
+    option, _, value = arg.partition("=")
+    return f"{option}={of_own_run(value, args) or 'null'}" if option == "--ckpt_path" and value else arg
 
 
 def of_own_run(ckpt_path: str, args: list[str]) -> str | None:
@@ -116,91 +220,31 @@ def _checkpoints_of(files: list[str]) -> Path | None:
     return None
 
 
-def check_environment() -> None:
-    """Refuse a variable that looks like an option but is of no command, and a recipe that is no file."""
-    for name, value in os.environ.items():
-        command, is_option, option = name.removeprefix(PREFIX).partition("__")
-        if not name.startswith(PREFIX) or not (is_option or command in ("CONFIG", "SUBCOMMAND")):
-            continue
-        if command not in COMMANDS:
-            example = f"{PREFIX}FIT__{option or command}"
-            raise ValueError(f"`{name}` names no command; variables are such as {example}.")
-        if option == "CONFIG":
-            try:
-                checked_recipe(find_recipe(value))
-            except ValueError as error:
-                raise ValueError(f"`{name}`: {error}") from error
+def note_configs(args: list[str]) -> None:
+    """Name the configs that a command other than `fit` has built from; a fit saves its own."""
+    files = recipe_files(args)
+    if files and args[0] != "fit":
+        warnings.warn(f"Built from the config {', '.join(files)}.", Notice, stacklevel=2)
 
 
 def recipe_files(args: list[str]) -> list[str]:
     """The files given by `--config`, in order."""
-    given: list[str] = []
-
-    def note(name: str) -> str:
-        given.append(name)
-        return name
-
-    with_values(args, CONFIG, note)
-    return [name for name in given if _is_file(Path(name))]
+    return [value for option, value in typed_values(args) if option in ("c", "config") and _is_file(value)]
 
 
 def recipe_content(recipe: str) -> Any:
-    """What a recipe holds; nothing where it is the recipe that is refused."""
+    """What a recipe holds; None where it cannot be read, which is refused elsewhere."""
     try:
         return read_yaml(Path(recipe), recipe)
     except (ValueError, OSError):
         return None
 
 
-def written_options(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every option of a recipe, as it would be typed, without `init_args`, and its value.
-
-    Example:
-        >>> dict(written_options({"model": {"class_path": "FML", "init_args": {"alpha": 0.5}}}))["model.alpha"]
-        0.5
-    """
-    if isinstance(content, list):  # of augmentations, of callbacks: a step's option is named without its index
-        for entry in content:
-            yield from written_options(entry, prefix)
-    if not isinstance(content, dict):
-        return
-    for key, value in content.items():
-        path = f"{prefix}.{key}".lstrip(".")
-        if key == "init_args":
-            path = prefix
-        else:
-            yield path, value
-        yield from written_options(value, path)
-
-
-def with_values(args: list[str], options: tuple[str, ...], change: Callable[[str], str]) -> list[str]:
-    """The arguments with the values of some options changed, whether typed after a space or after `=`.
-
-    Example:
-        >>> with_values(["fit", "-c", "a", "--config=b", "c"], CONFIG, str.upper)
-        ['fit', '-c', 'A', '--config=B', 'c']
-    """
-    changed = []
-    before = ""
-    for arg in args:
-        option, equals, value = arg.partition("=")
-        if before in options:
-            changed.append(change(arg))
-        elif option in options and equals:
-            changed.append(f"{option}={change(value)}")
-        else:
-            changed.append(arg)
-        before = arg
-    return changed
-
-
 def find_recipe(name: str) -> str:
     """A file in the current folder, or the recipe of that name that comes with fedlit."""
-    if _is_file(Path(name)):
-        return name
-    for folder in _folders():
-        if _is_file(folder / name):
-            return str(folder / name)
+    for path in (Path(name), *(folder / name for folder in _folders())):
+        if _is_file(path):
+            return str(path) if path.is_absolute() else name
     hint = "`fedlit recipes` lists fedlit's own."
     near = difflib.get_close_matches(name, own_recipes(), n=1)
     if near:
@@ -208,11 +252,10 @@ def find_recipe(name: str) -> str:
     raise ValueError(f"`--config {name}`: there is no such file here, nor such a recipe; {hint}")
 
 
-def _is_file(path: Path) -> bool:
-    """Whether it is; what cannot be a name is none."""
+def _is_file(path: str | Path) -> bool:
     try:
-        return path.is_file()
-    except (OSError, ValueError):  # too long; not Unicode
+        return Path(path).is_file()
+    except (OSError, ValueError):  # too long, or not Unicode
         return False
 
 
@@ -236,15 +279,13 @@ def checked_recipe(path: str) -> str:
     content = read_yaml(Path(path), f"`--config {path}`")
     if isinstance(content, dict) and content:
         return path
-    kind = "nothing"
-    if content:
-        kind = f"a {type(content).__name__}"
+    kind = f"a {type(content).__name__}" if content else "nothing"
     raise ValueError(f"`--config {path}` must hold options by name, such as `trainer:`, got {kind}.")
 
 
 def main(args: list[str]) -> None:
     """List the recipes that come with fedlit, or print one."""
-    parser = OneLineParser("fedlit recipes", "List the recipes that come with fedlit, or print one.", epilog=EXAMPLES)
+    parser = OneLineParser("fedlit recipes", str(main.__doc__), epilog=EXAMPLES)
     parser.add_argument("word", nargs="?", metavar="WORD", help="A recipe's name prints it; else, what to look for.")
     word = parser.parse_args(args).word
     recipes = own_recipes()

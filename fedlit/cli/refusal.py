@@ -1,4 +1,4 @@
-"""One-line errors for bad input, exit code 2; without torch, for what must come at once."""
+"""One-line errors for bad input, exit code 2; imports nothing that takes long."""
 
 import difflib
 import os
@@ -26,7 +26,7 @@ def refuse(message: str, code: int = BAD_INPUT) -> NoReturn:
 
 
 def on_one_line(message: str) -> str:
-    """The message without the middle of what is too long to be read, and without what a terminal would act on.
+    """The message without the middle of what is too long, and without control characters.
 
     Example:
         >>> on_one_line(f"got {'x' * 1000}.")[-20:]
@@ -40,25 +40,13 @@ def on_one_line(message: str) -> str:
 
 
 def _abridged(text: str, longest: int) -> str:
-    if len(text) <= longest:
-        return text
     half = longest // 2
-    return f"{text[:half]} ... {text[-half:]}"
-
-
-def give_up(message: str, is_fit: bool) -> NoReturn:
-    """One line, exit code 3: the input was good, but the run could not go on, or new clients could not join."""
-    recorded = "see events.jsonl, " if is_fit else ""
-    sys.stderr.write(f"fedlit: {message} ({recorded}FEDLIT_DEBUG=1 shows where)\n")
-    raise SystemExit(3)
+    return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Report bad input (a ValueError, a file that cannot be read) in one line.
-
-    The exit code is 2, and 4 where a disk is full.
-    """
+    """Report bad input (a ValueError, a file that cannot be read) in one line; exit code 2, or 4 for a full disk."""
     try:
         yield
     except (ValueError, OSError) as error:
@@ -83,26 +71,18 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 class OneLineParser(ArgumentParser):
-    """argparse's, with refusals in one line and no abbreviations."""
+    """argparse's, with one-line errors and no abbreviations."""
 
     def __init__(self, prog: str, description: str, **kwargs: Any) -> None:
-        super().__init__(
-            prog,
-            description=description,
-            formatter_class=RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-            **kwargs,
-        )
+        kwargs = {"formatter_class": RawDescriptionHelpFormatter, "allow_abbrev": False, **kwargs}
+        super().__init__(prog, description=description, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        words = message.removeprefix("unrecognized arguments: ").split()
-        if len(words) == len(message.split()):
+        unknown = re.match(r"unrecognized arguments: (--?([\w-]+))", message)
+        if unknown is None:
             refuse(f"{self.prog}: {message}.")
-        option = words[0].partition("=")[0]
-        if not option.startswith("-"):
-            refuse(f"{self.prog}: {option!r} is one argument too many.")
         names = [*re.findall(r"--([\w-]+)", self.format_usage()), "help"]
-        refuse(f"`{option}` is not an option of {self.prog}.{nearest(option.lstrip('-'), names)}")
+        refuse(f"`{unknown[1]}` is not an option of {self.prog}.{nearest(unknown[2], names)}")
 
 
 def need_report(what: str) -> None:

@@ -9,8 +9,8 @@ from fedlit.data.assignment import Assignment
 from fedlit.data.batches import Batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
+from fedlit.data.items import describe, joined
 from fedlit.data.splits import Part, PublicPool, Splits, StackedSamples
-from fedlit.data.trees import describe, joined
 
 
 class JointData(FederatedData):
@@ -100,6 +100,8 @@ class JointData(FederatedData):
         val: list[np.ndarray] = []
         opted_in: list[np.ndarray] = []
         own_test: list[np.ndarray] = []
+        censored: list[np.ndarray] = []
+        has_copies = any(part.assignment.censored for part in self.parts)
         train_before = 0
         val_before = 0
         test_before = 0
@@ -107,11 +109,14 @@ class JointData(FederatedData):
             train += [index + train_before for index in part.assignment.train]
             val += [index + val_before for index in part.assignment.val]
             opted_in += part.assignment.opted_in
+            if has_copies:
+                copies = part.assignment.censored or [np.empty(0, np.int64)] * part.num_clients
+                censored += [index + train_before for index in copies]
             own_test += [index + test_before for index in part.assignment.own_test]
             train_before += len(part.splits.train)
             val_before += len(part.splits.part(val_split))
             test_before += len(part.splits.test)
-        return Assignment(train, val, val_split, opted_in, own_test)
+        return Assignment(train, val, val_split, opted_in, own_test, censored)
 
     def client(self, id: int, round: int = 0) -> Client:
         return replace(super().client(id, round), num_classes=self._part_of[id].splits.num_classes)

@@ -7,15 +7,12 @@ Invariants: the same bits with any number of workers; where nothing is random, t
 gives another sample in every epoch, and the same one in every evaluation.
 """
 
-import ctypes
 import random
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from multiprocessing import active_children
 from typing import Any
 
@@ -24,13 +21,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fedlit.data.batches import Batches, DropLast, RowBatches, Transform, next_order, num_batches
-from fedlit.data.items import Roles, as_input, as_target, class_of
-from fedlit.data.trees import Tree, describe, equal, mapped, moved, stacked
+from fedlit.data.items import Roles, Tree, as_input, as_target, class_of, describe, equal, stacked
 from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
-PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
 @dataclass(frozen=True)
@@ -109,9 +103,8 @@ class Reader(Dataset):
         inputs = [as_input(x, f"x {self._place(index)}") for index, (x, _) in zip(indices, pairs, strict=True)]
         classes = [class_of(y) for _, y in pairs]
         if None not in classes and _are_alike(inputs):
-            return torch.stack(inputs), torch.tensor(
-                classes
-            )  # of numbers: a tensor each would take several times as long
+            # Of numbers: a tensor each would take several times as long.
+            return torch.stack(inputs), torch.tensor(classes)
         targets = [as_target(y, f"y {self._place(index)}") for index, (_, y) in zip(indices, pairs, strict=True)]
         samples = list(zip(inputs, targets, strict=True))
         kind = describe(samples[0])
@@ -180,109 +173,11 @@ def _begin_worker(_: int) -> None:
     signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-@dataclass
-class LoadedBatches:
-    """Batches of samples that are read one by one.
-
-    Args:
-        reader: Of the data set.
-        index: Places of the samples in the data set, ``[N]``.
-        batch_size: Samples per batch; the last batch may be smaller.
-        generator: Shuffles and augments, and what samples draw follows from it; None keeps order and draws.
-        transform: Applied to each batch of inputs, with the generator and the positions of its samples in `index`.
-        drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
-        indexed: Batches also hold the positions of their samples in `index`.
-        hidden: Of which samples the targets are replaced by -1, ``[N]``; None: of none.
-    """
-
-    reader: Reader
-    index: np.ndarray
-    batch_size: int
-    generator: torch.Generator | None = None
-    transform: Transform | None = None
-    drop_last: DropLast = False
-    indexed: bool = False
-    hidden: Tensor | None = None
-    _device: torch.device = field(default=torch.device("cpu"), repr=False)
-    _epoch: int = field(default=0, repr=False)
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.index)
-
-    def __len__(self) -> int:
-        return num_batches(self.num_samples, self.batch_size, self.drop_last)
-
-    def order(self) -> Tensor:
-        """Positions of the samples in the next epoch."""
-        return next_order(self.num_samples, self.generator)
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        seed_of = self._seeds()
-        order = self.order()
-        parts = order.split(self.batch_size)[: len(self)]
-        keys: list[Key] = []
-        for part in parts:
-            positions = part.tolist()
-            keys.append((self.index[positions].tolist(), [seed_of(position) for position in positions]))
-        with closing(self.reader.batches(keys)) as batches:  # its workers end when nobody asks for more
-            for part, (x, y) in zip(parts, batches, strict=True):
-                yield self._ready(part, x, y)
-
-    def _seeds(self) -> Callable[[int], int]:
-        """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
-        if self.generator is None:
-            return lambda position: fixed_seed(int(self.index[position]))
-        # Of a copy: what the generator draws next must be what it draws for samples in memory.
-        ahead = torch.Generator()
-        ahead.set_state(self.generator.get_state())
-        drawn = int(torch.randint(2**62, (), generator=ahead))
-        self._epoch += 1  # a permutation of one sample draws nothing
-        return partial(derive, drawn, "sample", self._epoch)
-
-    def _ready(self, positions: Tensor, x: Tree, y: Tree) -> tuple[Any, ...]:
-        if self.hidden is not None:
-            y = without_targets(y, self.hidden[positions])
-        x = moved(x, self._device)
-        y = moved(y, self._device)
-        if self.transform is not None:
-            x = self.transform(x, self.generator, positions)
-        if self.indexed:
-            return x, y, positions.to(self._device)
-        return x, y
-
-    def to(self, device: torch.device) -> "LoadedBatches":
-        self._device = device
-        return self
-
-    def first(self, number: int | None) -> "LoadedBatches":
-        """The same of the first samples only; of all for None."""
-        hidden = None if self.hidden is None else self.hidden[:number]
-        return replace(self, index=self.index[:number], hidden=hidden)
 
 
 def fixed_seed(index: int) -> int:
     """What a sample is read by where every reading is to be the same."""
     return derive(0, "sample", index)
-
-
-def without_targets(y: Tree, hidden: Tensor) -> Tree:
-    """Targets ``[N, ...]`` with -1 in place of those that are hidden."""
-    rows = hidden.nonzero().flatten()
-
-    def hide(leaf: Tensor) -> Tensor:
-        if len(rows) and not leaf.is_signed():
-            raise ValueError(f"`data.public` hides targets by -1, which {describe(leaf)} cannot hold.")
-        return leaf.index_fill(0, rows, -1)
-
-    return mapped(hide, y)
-
-
-AnyBatches = Batches | RowBatches | LoadedBatches
 
 
 TRIED = 4  # samples, from the first to the last

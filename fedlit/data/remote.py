@@ -78,6 +78,8 @@ def restrict_to_client(data: FederatedData, client: int) -> None:
         client: Its number.
     """
     num_clients = data.num_clients
+    if data.censor:
+        raise ValueError("`data.censor` is for a simulation: a host censors its data itself before it takes part.")
     if not isinstance(data.opt_out, list):
         if data.opt_out not in (0, 1):
             raise ValueError(f"`data.opt_out` must be ids where clients have their own data, got {data.opt_out}.")

@@ -1,20 +1,15 @@
-"""The results of a study: a line for each run and a summary for each cell.
+"""The results of a study: a line for each run and a summary for each cell, from the records of the runs."""
 
-They come from the records of the runs, or from a runs.csv alone (`RecordedResults`).
-"""
-
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import nan
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedlit.records.rows import CONVERGENCE, POOLED
-from fedlit.studies.measure import TO_TARGET, Direction, Measure, OverClients
+from fedlit.records.rows import POOLED
+from fedlit.studies.measure import TO_TARGET, Measure, OverClients
 from fedlit.studies.outcome import Outcome, number_of, over_clients
 from fedlit.studies.statistics import Estimate, estimate, paired
 from fedlit.studies.study import Cell, SeedPair, Study
@@ -38,9 +33,6 @@ RUN_COLUMNS = (
     "folder",
 )
 AVERAGED = ("worst_client", "worst_tenth", "spread", "better_than_alone", "rounds", "bytes", "seconds", *TO_TARGET)
-DIRECTIONS: dict[str, Direction] = {"acc": "max", "loss": "min", CONVERGENCE: "min"}  # of runs of classification
-SEEDS = ("training_seed", "partition_seed")
-WORDS = ("row", "column", "status", "folder")
 
 
 def results_of(
@@ -97,6 +89,10 @@ class Results:
         """The lines of a cell's runs that are done."""
         runs = self.runs_of(cell)
         return runs[runs["status"] == "done"]
+
+    def outcomes_of(self, cell: Cell) -> list[tuple[SeedPair, Outcome]]:
+        """The runs of a cell that are done, in the order of the study's seeds."""
+        return [(seeds, self.outcomes[cell, seeds]) for seeds in self.study.seeds if (cell, seeds) in self.outcomes]
 
     def values(self, cell: Cell) -> dict[SeedPair, float]:
         """The measured number of every run that is done and, if there is a target, reached it."""
@@ -249,66 +245,3 @@ def _to_target(outcome: Outcome, measure: Measure) -> dict[str, float | None]:
     for at in TO_TARGET:
         found[at] = number_of(outcome, replace(measure, at=at))
     return found
-
-
-@dataclass(frozen=True)
-class RecordedResults(Results):
-    """A study whose runs are the lines of a runs.csv; runs that it lacks are missing.
-
-    Attributes:
-        lines: Of runs.csv.
-    """
-
-    lines: Sequence[Mapping[str, Any]]
-
-    @cached_property
-    def runs(self) -> pd.DataFrame:
-        """A line for each cell and pair of seeds, as recorded, or `missing`."""
-        recorded = {}
-        for line in self.lines:
-            recorded[line["row"], line["column"], line["training_seed"], line["partition_seed"]] = line
-        found = []
-        for seeds in self.study.seeds:
-            for cell in self.study.cells:
-                missing = self._run(cell, seeds)
-                found.append(recorded.get((cell.row, cell.column, seeds.training, seeds.partition), missing))
-        return pd.DataFrame(found, columns=list(RUN_COLUMNS))
-
-    @cached_property
-    def _values(self) -> dict[Cell, dict[SeedPair, float]]:
-        cells = {(cell.row, cell.column): cell for cell in self.study.cells}
-        found: dict[Cell, dict[SeedPair, float]] = {}
-        for line in self.runs.to_dict("records"):
-            if line["status"] == "done" and pd.notna(line["value"]):
-                cell = cells[line["row"], line["column"]]
-                seeds = SeedPair(int(line["training_seed"]), int(line["partition_seed"]))
-                found.setdefault(cell, {})[seeds] = float(line["value"])
-        return found
-
-
-def recorded_results(study: Study, path: Path) -> RecordedResults:
-    """A study's results as a runs.csv has them.
-
-    Args:
-        study: What was asked; it may have more cells than were run.
-        path: Of the runs.csv that `fedlit compare` wrote.
-    """
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = [_read(line) for line in csv.DictReader(file)]
-    known = {(cell.row, cell.column) for cell in study.cells}
-    for line in lines:
-        if (line["row"], line["column"]) not in known:
-            raise ValueError(f"{path} has a cell that its study lacks: {line['row']}, {line['column']}.")
-    cells = tuple(replace(cell, measure=cell.measure.for_run(DIRECTIONS)) for cell in study.cells)
-    return RecordedResults(replace(study, cells=cells), {}, {}, lines)
-
-
-def _read(line: Mapping[str, str]) -> dict[str, Any]:
-    """A line with its numbers: by `float`, which gives back the bits that were written; pandas need not."""
-    read: dict[str, Any] = dict(line)
-    for name in RUN_COLUMNS:
-        if name in SEEDS:
-            read[name] = int(line[name])
-        elif name not in WORDS:
-            read[name] = float(line[name] or "nan")
-    return read

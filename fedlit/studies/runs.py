@@ -191,12 +191,8 @@ def plan_runs(study: Study, output: Path, resolve: Callable[[Cell], Config]) -> 
     by_config: dict[str, list[Run]] = {}
     roots: dict[Path, Cell] = {}
     planned = {}
-    resolved: dict[str, dict[str, Any]] = {}  # cells may differ in what they measure alone
     for cell in study.cells:
-        asked = repr((cell.recipe, cell.options))
-        if asked not in resolved:
-            resolved[asked] = _without_seeds(resolve(cell))
-        config = resolved[asked]
+        config = _without_seeds(resolve(cell))
         if study.adapt is not None and not config["data"]["init_args"].get("unseen_clients"):
             raise ValueError(f"{cell}: `adapt` needs clients that do not train; give `data.unseen_clients`.")
         if study.adapt is not None and not config["trainer"].get("enable_checkpointing", True):

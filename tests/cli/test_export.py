@@ -13,9 +13,9 @@ from torch import nn
 from toy_recipe import write_recipe
 from toys import linear
 
-from fedlit.cli import app, exporting
-from fedlit.cli.export import FORMATS, ONNX, main
-from fedlit.cli.exporting import NotTheSame, export
+from fedlit.cli import app
+from fedlit.cli import export as exporting
+from fedlit.cli.export import FORMATS, ONNX, NotTheSame, export, main
 from fedlit.heads import Scattered
 
 RUN = Path("lightning_logs/version_0")

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 import yaml
 
 from fedlit import methods
-from fedlit.cli.methods import card_of, main, methods_of
+from fedlit.cli.methods import card_of, main, methods_of, own_cards
 from fedlit.methods import FML, FedBN
 from fedlit.networks import LeNet5, McMahanCNN
 
@@ -66,9 +67,14 @@ def test_the_table_has_a_row_for_every_method(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     main([])
     header, _, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["method", "paper", "travels", "stays", "stages", "recipe", "invariant"]
+    assert header.split() == ["method", "paper", "travels", "stays", "stages", "recipes", "invariant"]
     assert [row.split()[0] for row in rows] == [method.__name__ for method in OWN]
     assert "mu = 0 is FedAvg" in next(row for row in rows if row.startswith("FedProx"))
+
+
+def test_the_table_is_read_from_files_and_is_what_the_classes_declare():
+    assert own_cards() == {method.__name__: asdict(card_of(method)) for method in OWN}
+    assert [*own_cards()] == [method.__name__ for method in OWN]
 
 
 @pytest.mark.parametrize("name", ["FML", "fml", "fedlit.methods.FML"])

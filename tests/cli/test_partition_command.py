@@ -102,18 +102,6 @@ def test_clients_of_a_natural_partition_are_reported_by_their_names(capsys):
     ]
 
 
-@pytest.mark.parametrize("command", [main, lambda args: app.main(["fit", *args])])
-def test_help_without_a_name_lists_the_partitions(command, capsys):
-    with pytest.raises(SystemExit) as ended:
-        command(["--data.partition.help"])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    names = {line.split()[0] for line in said.splitlines() if line.strip()}
-    assert {"IID", "Dirichlet", "Shards", "ByColumn", "Quantity", "FeatureSkew", "OverTime", "Saved"} <= names
-    assert "Wrapper" not in names
-    assert "Partition" not in names
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

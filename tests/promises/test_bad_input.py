@@ -36,7 +36,7 @@ class Pwned:
 
 
 CONFIGS = {  # a file given as a second --config: its content, and what its refusal says
-    "loop": (b"trainer: &a {num_rounds: 2, metrics: *a}\n", "an alias of what it is part of"),
+    "loop": (b"trainer: &a {num_rounds: 2, metrics: *a}\n", "more than 100000 entries"),
     "laughs": ((LAUGHS + "trainer: {monitor: *a39}\n").encode(), "more than 100000 entries"),
     "deep": (b"trainer: " + b"[" * 100_000, "deep.yaml"),
     "twice": (b"trainer: {num_rounds: 1}\ntrainer: {num_rounds: 2}\n", "twice.yaml"),
@@ -44,7 +44,7 @@ CONFIGS = {  # a file given as a second --config: its content, and what its refu
     "nul": (b"trainer: {num_rounds: 1}\n\x00", "nul.yaml"),
     "random": (np.random.default_rng(0).bytes(4096), "random.yaml"),
     "python": (b"trainer: !!python/object/apply:os.mkdir [pwned]\n", "python.yaml"),
-    "long_class": (b"model: {class_path: " + b"A" * 200_000 + b"}\n", "a word of 200000 characters"),
+    "long_class": (b"model: {class_path: " + b"A" * 200_000 + b"}\n", "`model`"),
     "class_list": (b"model: {class_path: [a, b]}\n", "model"),
     "huge_int": (b"trainer: {num_rounds: " + b"9" * 5000 + b"}\n", ""),
 }
@@ -72,7 +72,7 @@ REFUSED = {  # an option, and what its refusal says
     "--data.batch_size=100000000000000000000000": "`data.batch_size` must be at most 1000000000",
     "--data.root=\udcff": "not UTF-8",
     "--model.optimizer.lr=1e30": "`model.optimizer.lr` must be at most 1e+10, got 1e+30",
-    "--model.optimizer=SparseAdam": "SparseAdam takes sparse gradients",
+    "--model.optimizer=SparseAdam": "SparseAdam does not support dense gradients",
     "--model=fedlit.methods.dlad.Student": "Student is a part of DLAD",
     "--trainer.num_threads=100000": "`trainer.num_threads` must be at most 1024, got 100000",
     "--data.dataset=fifo.npz": "fifo.npz",

@@ -68,7 +68,7 @@ def planned_with(kept, row_options=None, column=None):
 def test_a_row_that_keeps_an_argument_of_its_recipe_is_named(column):
     (line,) = inherited_arguments(planned_with(500, column=column))
     assert line.startswith(
-        "shards: `data.partition.samples_per_client` is 500 in c and null elsewhere, inherited from another"
+        "shards: `data.partition.samples_per_client` is None in a, None in b, 500 in c: inherited from the"
     )
 
 
@@ -135,6 +135,14 @@ def test_only_takes_a_row_and_a_column_or_one_for_either(patterns, names):
             {"measure": {"over": "epochs", "target": 0.5}},
             "`measure.over: epochs` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`",
         ),
+        ({"sweep": {"model.mu": 0.1}}, "`sweep.model.mu` must be a list of at least two values, got 0.1"),
+        ({"tune_seeds": [2]}, "`tune_seeds` must not be seeds of the table, got 2, which is in `seeds`"),
+        ({"tune_seeds": 0}, "`tune_seeds` must be a number of seeds from 1 to 1000, or a list of them, got 0"),
+        (
+            {"tune_measure": {"metric": "acc/global_on_pooled"}},
+            "`tune_measure.metric` must not be of the test set, got 'acc/global_on_pooled'; give one on own data",
+        ),
+        ({"tune_measure": {"at": "end"}}, "`tune_measure.at` must be one of last, best, .*, got 'end'"),
         ({"adapt": 0}, "`adapt` must be a number of epochs, at least 1, got 0"),
         ({"run_timeout": 0}, "`run_timeout` must be a number of seconds above 0, or null, got 0"),
         ({"run_timeout": "1 h"}, "`run_timeout` must be a number of seconds above 0, or null, got '1 h'"),

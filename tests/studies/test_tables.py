@@ -3,9 +3,8 @@ import re
 import pytest
 from toy_runs import steady, study_of
 
-from fedlit.studies.latex import escaped, latex_table
 from fedlit.studies.results import Results
-from fedlit.studies.tables import markdown_tables, terminal_table
+from fedlit.studies.tables import latex_escaped, latex_table, markdown_tables, terminal_table
 
 # Two clients each, so that a run's number is their mean. FedAvg: 50, 60, 70 %, mean 60, sd 10. FML is ahead by 10, 11
 # and 12: mean 11, sd 1, and 4.3027 / sqrt(3) = 2.4841 to either side; t = 11 sqrt(3) = 19.053, p = 0.0027.
@@ -108,8 +107,8 @@ def test_latex_and_markdown_print_names_as_they_are(tmp_path):
         return {"values": steady(0.5)}
 
     results = study_of(tmp_path, {"rows": {name: {}}, "title": name}, run_of)
-    assert escaped(name) in latex_table(results)
-    assert not re.search(r"(?<!\\)[%&#_](?!\\)", escaped(name).replace(r"\&", ""))
+    assert latex_escaped(name) in latex_table(results)
+    assert not re.search(r"(?<!\\)[%&#_](?!\\)", latex_escaped(name).replace(r"\&", ""))
     assert r"50% of A\_1 &amp; B^2 &lt;\#{~}$ \|\\x" in markdown_tables(results)
 
 

@@ -3,8 +3,8 @@ import pytest
 from toy_runs import steady, study_of
 
 from fedlit.records.files import replacing, write_whole
-from fedlit.studies.figures import draw_all
-from fedlit.studies.writing import study_lock, write_all
+from fedlit.studies.charts import draw_all
+from fedlit.studies.pages import study_lock, write_all
 
 FIGURES = ("curves_over_rounds", "curves_over_bytes", "clients")
 

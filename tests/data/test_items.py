@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedlit.data.batches import Batches
-from fedlit.data.trees import equal, leaves
+from fedlit.data.items import equal, leaves
+from fedlit.data.splits import StackedSamples
 
 
 class Point(NamedTuple):
@@ -25,7 +26,7 @@ TREES = {
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
 def test_a_shuffled_batch_of_a_tree_is_that_of_its_tensors(tree):
     def batches(x, seed=0):
-        return Batches(x, torch.arange(10), 4, torch.Generator().manual_seed(seed))
+        return Batches(StackedSamples(x, torch.arange(10)), 4, torch.Generator().manual_seed(seed))
 
     seen = list(batches(tree))
     assert [type(x) for x, _ in seen] == [type(tree)] * 3
@@ -36,7 +37,9 @@ def test_a_shuffled_batch_of_a_tree_is_that_of_its_tensors(tree):
 
 
 def test_positions_come_with_a_tree_if_they_are_asked_for():
-    batches = Batches(TREES["dict"], torch.arange(10), 4, torch.Generator().manual_seed(0), indexed=True)
+    batches = Batches(
+        StackedSamples(TREES["dict"], torch.arange(10)), 4, torch.Generator().manual_seed(0), indexed=True
+    )
     for x, y, index in batches:
         assert torch.equal(y, index)
         assert torch.equal(x["ids"][:, 0], 2 * index)
