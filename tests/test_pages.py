@@ -14,7 +14,7 @@ from equations import as_latex
 from printed import ROOT
 from reference_pages import PAGES as REFERENCE
 from reference_pages import every_object, public_names, text_of
-from repository import LINK, complete
+from repository import LINK, complete, write
 
 from fedlit import methods
 from fedlit.cli.methods import card_of, methods_of
@@ -124,6 +124,15 @@ def test_the_reference_has_what_a_user_calls_or_subclasses():
     entries = {path.rpartition(".")[2] for path, _ in every_object()}
     assert {"FitResult", "StopAt", "Patience", "FederationCallback", "ClientLevelDP", "Encoder", "Task"} <= entries
     assert ".. autoclass:: fedlit.Federation" in text_of("federation")
+
+
+def test_generated_pages_of_an_earlier_build_go(tmp_path, monkeypatch):
+    monkeypatch.setattr("repository.DOCS", tmp_path)
+    write("methods", {"methods/Old.md": "old", "methods/Kept.md": "kept"})
+    before = (tmp_path / "methods/Kept.md").stat().st_mtime_ns
+    write("methods", {"methods/Kept.md": "kept"})
+    assert [path.name for path in (tmp_path / "methods").iterdir()] == ["Kept.md"]
+    assert (tmp_path / "methods/Kept.md").stat().st_mtime_ns == before
 
 
 def test_a_page_takes_in_a_file_of_the_repository():

@@ -27,9 +27,8 @@ def setup(app: "Sphinx") -> dict[str, bool]:
 def write_method_pages(app: "Sphinx") -> None:
     found = methods_of(methods)
     measured = verdicts()
-    for method in found:
-        write(f"methods/{method.__name__}.md", page(method, measured.get(method.__name__)))
-    write("methods/index.md", overview(found))
+    pages = {f"methods/{method.__name__}.md": page(method, measured.get(method.__name__)) for method in found}
+    write("methods", {**pages, "methods/index.md": overview(found)})
 
 
 def verdicts() -> dict[str, str]:

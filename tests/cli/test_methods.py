@@ -1,5 +1,6 @@
 """`fedlit methods` says what the methods declare, and what they declare is so."""
 
+import inspect
 import re
 import sys
 from dataclasses import asdict
@@ -29,8 +30,9 @@ def made(method):
 
 
 def test_every_method_has_a_card():
-    exported = {kind for kind in methods.FederatedModule.__subclasses__() if kind.__name__ in methods.__all__}
-    assert set(OWN) == exported
+    exported = [getattr(methods, name) for name in methods.__all__]
+    kinds = {thing for thing in exported if inspect.isclass(thing) and issubclass(thing, methods.FederatedModule)}
+    assert set(OWN) == kinds - {methods.FederatedModule}
     assert len(OWN) == 25
     assert [method.__name__ for method in OWN if not card_of(method).use] == []
 
