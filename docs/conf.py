@@ -25,7 +25,7 @@ autodoc_default_options = {"members": True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_description_target = "all"
 autodoc_typehints_format = "short"
 nitpick_ignore_regex = [  # types of other packages, and of modules behind the public ones
     ("py:class", r"(torch|lightning|torchmetrics|numpy|collections|pathlib|datetime)\..*|DataFrame"),

@@ -14,7 +14,7 @@ from equations import as_latex
 from printed import ROOT
 from reference_pages import PAGES as REFERENCE
 from reference_pages import every_object, public_names, text_of
-from repository import LINK, complete
+from repository import LINK, complete, write
 
 from fedlit import methods
 from fedlit.cli.methods import card_of, methods_of
@@ -75,9 +75,15 @@ def test_the_page_of_a_method_says_what_the_class_says(method):
     card = card_of(method)
     for text in (card.invariant, card.travels, card.use, *card.recipes):
         assert text in page
-    assert "What we measured" not in page
+    assert "## Results" not in page
     assert f".. autoclass:: fedlit.methods.{method.__name__}" in page
     assert not re.search(r"^ {4,}\S.*(?:=|<-)", page, flags=re.MULTILINE)  # equations are typeset
+
+
+def test_the_overview_has_the_groups_of_the_readme_with_links_to_pages():
+    overview = method_pages.overview(OWN)
+    assert "**Personalised**" in overview
+    assert [method.__name__ for method in OWN if f"| [{method.__name__}]({method.__name__}.md) |" not in overview] == []
 
 
 @pytest.mark.parametrize(
@@ -118,6 +124,15 @@ def test_the_reference_has_what_a_user_calls_or_subclasses():
     entries = {path.rpartition(".")[2] for path, _ in every_object()}
     assert {"FitResult", "StopAt", "Patience", "FederationCallback", "ClientLevelDP", "Encoder", "Task"} <= entries
     assert ".. autoclass:: fedlit.Federation" in text_of("federation")
+
+
+def test_generated_pages_of_an_earlier_build_go(tmp_path, monkeypatch):
+    monkeypatch.setattr("repository.DOCS", tmp_path)
+    write("methods", {"methods/Old.md": "old", "methods/Kept.md": "kept"})
+    before = (tmp_path / "methods/Kept.md").stat().st_mtime_ns
+    write("methods", {"methods/Kept.md": "kept"})
+    assert [path.name for path in (tmp_path / "methods").iterdir()] == ["Kept.md"]
+    assert (tmp_path / "methods/Kept.md").stat().st_mtime_ns == before
 
 
 def test_a_page_takes_in_a_file_of_the_repository():

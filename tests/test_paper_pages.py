@@ -120,6 +120,6 @@ TUNED = [runs for page in PAGES for runs in page.tuning if runs_csv(ROOT, runs).
 def test_a_study_has_the_rates_that_its_tuning_picked(tuning):
     results = results_of(ROOT, tuning)
     for cell in read_study(ROOT / "configs" / tuning.tunes).cells:
-        row = cell.row.removesuffix(", at home").removesuffix("'s global")
+        row = cell.row.removesuffix(", own data").removesuffix("'s global")
         _, _, said = row.partition(" at ")  # a rate that the row's name says was not picked
         assert cell.options[-1]["model.optimizer.lr"] == (float(said) if said else tuned_rate(results, row))

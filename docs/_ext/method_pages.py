@@ -2,11 +2,12 @@
 
 import csv
 import inspect
+import re
 from typing import TYPE_CHECKING
 
 from docstrings import as_markdown
 from reference_pages import directive
-from repository import DOCS, write
+from repository import DOCS, ROOT, relinked, write
 
 from fedlit import methods
 from fedlit.cli.methods import Method, card_of, methods_of
@@ -26,9 +27,8 @@ def setup(app: "Sphinx") -> dict[str, bool]:
 def write_method_pages(app: "Sphinx") -> None:
     found = methods_of(methods)
     measured = verdicts()
-    for method in found:
-        write(f"methods/{method.__name__}.md", page(method, measured.get(method.__name__)))
-    write("methods/index.md", overview(found, measured))
+    pages = {f"methods/{method.__name__}.md": page(method, measured.get(method.__name__)) for method in found}
+    write("methods", {**pages, "methods/index.md": overview(found)})
 
 
 def verdicts() -> dict[str, str]:
@@ -45,20 +45,15 @@ def card(method: Method) -> Card:
     return found
 
 
-def overview(found: list[Method], measured: dict[str, str]) -> str:
-    lines = [
-        "# Methods",
-        "",
-        "One file for each paper, with the invariant that it keeps bit for bit. `fedlit methods` prints the same.",
-        "",
-        "| method | when to use it |",
-        "|---|---|",
-    ]
+def overview(found: list[Method]) -> str:
+    """The tables of the README, in its groups, with links to the pages of methods."""
+    readme = (ROOT / "README.md").read_text()
+    tables = readme.split("## Methods\n")[1].split("\n## ")[0]
     for method in found:
-        result = f" *Measured:* {measured[method.__name__]}" if method.__name__ in measured else ""
-        lines.append(f"| [{method.__name__}]({method.__name__}.md) | {card(method).use}{result} |")
-    lines += ["", "```{toctree}", ":hidden:", "", *(method.__name__ for method in found), "```", ""]
-    return "\n".join(lines)
+        name = method.__name__
+        tables = re.sub(rf"^\| (\[{name}\]\([^)]*\)|{name}) \|", f"| [{name}]({name}.md) |", tables, flags=re.MULTILINE)
+    pages = "\n".join(method.__name__ for method in found)
+    return f"# Methods\n{relinked(tables, ROOT)}\n```{{toctree}}\n:hidden:\n\n{pages}\n```\n"
 
 
 def page(method: Method, verdict: str | None) -> str:
@@ -72,7 +67,7 @@ def page(method: Method, verdict: str | None) -> str:
         card(method).use,
     ]
     if verdict:
-        parts += ["## What we measured", verdict]
+        parts += ["## Results", results(verdict)]
     parts += [
         "## What it does",
         as_markdown(head),
@@ -88,6 +83,17 @@ def page(method: Method, verdict: str | None) -> str:
 def summary(method: Method) -> str:
     """The first paragraph of its docstring."""
     return as_markdown((inspect.getdoc(method) or "").split("\n\n")[0])
+
+
+def results(verdict: str) -> str:
+    """The verdict as a list; numbers of the leaderboard are one sentence."""
+    claims, _, controls = verdict.partition(". Controls: ")
+    if ";" not in verdict:
+        return f"{verdict[0].upper()}{verdict[1:]}. Intervals and other measures: [leaderboard](/leaderboard.md)."
+    lines = [f"- {claim}" for claim in claims.split("; ")]
+    if controls:
+        lines += ["", "Controls:", "", *(f"- {control}" for control in controls.split("; "))]
+    return "\n".join(["Claims of the paper, over settings and seeds ([papers](/papers.md)):", "", *lines])
 
 
 def facts(card: Card) -> str:

@@ -21,32 +21,37 @@ def setup(app: "Sphinx") -> dict[str, bool]:
 
 
 def write_notebook_pages(app: "Sphinx") -> None:
+    pages: dict[str, str | bytes] = {}
     for path in NOTEBOOKS.glob("*.ipynb"):
-        write(f"{PAGES}/{path.stem}.md", page(path))
+        pages |= pages_of(path)
+    write(PAGES, pages)
 
 
-def page(path: Path) -> str:
-    """The notebook in Markdown; pictures are written beside the page."""
-    cells = json.loads(path.read_text())["cells"]
+def pages_of(path: Path) -> dict[str, str | bytes]:
+    """The notebook in Markdown and its pictures, by path from docs."""
+    files: dict[str, str | bytes] = {}
     parts = []
-    for number, cell in enumerate(cells):
+    for number, cell in enumerate(json.loads(path.read_text())["cells"]):
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             parts.append(source.replace(".ipynb)", ".md)"))
             continue
         parts.append(f"```{'bash' if source.startswith('!') else 'python'}\n{source.removeprefix('!')}\n```")
-        parts += [shown(output, f"{PAGES}/{path.stem}_{number}.png") for output in cell["outputs"]]
+        for output in cell["outputs"]:
+            picture = output.get("data", {}).get("image/png")
+            if picture is None:
+                parts.append(shown(output))
+            else:
+                name = f"{PAGES}/{path.stem}_{number}.png"
+                files[name] = base64.b64decode("".join(picture))
+                parts.append(f"```{{image}} /{name}\n:class: notebook-output\n```")
     parts.append(DOWNLOAD.format(name=path.stem))
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return {f"{PAGES}/{path.stem}.md": "\n\n".join(parts) + "\n", **files}
 
 
-def shown(output: dict[str, Any], picture: str) -> str:
-    """An output in its richest form: a picture, HTML or text."""
+def shown(output: dict[str, Any]) -> str:
+    """An output as HTML if it has it, else as text."""
     data = output.get("data", {"text/plain": output.get("text", "")})
-    if "image/png" in data:
-        (DOCS / picture).parent.mkdir(exist_ok=True)
-        (DOCS / picture).write_bytes(base64.b64decode("".join(data["image/png"])))
-        return f"```{{image}} /{picture}\n:class: notebook-output\n```"
     if "text/html" in data:
         html = "".join(data["text/html"])
         return f'```{{raw}} html\n<div class="notebook-output">{html}</div>\n```'

@@ -95,10 +95,9 @@ def setup(app: "Sphinx") -> dict[str, bool]:
 
 
 def write_reference_pages(app: "Sphinx") -> None:
-    for name in PAGES:
-        write(f"reference/{name}.md", text_of(name))
     entries = "".join(f"{name}\n" for name in PAGES)
-    write("reference/index.md", f"{INTRODUCTION}\n```{{toctree}}\n:maxdepth: 1\n\n{entries}```\n")
+    index = f"{INTRODUCTION}\n```{{toctree}}\n:maxdepth: 1\n\n{entries}```\n"
+    write("reference", {f"reference/{name}.md": text_of(name) for name in PAGES} | {"reference/index.md": index})
 
 
 def text_of(name: str) -> str:

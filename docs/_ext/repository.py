@@ -8,7 +8,7 @@ page with its text. An entry `?page` of a table of contents is there if that pag
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,6 +89,7 @@ def linked() -> Iterator[Path]:
 
 
 def write_source_pages(app: "Sphinx") -> None:
+    pages = {}
     for path in set(linked()):
         name = str(path.relative_to(ROOT))
         if name in PAGES:
@@ -99,7 +100,8 @@ def write_source_pages(app: "Sphinx") -> None:
         else:
             language = LANGUAGES.get(path.suffix, "text")
             body = f"```{{literalinclude}} /../{name}\n:language: {language}\n```\n"
-        write(page_of(path), head + body)
+        pages[page_of(path)] = head + body
+    write("source", pages)
 
 
 def _entry(path: Path) -> str:
@@ -108,9 +110,17 @@ def _entry(path: Path) -> str:
     return f"[`{path.name}`](/{page})" if is_shown else f"`{path.name}`"
 
 
-def write(page: str, text: str) -> None:
-    """A generated page; one that is as it was keeps its time, so that it is not built again."""
-    path = DOCS / page
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
+def write(folder: str, pages: Mapping[str, str | bytes]) -> None:
+    """All generated files of a folder, by path from docs; others that lie there are of an earlier build and go.
+
+    One that is as it was keeps its time, so that it is not built again.
+    """
+    for name, content in pages.items():
+        path = DOCS / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = content.encode() if isinstance(content, str) else content
+        if not path.exists() or path.read_bytes() != new:
+            path.write_bytes(new)
+    for path in (DOCS / folder).rglob("*"):
+        if path.is_file() and str(path.relative_to(DOCS)) not in pages:
+            path.unlink()

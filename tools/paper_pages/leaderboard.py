@@ -1,4 +1,4 @@
-"""The page of every method on four settings: numbers with intervals, not ranks."""
+"""The leaderboard: every method on four settings, with intervals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,9 +53,9 @@ def leaderboard_page(board: Leaderboard, root: Path) -> str:
     blocks.append(
         f"The numbers are of `{runs.name}`: {runs.size}. Accuracies in %, as mean [95 % interval of the mean] over "
         f"{len(study.seeds)} pairs of seeds; the last column is the paired difference of `own` to {BASELINE}. Bytes "
-        "are all that crossed clients' borders in a run, seconds those of its rounds on a core that others used, too. "
-        "(k) marks a cell of which only k runs are done. Below each table: whose difference has a 95 % interval that "
-        "excludes 0; of so many comparisons some do by chance, and nothing is corrected for that."
+        "sent and received in a run; seconds of its rounds, on a shared core. (k): only k runs are done. Below each "
+        "table: the methods whose difference has a 95 % interval that excludes 0, without correction for multiple "
+        "comparisons."
     )
     if own_accuracies(results):
         blocks.append(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from notebook_pages import page
+from notebook_pages import pages_of
 from printed import ROOT
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -42,7 +42,7 @@ def test_a_notebook_runs(path, tmp_path):
 def test_a_notebook_was_run_from_top_to_bottom_and_its_page_shows_it(path):
     assert [cell["execution_count"] for cell in cells(path)] == list(range(1, len(cells(path)) + 1))
     assert not any(output["output_type"] == "error" for cell in cells(path) for output in cell["outputs"])
-    text = page(path)
+    text = pages_of(path)[f"notebook_pages/{path.stem}.md"]
     assert text.count("notebook-output") == sum(bool(cell["outputs"]) for cell in cells(path)) > 2
 
 
