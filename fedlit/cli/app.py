@@ -297,7 +297,8 @@ def warn_of_inherited(args: list[str], options: Mapping[str, Any]) -> None:
         kind = final.get(f"{option}.class_path")
         now = final.get(f"{option}.{name}")
         now = [*now] if isinstance(now, tuple) else now
-        is_meant = option == "data" or kind is None or _short(kind) == before
+        is_meant = option == "data" or (option == "model" and isinstance(value, dict | list))
+        is_meant = is_meant or kind is None or _short(kind) == before
         if not is_meant and now is not None and now == value and now != _default(str(kind), name):
             notice = (
                 f"`{option}` is {_short(kind)} and inherits `{name}`: {value!r}, which was given to {before}; "
