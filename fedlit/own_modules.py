@@ -1,4 +1,4 @@
-"""A user's own modules: those that options name, and whatever of the user's own these import.
+"""A user's own modules: those that options name, and those of the user's that these import.
 
 They are parsed, not imported: an import may take long or raise.
 """
@@ -87,7 +87,7 @@ def _file(name: str) -> Path | None:
 
 
 def _imported(path: Path, name: str) -> Iterator[str]:
-    """What a module's text imports; names that are no modules are among them."""
+    """Names that a module's text imports; some are of classes, not modules."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
         tree = ast.parse(path.read_bytes())
