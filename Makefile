@@ -5,7 +5,7 @@ CONSTRAINTS ?= constraints.txt
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: help fit test style types units test-oldest test-slow lint bench pages docs
+.PHONY: help fit test style types units test-oldest test-slow lint bench pages notebooks docs
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -50,6 +50,10 @@ pages: $(VENV)/ready  ## the pages of the papers and the leaderboard, from the r
 $(VENV)/docs-ready: $(VENV)/ready
 	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[docs]'
 	@touch $@
+
+notebooks: $(VENV)/ready  ## execute docs/notebooks and store their outputs
+	$(BIN)/python -m pip install --quiet -c $(CONSTRAINTS) -e '.[notebooks]'
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tools.run_notebooks
 
 docs: $(VENV)/docs-ready  ## the pages, into docs/_build; once installed, without a network
 	$(BIN)/python -m sphinx -n -W --keep-going -q docs docs/_build

@@ -152,7 +152,7 @@ def main() -> None:
     print("|---|", "---|" * len(cells), sep="")
     for name in args.rules:
         found = [accuracy(RULES[name], *cell, args.rounds, args.alpha, args.seed) for cell in cells]
-        print(f"| {name} |", " | ".join("dies" if a is None else f"{a:.3f}" for a in found), "|", flush=True)
+        print(f"| {name} |", " | ".join("fails" if a is None else f"{a:.3f}" for a in found), "|", flush=True)
     print(f"{time.time() - start:.0f} s of {len(cells) * len(args.rules)} runs", file=sys.stderr)
 
 

@@ -10,9 +10,30 @@ sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 project = "fedlit"
 author = "the fedlit maintainers"
 release = version = fedlit.__version__
-extensions = ["myst_parser", "sphinx.ext.mathjax", "repository", "method_pages", "reference_pages"]
-exclude_patterns = ["_build", "_ext", "_static"]
-myst_enable_extensions = ["deflist"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+    "repository",
+    "method_pages",
+    "notebook_pages",
+    "reference_pages",
+]
+exclude_patterns = ["_build", "_ext", "_static", "notebooks"]
+autodoc_default_options = {"members": True}
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented_params"
+autodoc_typehints_format = "short"
+nitpick_ignore_regex = [  # types of other packages, and of modules behind the public ones
+    ("py:class", r"(torch|lightning|torchmetrics|numpy|collections|pathlib|datetime)\..*|DataFrame"),
+    ("py:class", r"fedlit\.(engine|records|data|methods\.fedfusion)\..*"),
+]
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
 mathjax_path = "mathjax/tex-svg.js"  # MathJax 3.2.2, one file with its fonts; Apache License 2.0, beside it
 mathjax3_config = {"options": {"enableMenu": False}}  # whose extensions would be fetched

@@ -5,8 +5,9 @@ normalisation. torchvision's v2 transforms make one draw for a whole batch and a
 image; here every image has its own draw, and all draws come from the CPU ``generator`` that is
 passed in. List augmentations in the order in which they should apply.
 
-Invariants: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``PadEdge(0)`` and, on a square,
-``ResizedCrop((1, 1), (1, 1))`` change nothing; nor do ``Turn(0)`` and ``Tint([0])``, which draw nothing.
+Invariants: ``Crop(0)``, ``Flip(0)``, ``Affine(0, 0)``, ``Colour()``, ``Noise(0)``, ``PadEdge(0)``, ``Pixelate(1)``
+and, on a square, ``ResizedCrop((1, 1), (1, 1))`` change nothing; nor do ``Turn(0)`` and ``Tint([0])``, which draw
+nothing.
 """
 
 import math
@@ -212,6 +213,40 @@ class Standardise(Augmentation):
         centred = x - x.mean(dim=(1, 2, 3), keepdim=True)
         std = centred.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()  # torch.std warns if a client has no samples
         return centred / std.clamp(min=(c * h * w) ** -0.5)
+
+
+class Pixelate(Augmentation):
+    """Every block of pixels becomes its mean, as a censored face does.
+
+    Args:
+        block: Pixels of a side; 1 changes nothing, as large as the image leaves its mean alone.
+    """
+
+    random = False
+
+    def __init__(self, block: int) -> None:
+        self.block = check_count("block", block)
+
+    def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
+        _, _, h, w = _image_shape(x)
+        means = F.avg_pool2d(x, self.block, ceil_mode=True)
+        blocks = means.repeat_interleave(self.block, dim=2).repeat_interleave(self.block, dim=3)
+        return blocks[:, :, :h, :w]
+
+
+class Noise(Augmentation):
+    """Add normal noise, and clip to [0, 1].
+
+    Args:
+        std: Standard deviation on the [0, 1] scale; 0 changes nothing.
+    """
+
+    def __init__(self, std: float) -> None:
+        self.std = check_number("std", std, least=0)
+
+    def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
+        noise = torch.randn(_image_shape(x), generator=generator).to(x)
+        return (x + self.std * noise).clamp(0.0, 1.0)
 
 
 class PadEdge(Augmentation):

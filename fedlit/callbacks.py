@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import Timer
@@ -86,7 +86,7 @@ class StopAt(FederationCallback):
 
     def _look(self, federation: "Federation", last: Mapping[str, Mapping[str, float]]) -> None:
         scores = federation.state.scores
-        metric = self.metric or f"{scores.measures.first}/global_on_pooled"
+        metric = self.metric or f"{federation.state.measures.first}/global_on_pooled"
         if metric not in last:
             return
         mean = last[metric]["mean"]
@@ -117,6 +117,45 @@ class Patience(FederationCallback):
     def _look(self, federation: "Federation", round: int) -> None:
         best = federation.state.scores.best.get(self.metric)
         if best is not None and round - best["round"] >= self.rounds:
+            federation.should_stop = True
+
+
+class Trial(Protocol):
+    """What `Pruning` asks of a trial, as `optuna.Trial` has it."""
+
+    def report(self, value: float, step: int) -> None:
+        """Note a value of a step."""
+
+    def should_prune(self) -> bool:
+        """Whether the trial is to end, as others do better."""
+
+
+class Pruning(FederationCallback):
+    """Report a metric to a trial after every round, and end the fit as soon as the trial is to be pruned.
+
+    Args:
+        trial: Of a search for options, such as `optuna.Trial`.
+        metric: What is reported, as the mean over clients, such as `acc/personal_on_own`.
+
+    Attributes:
+        value: What was reported last; None before.
+        is_pruned: Whether the trial ended the fit.
+    """
+
+    def __init__(self, trial: Trial, metric: str = "acc/global_on_own") -> None:
+        self.trial = trial
+        self.metric = metric
+        self.value: float | None = None
+        self.is_pruned = False
+
+    def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
+        measured = summary(rows)
+        if self.metric not in measured:  # of this stage, or in this round
+            return
+        self.value = measured[self.metric]["mean"]
+        self.trial.report(self.value, round)
+        if self.trial.should_prune():
+            self.is_pruned = True
             federation.should_stop = True
 
 

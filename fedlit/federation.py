@@ -1,14 +1,13 @@
 """The federation: stages, rounds, evaluation and records, on Lightning Fabric."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import Callback
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.loggers import Logger
@@ -19,17 +18,17 @@ from torchmetrics import Metric
 from fedlit.aggregation import Aggregator, Rule
 from fedlit.callbacks import as_callbacks, command_hooks, load_states, time_limit
 from fedlit.data import FederatedData
-from fedlit.data.own_images import read_own_images
+from fedlit.data.datasets import read_own_images
 from fedlit.encoders import Encoder
 from fedlit.engine.checkpointing import resume
 from fedlit.engine.checks import check_experiment
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.fit import Fit, StopRequest
-from fedlit.engine.liveness import make_fabric
+from fedlit.engine.liveness import ClientParallelStrategy
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.options import Deterministic, Options
+from fedlit.engine.options import Deterministic, Options, first_line
 from fedlit.engine.plan import KeepOptimizer
-from fedlit.engine.processes import meet
+from fedlit.engine.processes import barrier
 from fedlit.engine.run_setup import (
     ResumePoint,
     RunFolder,
@@ -42,23 +41,19 @@ from fedlit.engine.run_setup import (
 )
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState, Hosts
-from fedlit.inference import adapt, own_network, predict, table_of_epochs
+from fedlit.fit_result import FitResult
+from fedlit.inference import adapt, own_network, predict, report, table_of_epochs
 from fedlit.methods.base import FederatedModule
 from fedlit.methods.hooks import Command
 from fedlit.option_names import names_options, no_such_attribute
 from fedlit.privacy import ClientLevelDP
 from fedlit.records.files import explain_unwritable
 from fedlit.records.pictures import draw_curves
-from fedlit.records.reading import read_metrics
-from fedlit.records.reports import report
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import Row
 from fedlit.records.run_folder import folder_of
 from fedlit.rng import isolated
-from fedlit.studies.after_fit import page_after_fit
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from fedlit.studies import page_after_fit
 
 Method = FederatedModule | Callable[[], FederatedModule]
 Data = FederatedData | None
@@ -83,53 +78,32 @@ def make_profiler(given: Profiler | str | None) -> Profiler:
     return PROFILERS[given]()
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """The result of a fit.
-
-    Attributes:
-        method: That was fitted.
-        folder: Of the run; None if it was a development run.
-        rows: What was measured in the last round of this fit.
-        stopped_by: The signal that ended it early, if one did.
-        network: Gives a client's network, or the global one: `Federation.network`.
-    """
-
-    method: FederatedModule = field(repr=False)
-    folder: Path | None
-    rows: list[Row] = field(repr=False)
-    stopped_by: int | None
-    network: Callable[..., nn.Module] = field(repr=False)
-
-    @cached_property
-    def metrics(self) -> "DataFrame":
-        """All of metrics.csv, of every round, by `fedlit.read_metrics`; needs the extra `report`."""
-        if self.folder is None:
-            raise ValueError("A development run leaves no metrics; its last ones are `rows`.")
-        return read_metrics(self.folder)
-
-    @property
-    def checkpoint(self) -> Path | None:
-        """The last one; None without `trainer.enable_checkpointing`."""
-        return _existing(self.folder, "last.ckpt")
-
-    @property
-    def best_checkpoint(self) -> Path | None:
-        """The best by `trainer.monitor`, or by the clients' own accuracy; None where there is none."""
-        return _existing(self.folder, "best.ckpt")
-
-
-def _existing(folder: Path | None, checkpoint: str) -> Path | None:
-    path = None if folder is None else folder / "checkpoints" / checkpoint
-    return path if path is not None and path.is_file() else None
-
-
 def built(model: Any, seed: int) -> FederatedModule:
     """A method as it is, or built by a function under the seed: its first weights follow from it, too."""
     if isinstance(model, nn.Module) or not callable(model):  # what is no method is refused before the first round
         return model
     with isolated(seed):
         return model()
+
+
+def make_fabric(options: Options) -> Fabric:
+    """Fabric as the user's options have it; several processes share clients, not gradients."""
+    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
+    timeout = options.process_timeout
+    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
+    try:
+        if options.processes_per_device > 1:
+            alone: Any = Fabric(accelerator=options.accelerator, devices=options.devices).strategy
+            each = getattr(alone, "parallel_devices", None) or [alone.root_device]
+            shared = [device for device in each for _ in range(options.processes_per_device)]
+            return Fabric(strategy=ClientParallelStrategy(timeout, shared), **wanted)
+        strategy = ClientParallelStrategy(timeout) if several else "auto"
+        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
+    except Exception as error:  # Fabric raises many kinds
+        names = ("accelerator", "devices", "num_nodes")
+        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
+        what = f"{given} with `trainer.precision` {options.precision} cannot be had here"
+        raise ValueError(f"{what}: {first_line(error)}") from error
 
 
 class Federation:
@@ -179,7 +153,7 @@ class Federation:
         default_root_dir: Folder in which `lightning_logs` stands.
         run_name: Folder of the run in `lightning_logs`, whose `last` and `best` are meant; a number by default.
         fast_dev_run: One batch of two clients in one round of every stage, and nothing written: does it run at all?
-        enable_progress_bar: A bar on a terminal, a line a round elsewhere; off is silence.
+        enable_progress_bar: A bar on a terminal and in a notebook, a line a round elsewhere; off is silence.
         report: Draw pictures of the run and, where the extra `report` is installed, write its page, report.html.
         seed: Of every random stream of the run.
     """
@@ -318,10 +292,12 @@ class Federation:
             with explain_unwritable(self._folder):
                 with command_hooks("fit", self._call):
                     rows = self._fit(method, schedule, resume_point)
-                page_after_fit(self._folder, wanted=self.options.report and self.is_global_zero)
-            meet(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
+                if self.options.report and self.is_global_zero:
+                    page_after_fit(self._folder)
+            barrier(self.fabric)  # a launcher may take one that ends by a signal's code for a reason to kill the first
         self.running = False
-        return FitResult(method, self._folder, rows, self.stopped_by, self.network)
+        best = self.state.scores.best_with_direction
+        return FitResult(method, self._folder, rows, self.stopped_by, self.network, self.state.round, best)
 
     def _fit(self, model: FederatedModule, schedule: Schedule, resume_point: ResumePoint) -> list[Row]:
         if resume_point.content:

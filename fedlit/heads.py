@@ -1,4 +1,7 @@
-"""Networks made of networks: another head, one held apart, weights between two, a gate, one from torchvision."""
+"""Networks made of networks: another head, one held apart, weights between two, a gate, one from torchvision.
+
+And which part of a network is its head, or BatchNorm, by kind of layer.
+"""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -8,9 +11,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from fedlit.bounds import check_share
+from fedlit.bounds import check_count, check_share
 from fedlit.inputs import applied
 from fedlit.losses import Mix, mixture
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def linear_layers(network: nn.Module) -> list[tuple[str, nn.Linear]]:
@@ -21,6 +26,66 @@ def linear_layers(network: nn.Module) -> list[tuple[str, nn.Linear]]:
         ('2', Linear(in_features=3, out_features=10, bias=True))
     """
     return [(path, part) for path, part in network.named_modules() if isinstance(part, nn.Linear)]
+
+
+def batch_norm_names(module: nn.Module) -> frozenset[str]:
+    """Names of the BatchNorm layers' entries in a module's state: weights and statistics.
+
+    Example:
+        >>> sorted(batch_norm_names(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False))))
+        ['1.num_batches_tracked', '1.running_mean', '1.running_var']
+    """
+    found: set[str] = set()
+    for path, part in module.named_modules():
+        if isinstance(part, BATCH_NORMS):
+            found |= {f"{path}.{name}".lstrip(".") for name in part.state_dict()}
+    return frozenset(found)
+
+
+def head_names(network: nn.Module, layers: int) -> frozenset[str]:
+    """Names of the head in the network's state: its last linear layers, in order of `named_modules`.
+
+    Args:
+        network: Must have something beside its head.
+        layers: Linear layers of the head, `model.head_layers`; with 0 there is none.
+
+    Example:
+        >>> sorted(head_names(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)), 1))
+        ['2.bias', '2.weight']
+    """
+    check_count("model.head_layers", layers, least=0)
+    linear = linear_layers(network)
+    check_head(network, layers)
+    paths = tuple(f"{path}." for path, _ in linear[len(linear) - layers :])
+    state = network.state_dict(keep_vars=True)
+    head = {name for name in state if name.startswith(paths)}
+    if len(head) == len(state):
+        raise ValueError(
+            f"`model.head_layers` {layers} is all that {type(network).__name__} has: nothing would travel."
+        )
+    of_the_head = {id(state[name]) for name in head}
+    for name, tensor in state.items():
+        if id(tensor) in of_the_head and name not in head:
+            raise ValueError(
+                f"`model.network`: {type(network).__name__} has {name!r} both in its head and in its body."
+            )
+    return frozenset(head)
+
+
+def check_head(network: nn.Module, layers: int, option: str = "model.network") -> None:
+    """Refuse a head of more linear layers than the network holds.
+
+    Args:
+        network: As its user built it.
+        layers: Linear layers of the head.
+        option: Where the network was given, as the user typed it.
+    """
+    linear = linear_layers(network)
+    if linear and linear[-1][0] == "":  # the network is one itself, and nothing comes before it
+        linear = []
+    if len(linear) < layers:
+        kind = type(network).__name__
+        raise ValueError(f"`{option}`: {kind} must hold linear layers for a head, {layers}, and has {len(linear)}.")
 
 
 def with_outputs(network: nn.Module, number: int) -> nn.Module:
@@ -57,7 +122,7 @@ def with_projection(network: nn.Module, width: int) -> nn.Module:
 
 
 def last_linear(network: nn.Module) -> tuple[str, nn.Linear]:
-    """Path and layer of the linear layer that a network holds last: what makes its outputs of features.
+    """Path and layer of the last linear layer of a network, which computes its outputs from features.
 
     Example:
         >>> last_linear(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10)))
@@ -83,7 +148,7 @@ def _replace(network: nn.Module, path: str, part: nn.Module) -> None:
 
 
 def with_features(network: nn.Module, x: Any) -> tuple[Tensor, Any]:
-    """What the last linear layer is given of each input, ``[N, D]``, and what the network says of it.
+    """The inputs of the last linear layer, ``[N, D]``, and the network's outputs.
 
     Example:
         >>> network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 10))
@@ -107,12 +172,12 @@ def with_features(network: nn.Module, x: Any) -> tuple[Tensor, Any]:
     return given[-1].flatten(1), z
 
 
-class Lent(nn.Module):
-    """Stands where a layer was; the layer itself is held, and its values are named, elsewhere."""
+class Placeholder(nn.Module):
+    """Takes the place of a layer that is a submodule of another module."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self._layer = [layer]  # in a list, so that it is no part of this one
+        self._layer = [layer]  # in a list, so that it is no submodule of this one
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -140,7 +205,7 @@ class Headed(nn.Module):
         super().__init__()
         found = linear_layers(network)[-layers:]
         for path, layer in found:
-            _replace(network, path, Lent(layer))
+            _replace(network, path, Placeholder(layer))
         self.body = network
         self.head = nn.ModuleList([layer for _, layer in found])
 
@@ -149,7 +214,7 @@ class Headed(nn.Module):
 
 
 class Mixed(nn.Module):
-    """Two networks of one architecture as one, whose weights lie between theirs: alpha v + (1 - alpha) w.
+    """A network with the weights alpha v + (1 - alpha) w of two networks of one architecture.
 
     Args:
         network: ``w``, which receives no gradient; ``v`` starts as its copy, and has its own statistics of BatchNorm.
@@ -224,19 +289,22 @@ class Gated(nn.Module):
         self.global_expert.train(mode and not self.freeze_global)
         return self
 
-    def forward(self, x: Tensor) -> Tensor:
-        return mixture(self.local_expert(x), self.global_expert(x), self.gate(x), self.mix)
+    def experts_and_gate(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of f_l and f_g, ``[N, C]``, and of the gate h, ``[N, 1]``, which a variant may compute otherwise."""
+        return self.local_expert(x), self.global_expert(x), self.gate(x)
 
-    def judged(self, batches: Iterable[tuple[Tensor, ...]]) -> dict[str, float]:
-        """Does the gate choose, and between what? Its mean and spread, and each expert's own accuracy."""
+    def forward(self, x: Tensor) -> Tensor:
+        return mixture(*self.experts_and_gate(x), self.mix)
+
+    def summary(self, batches: Iterable[tuple[Tensor, ...]]) -> dict[str, float]:
+        """Mean and spread of the gate, and each expert's own accuracy."""
         like = next(self.parameters())
         parts = []
         for x, y in batches:
-            x = x.to(like)
-            local_right = (self.local_expert(x).argmax(dim=1) == y).float()
-            global_right = (self.global_expert(x).argmax(dim=1) == y).float()
-            h = self.gate(x).sigmoid().flatten()
-            parts.append(torch.stack([h, local_right, global_right]))
+            f_l, f_g, gate = self.experts_and_gate(x.to(like))
+            local_right = (f_l.argmax(dim=1) == y).float()
+            global_right = (f_g.argmax(dim=1) == y).float()
+            parts.append(torch.stack([gate.sigmoid().flatten(), local_right, global_right]))
         h, local_right, global_right = torch.cat(parts, dim=1)
         return {
             "gate": float(h.mean()),
@@ -247,7 +315,7 @@ class Gated(nn.Module):
 
 
 class FixedGate(nn.Module):
-    """A gate that says the same of every sample and never learns: a control for the mixture of experts.
+    """A gate with the same output for every sample, which never learns: a control for the mixture of experts.
 
     Args:
         h: The local expert's weight in [0, 1]; 1 is the local expert alone, 0.5 counts both alike.
@@ -294,7 +362,7 @@ class Pretrained(nn.Module):
                 self.network = get_model(name, weights=weights)
         except Exception as error:  # an unknown name, no network, a damaged or foreign file: each raises its own kind
             reason = (str(error).splitlines() or [""])[0]
-            raise ValueError(f"`weights` {weights!r} of {name} cannot be had: {reason}") from error
+            raise ValueError(f"`weights` {weights!r} of {name} cannot be loaded: {reason}") from error
         with_outputs(self.network, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:

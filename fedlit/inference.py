@@ -1,9 +1,11 @@
-"""After a fit: predictions, networks to deploy, and new clients that adapt a model."""
+"""After a fit: evaluations as printed, predictions, networks to deploy, and new clients that adapt a model."""
 
 import copy
+import csv
+import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -13,16 +15,17 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 
-from fedlit.data.own_images import OwnImages
-from fedlit.data.preprocessing import preprocessing
+from fedlit.data.datasets import OwnImages
+from fedlit.data.preprocessing import Preprocessing
+from fedlit.engine.client_store import copy_to_all_ranks
 from fedlit.engine.evaluation import Scorer, personalised
-from fedlit.engine.live_module import failed
+from fedlit.engine.live_module import client_failure
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import MetricSet, Scores, each_output, evaluate
 from fedlit.engine.plan import ClientState, Plan, UsageError
 from fedlit.engine.precision import convert_input
 from fedlit.engine.scheduling import TooFewClients
-from fedlit.engine.state import BestTracker, FederationState
+from fedlit.engine.state import FederationState
 from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, tensors
 from fedlit.methods.base import FederatedModule, task_of
@@ -30,14 +33,66 @@ from fedlit.methods.stage import Stage
 from fedlit.methods.states import twin
 from fedlit.modes import evaluating
 from fedlit.notices import Notice
-from fedlit.records.progress import epochs_table
-from fedlit.records.reports import print_evaluated, write_outputs, write_predictions
+from fedlit.records.best import BestTracker
+from fedlit.records.files import write_whole
+from fedlit.records.progress import table
 from fedlit.records.round_record import Failure
-from fedlit.records.rows import CONVERGENCE, Row
+from fedlit.records.rows import CONVERGENCE, Row, lines, summary
 from fedlit.rng import derive, isolated, preserved
 from fedlit.tasks import Classification
 
 Predictions = Tensor | list[Tensor]
+
+
+def loaded(scorer: Scorer, client: int | None) -> nn.Module:
+    """The global model, or that of a client as it would use it."""
+    state = scorer.state
+    if client is None:
+        if not scorer.has_complete_global_model:
+            raise ValueError(
+                f"{type(state.module).__name__} has no global model; name one of its clients with `--client`, in "
+                "Python with `client=`."
+            )
+        state.load_global()
+        return scorer.network
+    if not 0 <= client < state.data.num_clients:
+        raise ValueError(f"`--client` must be 0 to {state.data.num_clients - 1}, got {client}.")
+    if not scorer.has_model(client):
+        raise ValueError(f"`--client` {client} has trained no model of its own in stage {scorer.stage.name!r}.")
+    copy_to_all_ranks(state, [client])
+    return scorer.load_own(client, state.round)
+
+
+def report(
+    rows: Sequence[Row],
+    name: str,
+    round: int,
+    folder: Path | None,
+    failures: Mapping[int, Failure] | None = None,
+    text: str | None = None,
+) -> None:
+    """Print a table and the clients that it lacks, and write the rows into the folder of the evaluated run.
+
+    Args:
+        rows: What was measured.
+        name: Of their file.
+        round: That was evaluated.
+        folder: Of its run; None leaves nothing.
+        failures: Clients that the rows are without.
+        text: The table to print; by default, means over clients.
+    """
+    print_evaluated(round, folder)
+    print(text or table(summary(rows)))
+    for k, failure in (failures or {}).items():
+        print(f"without client {k}: {failure.reason}")
+    if folder is not None:
+        write_whole(folder / name, "".join([",".join(Row._fields) + "\n", *lines(rows)]))
+
+
+def print_evaluated(round: int, folder: Path | None) -> None:
+    """Print which round of which run is evaluated: `last` and `best` may mean another run than the user thinks."""
+    of_run = "" if folder is None else f" of {folder}"
+    print(f"Evaluating {f'round {round}{of_run}' if round else 'an untrained model'}.", file=sys.stderr)
 
 
 def predict(state: FederationState, client: int | None, own: OwnImages | None, folder: Path | None) -> Predictions:
@@ -51,7 +106,7 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         own: Images in place of the test set.
         folder: Of the run; the current folder if there is none.
     """
-    network = Scorer(state).load(client)
+    network = loaded(Scorer(state), client)
     batches = state.data.test_batches(client) if own is None else own.batches(state.data, client)
     task = task_of(state.module)
     parts: list[Tensor] = []
@@ -64,19 +119,74 @@ def predict(state: FederationState, client: int | None, own: OwnImages | None, f
         return predictions
     print_evaluated(state.round, folder)
     whose = "global" if client is None else f"client_{client}"
-    labels = together(targets)
+    target = together(targets)
     more = {}
     if own is not None:
         whose += f"_{own.name}"
-        labels = None
+        target = None
         more = {} if own.files is None else {"file": own.files}
+    path = (folder or Path()) / f"predictions_{whose}.csv"
     if isinstance(task, Classification) and isinstance(predictions, Tensor):
-        if isinstance(labels, Tensor):
-            more = {"label": labels.tolist()}
-        print(write_predictions(folder or Path(), whose, predictions, more))
+        print(write_predictions(path, predictions, target, more))
     else:
-        print(write_outputs(folder or Path(), whose, predictions, labels, more))
+        print(write_outputs(path, predictions, target, more))
     return predictions
+
+
+def write_predictions(path: Path, probabilities: Tensor, label: Any, more: Mapping[str, Sequence[object]]) -> Path:
+    """Write the likeliest class of every sample and its probability, ``[N, C]``, in order; returns the path.
+
+    Args:
+        path: The CSV to write.
+        probabilities: Of classes.
+        label: The true classes, if they are known.
+        more: Further columns, such as names of files.
+    """
+    confidence, predicted = probabilities.max(dim=1)
+    columns = {"predicted": predicted.tolist(), "probability": [f"{p:.6f}" for p in confidence.tolist()]}
+    if isinstance(label, Tensor):
+        columns["label"] = label.tolist()
+    return _write_table(path, {**columns, **more})
+
+
+def write_outputs(path: Path, outputs: Predictions, target: Any, more: Mapping[str, Sequence[object]]) -> Path:
+    """Write a model's output for every sample, in order; returns the path.
+
+    Numbers of a sample are columns of a CSV, beside those of its target; what has more dimensions, such as a map of
+    pixels, is a torch file (.pt) with `predictions` and `targets`.
+
+    Args:
+        path: The CSV to write.
+        outputs: ``[N]`` or ``[N, D]``, or of any shape; a list of batches that differ in theirs.
+        target: Likewise, if there is one.
+        more: Further columns, such as names of files.
+    """
+    columns = _columns("predicted", outputs)
+    if columns is None:
+        path = path.with_suffix(".pt")
+        torch.save({"predictions": outputs, "targets": target, **more}, path)
+        return path
+    return _write_table(path, {**columns, **(_columns("target", target) or {}), **more})
+
+
+def _columns(name: str, values: Any) -> dict[str, list[Any]] | None:
+    """A column for each number of a sample; None if a table is not the place for them."""
+    if not isinstance(values, Tensor) or values.ndim > 2:
+        return None
+    width = 1 if values.ndim == 1 else values.shape[1]
+    names = [name] if width == 1 else [f"{name}_{i}" for i in range(width)]
+    shown = values.reshape(-1, width).T.tolist()
+    if values.is_floating_point():
+        shown = [[f"{value:.9g}" for value in column] for column in shown]
+    return dict(zip(names, shown, strict=True))
+
+
+def _write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["index", *columns])
+        writer.writerows([index, *row] for index, row in enumerate(zip(*columns.values(), strict=True)))
+    return path
 
 
 def together(parts: list[Any]) -> Any:
@@ -89,7 +199,7 @@ def together(parts: list[Any]) -> Any:
 
 def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) -> nn.Module:
     """A copy of the network that `predict` uses, on the CPU in evaluation mode."""
-    network = scorer.load(client)
+    network = loaded(scorer, client)
     data = scorer.state.data
     x = next(iter(data.test_batches(client).first(2)))[0]
     if with_preprocessing and not isinstance(x, Tensor):
@@ -106,7 +216,7 @@ def own_network(scorer: Scorer, client: int | None, with_preprocessing: bool) ->
     if not with_preprocessing:
         return own
     floating = [p.dtype for p in own.parameters() if p.is_floating_point()]
-    steps = preprocessing(data, client, floating[0] if floating else torch.float32)
+    steps = Preprocessing(data.inputs, client, floating[0] if floating else torch.float32)
     return nn.Sequential(steps, own).eval()
 
 
@@ -169,7 +279,7 @@ def adapt(state: FederationState, epochs: int) -> tuple[list[Row], dict[int, Fai
             with state.live.restored(before):
                 rows += _rows(state, k, epochs)
         except (Exception, SystemExit) as error:
-            failures[k] = failed(error)
+            failures[k] = client_failure(error)
     if rows:
         return rows, failures
     for k, failure in failures.items():
@@ -210,34 +320,33 @@ def epochs_to_converge(values: list[float], rises: bool = True) -> int:
 def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
     """Means over new clients: before any training, after the last epoch, and in the best."""
     measured = [row for row in rows if row.metric != CONVERGENCE]
-    board = BestTracker(measures, None)
-    before: dict[str, float] = {}
+    board = BestTracker(measures.directions, None)
+    scores: dict[str, dict[str, float]] = {}
     for epoch in sorted({row.round for row in measured}):
         board.note(epoch, [row for row in measured if row.round == epoch])
         for key, parts in board.last.items():
-            before.setdefault(key, parts["mean"])
-    after = {key: parts["mean"] for key, parts in board.last.items()}
-    table = epochs_table(before, after, board.rated)
+            scores.setdefault(key, {"before": parts["mean"]})["after"] = parts["mean"]
+    text = table(scores, board.best_with_direction, columns=("before", "after"), over="epoch")
     needed: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.metric == CONVERGENCE:
             needed[row.model].append(row.value)
     if needed:
         means = ", ".join(f"{model} {fmean(values):.1f}" for model, values in needed.items())
-        table += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {means}"
-    return table
+        text += f"\nepochs to converge, until a client is within {CONVERGED} of its own best: {means}"
+    return text
 
 
 def _learners(state: FederationState, k: int) -> Iterator[tuple[str, FederatedModule]]:
     """The method itself, and the two it is compared with, each as client k would start it."""
-    state.enter(k, "server")
+    state.load_client(k, "server")
     complete = Scorer(state, STAGE).has_complete_global_model
     yield "personal", twin(state.module)
     if complete:
         network = copy.deepcopy(state.module.global_model())
         yield "finetuned", Alone(network, state.module).to(state.fabric.device)
     state.live.original.restore_structure()
-    state.live.put(state.initial)
+    state.live.load(state.initial)
     new = twin(state.module)
     new.on_client_start(None)  # its own frozen copies, if it has any
     yield "scratch", Alone(new.global_model(), state.module).to(state.fabric.device)

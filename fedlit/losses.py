@@ -1,6 +1,6 @@
 """Losses: tensors in, a scalar out, one equation each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -32,35 +32,10 @@ def proximal_penalty(parameters: Iterable[Tensor], anchors: Iterable[Tensor], mu
     if not mu >= 0:
         raise ValueError(f"`mu` pulls towards the global model and must be at least 0, got {mu}.")
     w = list(parameters)
-    return _Proximal.apply(mu, _matching(anchors, w), *w) if w else 0.0
-
-
-class _Proximal(torch.autograd.Function):
-    """`proximal_penalty` as one node; the gradient of w is mu (w - w^t), and that of the gradient mu."""
-
-    @staticmethod
-    def forward(ctx: Any, mu: float, anchors: list[Tensor], *w: Tensor) -> Tensor:
-        moved = torch._foreach_sub(w, anchors)
-        ctx.mu = mu
-        ctx.w = w
-        ctx.save_for_backward(*moved)  # freed by the backward pass, also of a loss that somebody keeps
-        return mu / 2 * torch.stack(torch._foreach_norm(moved)).square().sum()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        moved = ctx.saved_tensors
-        if not torch.is_grad_enabled():
-            return None, None, *_scaled(moved, ctx.mu, grad)
-        moving = [value + (w - w.detach()) for value, w in zip(moved, ctx.w, strict=True)]  # by `create_graph`
-        return None, None, *(ctx.mu * grad * value for value in moving)
-
-
-def _scaled(tensors: list[Tensor] | tuple[Tensor, ...], factor: float, grad: Tensor) -> Sequence[Tensor]:
-    """Tensors times a factor times the gradient of a loss, mostly 1, which only a CPU knows without waiting."""
-    if not grad.is_cpu:
-        return torch._foreach_mul(torch._foreach_mul(tensors, factor), grad)
-    scale = factor * float(grad)
-    return tensors if scale == 1 else torch._foreach_mul(tensors, scale)
+    if not w:
+        return 0.0
+    moved = torch._foreach_sub(w, _matching(anchors, w))
+    return mu / 2 * torch.stack([difference.square().sum() for difference in moved]).sum()
 
 
 @torch.no_grad()
@@ -107,6 +82,8 @@ def add_to_gradients(parameters: Iterable[Tensor], directions: Iterable[Tensor])
     for parameter in w:
         if parameter.grad is None:  # the loss did not reach it
             parameter.grad = torch.zeros_like(parameter)
+        elif parameter.grad.is_sparse:  # the term is dense
+            parameter.grad = parameter.grad.to_dense()
         gradients.append(parameter.grad)
     torch._foreach_add_(gradients, d)
 
@@ -140,7 +117,29 @@ def labelled_cross_entropy(logits: Tensor, target: Tensor, ignore_index: int) ->
     return total / (target != ignore_index).sum().clamp_min(1)
 
 
-def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: float) -> Tensor:
+def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    r"""How far a network is from its peer.
+
+    .. math:: D_{KL}(q \,\|\, p) = \frac{1}{N} \sum_n \sum_c q_{nc} (\log q_{nc} - \log p_{nc})
+
+    Args:
+        log_p: Log-probabilities ``[N, C]``.
+        log_q: The peer's, ``[N, C]``.
+
+    Example:
+        >>> kl_divergence(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log())
+        tensor(0.3681)
+    """
+    return F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)  # "mean" would divide by C too
+
+
+def mutual_loss(
+    logits: Tensor,
+    peer_logits: Tensor,
+    target: Tensor,
+    weight: float,
+    imitation_loss: Callable[[Tensor, Tensor], Tensor] = kl_divergence,
+) -> Tensor:
     r"""Learn from the labels and from a peer network.
 
     .. math:: L = w \, \mathrm{CE}(p, y) + (1 - w) \, D_{KL}(q \,\|\, p)
@@ -152,6 +151,7 @@ def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: flo
         peer_logits: ``z_peer``, ``[N, C]``; receives no gradient.
         target: ``y``, class indices ``[N]``.
         weight: ``w`` in [0, 1]; 1 is cross-entropy alone, 0 is imitation alone.
+        imitation_loss: Another function of ``log p`` and ``log q`` in place of the Kullback-Leibler divergence.
 
     Example:
         >>> from torch import tensor
@@ -164,8 +164,7 @@ def mutual_loss(logits: Tensor, peer_logits: Tensor, target: Tensor, weight: flo
         return F.cross_entropy(logits, target)
     log_p = F.log_softmax(logits, dim=1)
     log_q = F.log_softmax(peer_logits.detach(), dim=1)
-    imitation = F.kl_div(log_p, log_q, reduction="batchmean", log_target=True)  # "mean" would divide by C too
-    return weight * F.nll_loss(log_p, target) + (1 - weight) * imitation
+    return weight * F.nll_loss(log_p, target) + (1 - weight) * imitation_loss(log_p, log_q)
 
 
 def model_contrastive(z: Tensor, z_glob: Tensor, z_prev: Tensor, temperature: float = 0.5) -> Tensor:
@@ -397,7 +396,7 @@ def soft_cross_entropy(z: Tensor, target: Tensor) -> Tensor:
 
 
 def distillation_loss(z: Tensor, teacher: Tensor) -> Tensor:
-    r"""How far a student is from what its teacher says.
+    r"""How far a student is from its teacher.
 
     .. math:: \frac{1}{N} \sum_n D_{KL}(\mathrm{softmax}(t_n) \,\|\, \mathrm{softmax}(z_n))
 
@@ -409,5 +408,4 @@ def distillation_loss(z: Tensor, teacher: Tensor) -> Tensor:
         >>> distillation_loss(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 2.0]]))
         tensor(1.5232)
     """
-    log_q = F.log_softmax(teacher.detach(), dim=1)
-    return F.kl_div(F.log_softmax(z, dim=1), log_q, reduction="batchmean", log_target=True)
+    return kl_divergence(F.log_softmax(z, dim=1), F.log_softmax(teacher.detach(), dim=1))

@@ -45,7 +45,7 @@ class Network(nn.Module):
 
 
 class Block(NamedTuple):
-    """A convolution, BatchNorm if asked for, ReLU and a max-pool of stride 2; ``pool=None`` leaves the pool out."""
+    """A convolution, BatchNorm if asked for, ReLU and a max-pool of stride 2; ``pool=None`` is without the pool."""
 
     channels: int
     kernel: int
@@ -320,7 +320,7 @@ class DenseNet(Network):
 
 
 class TextGRU(nn.Module):
-    """A recurrent network that says the next token of every place: tokens ``[N, T]`` in, logits ``[N, T, V]`` out.
+    """A recurrent network for the next token of every place: tokens ``[N, T]`` in, logits ``[N, T, V]`` out.
 
     Args:
         vocabulary: V, how many tokens there are.

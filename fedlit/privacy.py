@@ -1,7 +1,7 @@
 r"""Differential privacy of clients, by a server that is trusted. McMahan et al., 2018. https://arxiv.org/abs/1710.06963
 
 Every client takes part in a round by itself with probability q. Its update is clipped, the sum is noised, and divided
-by the number of clients that are expected, which does not depend on who came:
+by the expected number of clients, which does not depend on which took part:
 
 .. math:: w' = w + \frac{1}{q N} \left( \sum_{k \in C} \min\left(1, \frac{S}{\|w_k - w\|}\right) (w_k - w)
           + \mathcal{N}(0, z^2 S^2 I) \right)
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fedlit.aggregation import State, Upload
-from fedlit.aggregation.flat import unflattened, vector
 from fedlit.aggregation.rules import clip_factors
+from fedlit.aggregation.uploads import unflattened, vector
 from fedlit.rng import secure_normal
 
 LEAST_NOISE = 0.1
@@ -33,7 +33,7 @@ INTERVAL = 1e-3  # of the privacy loss; rounded up, so that epsilon is never rep
 
 
 class ClientLevelDP:
-    """What the global model reveals of any one client is bounded, whatever the others' data are.
+    """Bounds what the global model reveals of any one client, whatever the others' data are.
 
     Every client counts the same, whatever the method's weighting. Needs the extra `dp`: pip install 'fedlit[dp]'.
 
@@ -42,8 +42,8 @@ class ClientLevelDP:
         noise_multiplier: Standard deviation of the noise on the sum of updates, in units of `clip`; 0 is no privacy.
         delta: Probability with which the bound may fail; below 1 / clients.
         target_epsilon: The run ends before a round that would exceed it; by default there is no such end.
-        noise_seed: Makes noise reproducible, and known to whoever has the config. By default a run draws a secret, from
-            which noise and who takes part follow; its checkpoints alone hold it.
+        noise_seed: Makes noise reproducible, and known to everybody who has the config. By default a run draws a
+            secret, which determines noise and the clients of a round; only its checkpoints hold it.
     """
 
     def __init__(
@@ -78,11 +78,11 @@ class ClientLevelDP:
 
     @property
     def needs_secret(self) -> bool:
-        """Whether a run draws its noise by a secret; without noise there is nothing to hide."""
+        """Whether a run draws its noise from a secret; without noise there is none."""
         return self.noise_seed is None and self.noise_multiplier > 0
 
     def __repr__(self) -> str:
-        """What a checkpoint must agree in to go on; a budget may be raised later."""
+        """The settings that must not change when a run is resumed; a budget may be raised."""
         return f"ClientLevelDP(clip={self.clip}, noise_multiplier={self.noise_multiplier}, delta={self.delta})"
 
 

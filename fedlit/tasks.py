@@ -1,4 +1,4 @@
-r"""Tasks: what outputs are compared with, what is measured of them, and what they mean.
+r"""Tasks: losses, metrics and predictions of outputs.
 
 | task | outputs | targets | loss | first metric | a prediction |
 |---|---|---|---|---|---|
@@ -28,12 +28,12 @@ NO_CLASS = -100  # cross-entropy's default for a target to leave out
 
 
 class Task:
-    """What a method's outputs are for; a task of your own overrides `loss` and whatever else differs."""
+    """The loss, metrics and predictions of a method's outputs; a task of your own overrides `loss` and what differs."""
 
     name: ClassVar[str] = "a task of its own"
 
     def output(self, given: Any) -> Any:
-        """What counts of what a network gives: a tensor; of several, `logits` or `out`; of one in a dict, that."""
+        """The tensor of a network's outputs: of several `logits` or `out`, of a mapping with one tensor that one."""
         if isinstance(given, Tensor):
             return given
         named = given if isinstance(given, Mapping) else {name: getattr(given, name, None) for name in CHOSEN}
@@ -42,25 +42,25 @@ class Task:
             found = [value for value in named.values() if isinstance(value, Tensor)]
             if len(found) != 1:
                 raise ValueError(
-                    f"a network must give one tensor, got {_told(given)}; of a mapping `logits` or `out` is taken, of "
-                    "anything else what `output` of a task of your own says."
+                    f"a network must give one tensor, got {_described(given)}; of a mapping `logits` or `out` is "
+                    "taken, of anything else what `output` of a task of your own returns."
                 )
         return found[0]
 
     def loss(self, output: Any, target: Any) -> Tensor:
-        """The mean over a batch, of what a network gives and the targets."""
+        """The mean loss of a batch."""
         raise NotImplementedError
 
     def metrics(self) -> dict[str, Metric]:
-        """What is measured beside the loss, by name; best.ckpt is the best of the first."""
+        """Metrics beside the loss, by name; best.ckpt is the best of the first."""
         return {}
 
     def measured(self, output: Any, target: Any) -> tuple[Any, Any]:
-        """What metrics are given of a batch."""
+        """The arguments of metrics for a batch."""
         return self.output(output), target
 
     def prediction(self, output: Any) -> Tensor:
-        """What outputs mean to somebody who asks for a prediction."""
+        """The outputs as predictions."""
         return self.output(output)
 
 
@@ -203,7 +203,7 @@ def _pixels(target: Tensor) -> Tensor:
     return target.long()
 
 
-def _told(given: Any) -> str:
+def _described(given: Any) -> str:
     if isinstance(given, Mapping):
         return f"a mapping of {', '.join(map(str, given)) or 'nothing'}"
     return f"a {type(given).__name__}"

@@ -10,7 +10,9 @@ from fedlit.augment import (
     Colour,
     Crop,
     Flip,
+    Noise,
     PadEdge,
+    Pixelate,
     ResizedCrop,
     Standardise,
     crop,
@@ -20,7 +22,9 @@ from fedlit.augment import (
 
 RANDOM = [Crop(4), Flip(0.5), Affine(20, 0.2), ResizedCrop(), Colour(0.2)]
 RANDOM += [Colour(0.2, per_channel=True), Colour(0, 0.25, clamp=True), Colour(0, 0, (0.2, 1.8), clamp=True)]
+RANDOM += [Noise(0.2)]
 IDENTITIES = [Crop(0), Flip(0.0), Affine(0.0, 0.0), ResizedCrop((1.0, 1.0), (1.0, 1.0)), Colour(), PadEdge(0)]
+IDENTITIES += [Pixelate(1), Noise(0.0)]
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -169,6 +173,13 @@ def test_standardise_by_hand_and_on_a_constant_image():
     assert_close(Standardise()(faint).flatten(), torch.tensor([0.2, -0.2, 0.2, -0.2]))
 
 
+def test_pixelate_gives_every_pixel_the_mean_of_its_block_also_of_one_cut_off_at_the_side():
+    x = torch.arange(6.0).view(1, 1, 2, 3)
+    expected = torch.tensor([[2.0, 2.0, 3.5], [2.0, 2.0, 3.5]])
+    assert_close(Pixelate(2)(x)[0, 0], expected)
+    assert_close(Pixelate(9)(x), torch.full_like(x, 2.5))
+
+
 def test_pad_edge_repeats_the_border_and_makes_28_pixels_32():
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).view(1, 1, 2, 2)
     assert PadEdge(1)(x)[0, 0].tolist() == [[1, 1, 2, 2], [1, 1, 2, 2], [3, 3, 4, 4], [3, 3, 4, 4]]
@@ -199,7 +210,7 @@ def test_a_bad_option_is_refused_by_name(build, message):
         build()
 
 
-@pytest.mark.parametrize("augmentation", [*RANDOM, Standardise(), PadEdge(2)], ids=name)
+@pytest.mark.parametrize("augmentation", [*RANDOM, Standardise(), PadEdge(2), Pixelate(3)], ids=name)
 @pytest.mark.parametrize(
     "x", [torch.zeros(2, 5), torch.zeros(2, 1, 4, 4, dtype=torch.uint8)], ids=["features", "uint8"]
 )
@@ -208,7 +219,7 @@ def test_what_is_no_batch_of_float_images_is_refused(augmentation, x):
         augmentation(x, seeded())
 
 
-@pytest.mark.parametrize("augmentation", [*RANDOM, Standardise(), PadEdge(2)], ids=name)
+@pytest.mark.parametrize("augmentation", [*RANDOM, Standardise(), PadEdge(2), Pixelate(3)], ids=name)
 def test_whether_it_draws_and_its_size_are_stated_truly(augmentation):
     generator = seeded()
     after = augmentation(noise(), generator)

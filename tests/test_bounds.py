@@ -73,11 +73,9 @@ class Own(torch.optim.SGD):
     [
         (partial(torch.optim.Adam, betas=(0.9, float("nan"))), "`lr`|Invalid beta"),
         (partial(torch.optim.SGD, lr=float("nan")), "`lr` must be a finite number, got nan"),
-        (partial(torch.optim.SGD, lr=torch.tensor(float("inf"))), "`lr` must be a finite number, got inf"),
         (partial(Own, warmth=float("inf")), "`warmth` must be a finite number, got inf"),
-        (partial(torch.optim.RMSprop, alpha=3.0), r"`alpha` must lie in \[0, 1\], got 3.0"),
         (partial(torch.optim.SGD, lr=0.1, differentiable=True), "in-place operation"),
-        (partial(torch.optim.SparseAdam, lr=0.1), "SparseAdam takes sparse gradients"),
+        (partial(torch.optim.SparseAdam, lr=0.1), "SparseAdam does not support dense gradients"),
     ],
 )
 def test_whatever_an_optimiser_is_given_is_looked_at_before_the_first_round(optimizer, message):

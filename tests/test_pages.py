@@ -4,14 +4,16 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import method_pages
 import pytest
+from equations import as_latex
 from printed import ROOT
 from reference_pages import PAGES as REFERENCE
-from reference_pages import text_of
+from reference_pages import every_object, public_names, text_of
 from repository import LINK, complete
 
 from fedlit import methods
@@ -21,7 +23,7 @@ DOCS = ROOT / "docs"
 OWN = methods_of(methods)
 GENERATED = {f"methods/{method.__name__}.md" for method in OWN} | {f"reference/{name}.md" for name in REFERENCE}
 GENERATED |= {"methods/index.md", "reference/index.md"}
-MADE = {DOCS / name for name in ("methods", "reference", "source", "_build")}
+MADE = {DOCS / name for name in ("methods", "reference", "notebook_pages", "source", "_build")}
 PAGES = [page for page in sorted(DOCS.rglob("*.md")) if not MADE & set(page.parents)]
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 
@@ -74,22 +76,54 @@ def test_the_page_of_a_method_says_what_the_class_says(method):
     for text in (card.invariant, card.travels, card.use, *card.recipes):
         assert text in page
     assert "What we measured" not in page
-    for option in ("network", "optimizer"):
-        assert f"`--model.{option}`" in page
+    assert f".. autoclass:: fedlit.methods.{method.__name__}" in page
+    assert not re.search(r"^ {4,}\S.*(?:=|<-)", page, flags=re.MULTILINE)  # equations are typeset
 
 
-def test_every_option_of_a_federation_is_in_the_reference_with_its_text():
-    page = text_of(REFERENCE["federation"])
-    assert "`--trainer.num_rounds`: `int = 10`\n: Rounds of a stage" in page
-    assert "(see its type)" not in page
+@pytest.mark.parametrize(
+    ("ascii", "latex"),
+    [
+        ("w_{t+1} = sum_k a_k w_k", r"w_{t+1} &= \sum_{k} a_{k} w_{k}"),
+        ("v <- v - lr * (grad f_k(v) + lam * v)", r"v &\leftarrow v - \mathit{lr} \, (\nabla f_{k}(v) + \lambda \, v)"),
+        ("L = mu/2 ||w - w_t||^2 - <h_i, w>", r"L &= \tfrac{\mu}{2} \|w - w_{t}\|^2 - \langle h_{i}, w\rangle"),
+        ("L_meme     = beta  * CE(p_meme, y)", r"L_{\mathrm{meme}} &= \beta \, \mathrm{CE}(p_{\mathrm{meme}}, y)"),
+        ("h <- 1    for tau_h epochs", r"h &\leftarrow 1 && \text{for}\ \tau_{h}\ \text{epochs}"),
+        ("a = b,    c = d    at a rate", "a &= b, \\\\\nc &= d && \\text{at a rate}"),
+        ("c_i+ = Cbar^{y_n} - f~(x)", r"c_{i}^{+} &= \bar{C}^{y_{n}} - \tilde{f}(x)"),
+    ],
+)
+def test_an_equation_of_a_docstring_is_typeset(ascii, latex):
+    assert as_latex(f"    {ascii}\n") == f"\\begin{{aligned}}\n{latex}\n\\end{{aligned}}"
 
 
-def test_the_quick_start_is_the_readmes():
-    text = [(DOCS / "quickstart.md").read_text()]
-    complete(None, "quickstart", text)
-    assert "make fit" in text[0]
-    assert "fedlit fit --config fedavg_fashion.yaml" in text[0]
-    assert "## Methods" not in text[0]
+PUBLIC = ["", "aggregation", "augment", "data", "encoders", "heads", "losses", "methods", "networks", "partition"]
+PUBLIC += ["server_optimizers", "tasks"]
+
+
+def paths(module: str, name: str) -> set[str]:
+    """Under which an object can be found: where it is imported from and where it is defined."""
+    thing = getattr(import_module(module), name)
+    return {f"{module}.{name}", f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"}
+
+
+@pytest.mark.parametrize("module", [f"fedlit.{name}".rstrip(".") for name in PUBLIC])
+def test_every_public_name_has_an_entry_in_the_reference(module):
+    entries = {other for path, _ in every_object() for other in paths(*path.rsplit(".", 1))}
+    names = public_names(import_module(module))
+    assert names
+    assert [name for name in names if not entries & paths(module, name)] == []
+
+
+def test_the_reference_has_what_a_user_calls_or_subclasses():
+    entries = {path.rpartition(".")[2] for path, _ in every_object()}
+    assert {"FitResult", "StopAt", "Patience", "FederationCallback", "ClientLevelDP", "Encoder", "Task"} <= entries
+    assert ".. autoclass:: fedlit.Federation" in text_of("federation")
+
+
+def test_a_page_takes_in_a_file_of_the_repository():
+    text = [(DOCS / "changelog.md").read_text()]
+    complete(None, "changelog", text)
+    assert "## Unreleased" in text[0]
 
 
 @pytest.mark.slow
@@ -101,4 +135,5 @@ def test_the_pages_are_built_without_a_warning(tmp_path):
     page = (tmp_path / "reference" / "losses.html").read_text()
     assert "_static/mathjax/tex-svg.js" in page
     fetched = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(https?:[^"]*)', page)
+    assert 'id="fedlit.losses.mutual_loss"' in page
     assert fetched == []  # nothing is asked for from elsewhere

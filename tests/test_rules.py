@@ -17,7 +17,6 @@ from fedlit.aggregation import (
     TrimmedMean,
     Upload,
     fewest_uploads,
-    median,
     weighted_mean,
 )
 
@@ -154,7 +153,7 @@ def test_of_counters_the_largest_wins(rule):
 @pytest.mark.slow
 def test_a_median_of_a_large_layer_can_be_had():
     large = [Upload(k, {"w": torch.full((4_100_000,), float(k))}) for k in range(4)]  # more than `quantile` takes
-    assert torch.equal(median(large)["w"], torch.full((4_100_000,), 1.5))
+    assert torch.equal(Median()(large, CURRENT)["w"], torch.full((4_100_000,), 1.5))
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,12 @@
 
 import csv
 import errno
-import io
 import json
 import os
 import signal
 import weakref
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -185,10 +185,10 @@ def events(folder, what: str) -> list[dict]:
 def full_after(size, monkeypatch):
     """A disk on which no checkpoint of more bytes can be written."""
 
-    class Full(io.FileIO):
-        def write(self, data):
-            if self.tell() + len(data) > size:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().write(data)
+    def write_bytes(path, data):
+        with path.open("wb") as file:
+            file.write(data[:size])
+        if len(data) > size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("fedlit.records.torch_file.io.FileIO", Full)
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)

@@ -1,71 +1,43 @@
-"""Docstrings as Markdown: they are written in words, with a little of reStructuredText for equations."""
+"""Docstrings as Markdown and as reStructuredText: they are written in words, with a little of either."""
 
-import ast
-import inspect
 import re
 from textwrap import dedent
-from typing import Literal, get_args, get_origin, get_type_hints
 
-from fedlit.cli.methods import options_of
+from equations import as_latex, is_equation
 
-SECTIONS = r"^(Args|Example|Attributes|Returns|Raises|Yields):\n"
 MATH = re.compile(r"^( *)\.\. math:: *(.*(?:\n(?:\1 +\S.*| *(?=\n\1 +\S)))*)", re.MULTILINE)
+BLOCK = re.compile(r"(?<=:\n\n)((?: {4,}\S.*\n|\n(?= {4}))+)", re.MULTILINE)
 URL = re.compile(r"(?<![(<\[`])https?://[^\s)>]*[^\s)>.,;:]")
+CODE = re.compile(r":[\w:]+:`[^`]*`|``.*?``|`([^`\n]+)`(?!_)", re.DOTALL)
+"""Roles and double backticks, which stay, or code in one backtick."""
 
 
 def as_markdown(text: str) -> str:
     """A text with its equations, code and links in Markdown."""
     text = text.replace("``", "`")
-    text = MATH.sub(_equation, text)
+    text = MATH.sub(lambda found: _equation(dedent(found[2]).strip()), text)
+    text = BLOCK.sub(lambda found: _block(found[1]), text + "\n").rstrip("\n")
     text = re.sub(r":math:`([^`]+)`", r"{math}`\1`", text)
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text)
     return URL.sub(r"<\g<0>>", text)
 
 
-def _equation(found: re.Match[str]) -> str:
-    body = dedent(found[2]).strip()
-    return f"\n```{{math}}\n{body}\n```\n"
+def _equation(latex: str) -> str:
+    return f"\n```{{math}}\n{latex}\n```\n"
 
 
-def description(thing: object) -> str:
-    """What is said of a class or function before its arguments."""
-    text = inspect.getdoc(thing) or ""
-    return as_markdown(re.split(SECTIONS, text, maxsplit=1, flags=re.MULTILINE)[0].strip())
+def _block(text: str) -> str:
+    """An indented block: an equation is typeset, anything else stays code."""
+    return _equation(as_latex(text)) + "\n" if is_equation(text) else text
 
 
-def example(thing: object) -> str:
-    """Its example, which is run by the tests, as a block; nothing if there is none."""
-    found = re.search(r"^Example:\n((?: +.*\n?|\n)+)", inspect.getdoc(thing) or "", re.MULTILINE)
-    if found is None:
-        return ""
-    return f"```pycon\n{dedent(found[1]).strip()}\n```\n"
+def as_rst(text: str, links: dict[str, str]) -> str:
+    """A docstring as Sphinx reads it: code in double backticks, names that have an entry as links to it."""
 
+    def code(found: re.Match[str]) -> str:
+        if found[1] is None:
+            return found[0]
+        path = links.get(found[1])
+        return f"``{found[1]}``" if path is None else f":py:obj:`{found[1]} <{path}>`"
 
-def options(called: type | object, prefix: str = "") -> str:
-    """Arguments as a list of definitions: name, type and default, and what is said of them."""
-    kinds = annotations(called)
-    lines = []
-    for option in options_of(called):
-        default = "" if option.default is None else f" = {option.default}"
-        lines.append(f"`{prefix}{option.name}`: `{kinds.get(option.name, '')}{default}`".replace(": ``", ""))
-        lines.append(f": {as_markdown(option.text) or '(see its type)'}\n")
-    return "\n".join(lines)
-
-
-def annotations(called: type | object) -> dict[str, str]:
-    """Types as they are written; of a choice that has a name, what may be chosen."""
-    function = called.__init__ if inspect.isclass(called) else called
-    try:
-        tree = ast.parse(dedent(inspect.getsource(function)))
-    except (OSError, TypeError):  # of a class without a constructor of its own
-        return {}
-    written = tree.body[0].args
-    found = {}
-    hints = get_type_hints(function)
-    for argument in [*written.posonlyargs, *written.args, *written.kwonlyargs]:
-        if argument.annotation is None:
-            continue
-        found[argument.arg] = ast.unparse(argument.annotation).replace("'", '"')
-        if get_origin(hints[argument.arg]) is Literal:
-            found[argument.arg] = " | ".join(f'"{choice}"' for choice in get_args(hints[argument.arg]))
-    return found
+    return CODE.sub(code, text)

@@ -4,7 +4,8 @@ import csv
 import inspect
 from typing import TYPE_CHECKING
 
-from docstrings import as_markdown, description, options
+from docstrings import as_markdown
+from reference_pages import directive
 from repository import DOCS, write
 
 from fedlit import methods
@@ -65,7 +66,7 @@ def page(method: Method, verdict: str | None) -> str:
     head = inspect.getdoc(inspect.getmodule(method)) or ""
     parts = [
         f"# {method.__name__}",
-        description(method),
+        summary(method),
         facts(card(method)),
         "## When to use it",
         card(method).use,
@@ -78,18 +79,22 @@ def page(method: Method, verdict: str | None) -> str:
         f"Its source: [`{source}`](/source/{source}.md).",
         "## Recipes",
         recipes(card(method)),
-        "## Options",
-        "Under `model.init_args` in a recipe, as below on the command line, or as arguments of the class.",
-        options(method, "--model."),
+        directive(f"fedlit.methods.{method.__name__}", method, "Options", ":no-members:"),
+        "Arguments stand under `model.init_args` in a recipe, and are `--model.NAME` on the command line.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(method: Method) -> str:
+    """The first paragraph of its docstring."""
+    return as_markdown((inspect.getdoc(method) or "").split("\n\n")[0])
 
 
 def facts(card: Card) -> str:
     paper = f"[{card.paper}]({card.link})" if card.paper else "none: a baseline"
     rows = {
         "Paper": paper,
-        "Travels": card.travels,
+        "Sends": card.travels,
         "Stays with the client": card.stays,
         "Stages": ", ".join(card.stages),
         "Invariant": card.invariant,

@@ -65,6 +65,8 @@ def relinked(text: str, folder: Path) -> str:
 
 def page_of(target: Path) -> str:
     """Where a file or folder of the repository is among the pages."""
+    if target.is_relative_to(DOCS / "notebooks"):
+        return f"notebook_pages/{target.stem}.md"
     if target.is_relative_to(DOCS):
         return str(target.relative_to(DOCS))
     path = str(target.relative_to(ROOT))
@@ -77,7 +79,7 @@ def linked() -> Iterator[Path]:
     """What pages link to outside docs, and what is always shown."""
     for pattern in SHOWN:
         yield from ROOT.glob(pattern)
-    made = {DOCS / name for name in ("source", "methods", "reference", "_build")}
+    made = {DOCS / name for name in ("source", "methods", "reference", "notebook_pages", "_build")}
     pages = [page for page in DOCS.rglob("*.md") if not made & set(page.parents)]
     for page in [*pages, *(ROOT / name for name in PAGES)]:
         for target, _ in LINK.findall(page.read_text()):

@@ -1,6 +1,5 @@
 """From uploads to the next global state: the weighted mean, and Byzantine-robust rules (`trainer.aggregator`)."""
 
-from fedlit.aggregation.classwise import check_class_counts, class_totals
 from fedlit.aggregation.rules import (
     Aggregator,
     GeometricMedian,
@@ -13,8 +12,6 @@ from fedlit.aggregation.rules import (
     TooFewUploads,
     TrimmedMean,
     fewest_uploads,
-    median,
-    trimmed_mean,
 )
 from fedlit.aggregation.uploads import (
     NOTHING,
@@ -22,6 +19,8 @@ from fedlit.aggregation.uploads import (
     RunningMean,
     State,
     Upload,
+    check_class_counts,
+    class_totals,
     defect,
     num_bytes,
     watched,
@@ -48,9 +47,7 @@ __all__ = [
     "class_totals",
     "defect",
     "fewest_uploads",
-    "median",
     "num_bytes",
-    "trimmed_mean",
     "watched",
     "weighted_mean",
 ]

@@ -5,9 +5,9 @@ in client order whatever order they come in, and compute in float64: the same bi
 Invariants: uploads that are all equal come back; as many Byzantine clients as a rule tolerates cannot move it beyond
 the honest ones.
 
-A federation leaves out uploads with values that are not finite before any rule. A rule that is called by itself takes
-them, too, but for the mean: NaN counts as the largest value (median, trimmed mean) or as infinitely far (Krum), and
-norm clipping and the geometric median leave such an upload out.
+A federation leaves out uploads with values that are not finite before any rule. A rule that is called by itself, except
+for the mean, accepts them: NaN counts as the largest value (median, trimmed mean) or as infinitely far (Krum), and norm
+clipping and the geometric median leave such an upload out.
 """
 
 from abc import ABC, abstractmethod
@@ -17,11 +17,20 @@ from math import ceil, isfinite
 import torch
 from torch import Tensor
 
-from fedlit.aggregation.flat import largest_counters, rows, unflattened, vector
-from fedlit.aggregation.uploads import NOTHING, State, Upload, weighted_mean, wide
+from fedlit.aggregation.uploads import (
+    NOTHING,
+    State,
+    Upload,
+    largest_counters,
+    rows,
+    unflattened,
+    vector,
+    weighted_mean,
+    wide,
+)
 from fedlit.bounds import check_count
 
-MOST_STEPS = 10_000  # more move nothing, and never end
+MOST_STEPS = 10_000  # more change nothing
 Rule = Callable[[Iterable[Upload], Mapping[str, Tensor]], State]
 
 
@@ -43,7 +52,7 @@ class Aggregator(ABC):
 class Mean(Aggregator):
     r"""The mean of the uploads by their weights, the default: `fedlit.aggregation.weighted_mean`.
 
-    It takes uploads one by one and keeps none. One Byzantine client moves it as far as it likes.
+    It takes uploads one by one and keeps none. A single Byzantine client can move it anywhere.
     """
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
@@ -54,10 +63,19 @@ class Median(Aggregator):
     """The coordinate-wise median, whatever the weights: less than half of the clients may be Byzantine.
 
     Yin et al., 2018. https://arxiv.org/abs/1803.01498
+
+    Example:
+        >>> sent = [Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])]
+        >>> Median()(sent, {})["w"]
+        tensor([2.])
     """
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        return median(uploads)
+        def middle(ordered: Tensor) -> Tensor:
+            half = (len(ordered) - 1) // 2
+            return ordered[half : len(ordered) - half]
+
+        return _coordinatewise(_held(uploads), middle)
 
 
 class TrimmedMean(Aggregator):
@@ -71,13 +89,17 @@ class TrimmedMean(Aggregator):
     """
 
     def __init__(self, trim: float = 0.2) -> None:
-        _check_trim(trim, "trainer.aggregator.trim")
+        if not 0 <= trim < 0.5:
+            raise ValueError(
+                f"`trainer.aggregator.trim` is the fraction cut off at each end and must lie in [0, 0.5), got {trim}."
+            )
         self.trim = trim
         self.fewest = ceil(1 / trim) if trim else 1  # with fewer, nothing at all would be cut off
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         held = _held(uploads, self.fewest, f"`trainer.aggregator.trim` of {self.trim}")
-        return trimmed_mean(held, self.trim)
+        cut = int(self.trim * len(held))
+        return _coordinatewise(held, lambda ordered: ordered[cut : len(ordered) - cut])
 
 
 class Krum(Aggregator):
@@ -176,13 +198,12 @@ class GeometricMedian(Aggregator):
     .. math:: w' = \arg\min_v \sum_k a_k \| w_k - v \|, \qquad
         v \leftarrow \frac{\sum_k \beta_k w_k}{\sum_k \beta_k}, \quad \beta_k = \frac{a_k}{\max(\nu, \| w_k - v \|)}
 
-    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may be
-    Byzantine. Uploads that are
-    not finite are left out.
+    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may be Byzantine. Uploads
+    that are not finite are left out.
 
     Args:
-        steps: Of Weiszfeld, always so many: the same bits everywhere.
-        smoothing: ``nu``, the distance below which an upload pulls no harder.
+        steps: Number of Weiszfeld's steps.
+        smoothing: ``nu``, the least distance that divides.
 
     Example:
         >>> sent = [Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])]
@@ -208,37 +229,6 @@ class GeometricMedian(Aggregator):
         return _state(v, held)
 
 
-def median(uploads: Iterable[Upload]) -> State:
-    """The coordinate-wise median, whatever the weights: less than half of the clients may be Byzantine.
-
-    Example:
-        >>> median([Upload(k, {"w": torch.tensor([v])}) for k, v in enumerate([1.0, 2.0, 900.0])])["w"]
-        tensor([2.])
-    """
-
-    def middle(ordered: Tensor) -> Tensor:
-        half = (len(ordered) - 1) // 2
-        return ordered[half : len(ordered) - half]
-
-    return _coordinatewise(_held(uploads), middle)
-
-
-def trimmed_mean(uploads: Iterable[Upload], trim: float = 0.1) -> State:
-    """The coordinate-wise mean without the `trim` largest and `trim` smallest values, whatever the weights.
-
-    Args:
-        uploads: At least one.
-        trim: Fraction cut off at each end, in [0, 0.5); 0 is the uniform mean.
-    """
-    _check_trim(trim, "trim")
-
-    def inner(ordered: Tensor) -> Tensor:
-        cut = int(trim * len(ordered))
-        return ordered[cut : len(ordered) - cut]
-
-    return _coordinatewise(_held(uploads), inner)
-
-
 def krum_scores(values: Tensor, num_bad: int) -> Tensor:
     """How far each of the rows ``[K, D]`` is from its ``K - num_bad - 2`` nearest, as a sum of squares, ``[K]``."""
     # By differences, not by products: symmetric to the bit, and exactly 0 between equals.
@@ -248,7 +238,7 @@ def krum_scores(values: Tensor, num_bad: int) -> Tensor:
 
 
 def clip_factors(norms: Tensor, threshold: float) -> Tensor:
-    """What vectors of these norms are multiplied by so that none is longer than the threshold.
+    """Factors that scale vectors of these norms so that none is longer than the threshold.
 
     Example:
         >>> clip_factors(torch.tensor([0.0, 1.0, 4.0]), 2.0)
@@ -258,7 +248,7 @@ def clip_factors(norms: Tensor, threshold: float) -> Tensor:
 
 
 def fewest_uploads(rule: Rule | None) -> int:
-    """Uploads that a rule needs; a function says nothing and is taken to need one, as the mean does."""
+    """Uploads that a rule needs; 1 for a function, as for the mean."""
     return getattr(rule, "fewest", 1)
 
 
@@ -302,8 +292,3 @@ def _state(values: Tensor, uploads: list[Upload]) -> State:
 def _weights(uploads: list[Upload], values: Tensor) -> Tensor:
     """Of each row of the values; relative to the first, so that equal weights of any size give the same bits."""
     return values.new_tensor([upload.weight / uploads[0].weight for upload in uploads])
-
-
-def _check_trim(trim: float, name: str) -> None:
-    if not 0 <= trim < 0.5:
-        raise ValueError(f"`{name}` is the fraction cut off at each end and must lie in [0, 0.5), got {trim}.")

@@ -1,17 +1,17 @@
-"""What clients send, what may be wrong with it, and its mean: pure functions over states (name -> tensor).
+"""Uploads of clients: their validation, their mean, their form as vectors, and sums for each class.
 
-Sums run in client order and in float64, so a round ends in the same bits on one process or on many.
-`weighted_mean` takes uploads one at a time and keeps none. Integer tensors (BatchNorm's step
-counters) are never averaged: the largest wins.
+All are pure functions over states (name -> tensor). Sums run in client order and in float64, so a round ends in the
+same bits on one process or on many. `weighted_mean` takes uploads one at a time and keeps none. Integer tensors
+(BatchNorm's step counters) are never averaged: the largest wins.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite, sqrt
 from statistics import median_low
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,19 +23,19 @@ NOTHING = "There is nothing to aggregate: no client sent a usable upload."
 
 @dataclass(frozen=True)
 class Upload:
-    """What one client sends: the shared part of its state, and how much it counts."""
+    """The upload of one client: the shared part of its state, and its weight."""
 
     client: int
     state: State
     weight: float = 1.0
 
     def copy(self) -> "Upload":
-        """The same in tensors of its own."""
+        """A copy with its own tensors."""
         return replace(self, state={name: tensor.clone() for name, tensor in self.state.items()})
 
 
 class RoundUploads(ABC):
-    """The uploads of a round, as `aggregate` gets them; `weighted_mean` does not look at each."""
+    """The uploads of a round, as `aggregate` gets them, with a mean that need not iterate over them."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Upload]:
@@ -51,7 +51,7 @@ class RoundUploads(ABC):
 
 
 def watched(uploads: Iterable[Upload], look: Callable[[Upload], object]) -> Iterator[Upload]:
-    """The uploads as they are, each looked at on its way: none is held.
+    """The uploads, unchanged, while a function is called with each; none is kept.
 
     Example:
         >>> weights = []
@@ -107,7 +107,7 @@ def _other_names(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def _are_usable(tensors: list[Tensor]) -> bool:
-    """Whether all values can be computed with, by one check of all norms; where one is too large, some may be."""
+    """Whether no value's square overflows, by one check of all norms; if one is too large, values may still be fine."""
     for dtype in {tensor.dtype for tensor in tensors}:
         alike = [tensor for tensor in tensors if tensor.dtype == dtype]
         limit = _usable(dtype)
@@ -117,7 +117,7 @@ def _are_usable(tensors: list[Tensor]) -> bool:
 
 
 def _extreme(tensor: Tensor) -> str | None:
-    """What is wrong with the largest absolute value."""
+    """The problem with the largest absolute value, or None."""
     found = float(tensor.detach().abs().max()) if tensor.numel() else 0.0
     if not isfinite(found):
         return "is not finite"
@@ -128,7 +128,7 @@ def _extreme(tensor: Tensor) -> str | None:
 
 @cache
 def _usable(dtype: torch.dtype) -> float:
-    """The largest value to compute with; half precision has so few that all must do."""
+    """The largest usable value; of half precision, whose range is small, the largest of all."""
     most = float(torch.finfo(dtype).max)
     return most if dtype == torch.float16 else sqrt(most)
 
@@ -230,7 +230,7 @@ class RunningMean(RoundUploads):
 
 
 def _check_alike(upload: Upload, first: Upload) -> None:
-    """A mean is of one thing: what only some have would be counted as 0 for the others, and a shape broadcast."""
+    """Refuse uploads of other names or shapes than the first: missing values would count as 0, shapes be broadcast."""
     alike = first.state.keys() == upload.state.keys()
     if alike and all(tensor.shape == first.state[name].shape for name, tensor in upload.state.items()):
         return
@@ -260,7 +260,90 @@ def wide(tensor: Tensor) -> Tensor:
 
 
 def narrow(tensor: Tensor) -> Tensor:
-    """Where it can be added to float64, which MPS does not know."""
+    """On the CPU if its device is MPS, which has no float64."""
     if tensor.device.type == "mps":
         return tensor.cpu()
     return tensor
+
+
+def rows(uploads: Sequence[Upload]) -> Tensor:
+    """The floating values of each upload, ``[K, D]``."""
+    return torch.stack([vector(upload.state, uploads[0].state) for upload in uploads])
+
+
+def vector(state: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> Tensor:
+    """The floating values of a state, ``[D]``, of the names and in the order of another."""
+    parts = [wide(state[name]).flatten() for name, tensor in like.items() if tensor.is_floating_point()]
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+
+
+def unflattened(values: Tensor, like: Mapping[str, Tensor]) -> State:
+    """The floating part of a state from its values ``[D]``.
+
+    Example:
+        >>> unflattened(torch.tensor([7.0, 8.0]), {"w": torch.ones(1, 2), "n": torch.tensor(3)})
+        {'w': tensor([[7., 8.]])}
+    """
+    state: State = {}
+    start = 0
+    for name, tensor in like.items():
+        if tensor.is_floating_point():
+            part = values[start : start + tensor.numel()]
+            state[name] = part.reshape(tensor.shape).to(tensor)
+            start += tensor.numel()
+    return state
+
+
+def largest_counters(uploads: Sequence[Upload]) -> State:
+    """What is not floating is never averaged: of each, elementwise, the largest that was uploaded."""
+    names = [name for name, tensor in uploads[0].state.items() if not tensor.is_floating_point()]
+    return {name: torch.stack([upload.state[name] for upload in uploads]).amax(dim=0) for name in names}
+
+
+def class_totals(uploads: Iterable[Upload], weighting: Literal["examples", "uniform"]) -> tuple[Tensor, Tensor]:
+    r"""For each class, the sum of clients' weighted means and of their weights, in client order and float64.
+
+    .. math:: S^j = \sum_i a_i^j C_i^j, \quad A^j = \sum_i a_i^j
+
+    Args:
+        uploads: With `means` ``[C, D]`` and `counts` ``[C]``, the number of samples of each class.
+        weighting: A mean counts by its samples (`examples`), or all count the same, where there are any (`uniform`).
+
+    Returns:
+        ``S``, ``[C, D]``, and ``A``, ``[C]``.
+
+    Example:
+        >>> from torch import tensor
+        >>> sent = [
+        ...     Upload(0, {"means": tensor([[1.0]]), "counts": tensor([2])}),
+        ...     Upload(1, {"means": tensor([[4.0]]), "counts": tensor([1])}),
+        ... ]
+        >>> class_totals(sent, "examples"), class_totals(sent, "uniform")
+        ((tensor([[6.]], dtype=torch.float64), tensor([3])), (tensor([[5.]], dtype=torch.float64), tensor([2])))
+    """
+    total: Tensor | None = None
+    weight: Tensor | None = None
+    for upload in uploads:
+        means = wide(upload.state["means"])
+        counts = upload.state["counts"].to(means.device)
+        if weighting == "uniform":
+            counts = counts.sign()
+        added = counts[:, None] * means
+        total = added if total is None else total + added
+        weight = counts if weight is None else weight + counts
+    if total is None or weight is None:
+        raise ValueError(NOTHING)
+    return total, weight
+
+
+def check_class_counts(counts: Tensor, most: int) -> None:
+    """Refuse impossible numbers of samples: below 0, or more than there are.
+
+    Args:
+        counts: Of each class, ``[C]``.
+        most: Samples of all classes together.
+    """
+    exact = counts.double()  # a sum of integers might overflow
+    if bool((exact < 0).any()) or float(exact.sum()) > most:
+        allowed = f"at least 0 each and at most {most} together"
+        raise ValueError(f"counts of classes must be {allowed}, got {counts.tolist()}.")

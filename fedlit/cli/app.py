@@ -214,7 +214,7 @@ def refused_in_one_line(is_running: Callable[[], bool] = bool, options: Namespac
 def _report(error: Exception, is_running: bool, options: Mapping[str, Any]) -> NoReturn:
     message = str(error)
     if isinstance(error, ProcessLost):
-        if error.is_ours_to_say:
+        if error.reports:
             sys.stderr.write(f"fedlit: error: {message}\n")
         raise SystemExit(liveness.LOST) from error
     if isinstance(error, NotWritten):

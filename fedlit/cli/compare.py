@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ examples:
   fedlit compare fedavg_fashion.yaml fml_fashion.yaml --seeds 3 --target 0.8 --trainer.num_rounds 5
   fedlit compare papers/fml_v2_table1.yaml --only 'MNIST*' --trainer.num_rounds 30 --dry-run
   fedlit compare study.yaml --array 3/8          the third of eight shares, as an array job would run it
+  fedlit compare fedavg_fashion.yaml fedprox_fashion.yaml --sweep model.optimizer.lr=0.01,0.1 --sweep model.mu=0.1,1
   fedlit compare --from-runs lightning_logs/*    tables and page of existing runs
 """
 PASSED_ON = ("--trainer", "--model", "--data")  # options of `fedlit fit`
@@ -42,6 +44,14 @@ def parser() -> OneLineParser:
     found.add_argument("--at", help="last, best, median_of_last_ten, rounds_to_target, bytes_to_target ...")
     found.add_argument("--target", type=float, help="Also report rounds, bytes and seconds to this value.")
     found.add_argument("--baseline", help="The row that others are compared with; the first by default.")
+    found.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="OPTION=VALUES",
+        help="Values from which each row takes the best, such as model.mu=0.01,0.1,1; several options are a grid.",
+    )
+    found.add_argument("--tune-seeds", type=int, help="Pairs of seeds by which settings are selected; 1 by default.")
     found.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="Rows and columns, such as 'F*' 'IID'.")
     found.add_argument("--array", metavar="N/M", help="Run the N-th of M shares, on a cluster.")
     found.add_argument("--jobs", type=int, help="Runs side by side; one for each core by default.")
@@ -89,20 +99,33 @@ def split_overrides(args: Iterable[str]) -> tuple[list[str], list[str]]:
     """
     own: list[str] = []
     overrides: list[str] = []
-    waiting: str | None = None
-    for arg in args:
-        if waiting is not None:
-            overrides.append(f"{waiting}={arg}")
-            waiting = None
-        elif not arg.startswith((*PASSED_ON, "--seed_everything")):
+    left = list(args)
+    while left:
+        arg = left.pop(0)
+        if not arg.startswith((*PASSED_ON, "--seed_everything")):
             own.append(arg)
         elif "=" in arg:
             overrides.append(arg)
+        elif not left:
+            refuse(f"`{arg}` needs a value.")
         else:
-            waiting = arg
-    if waiting is not None:
-        refuse(f"`{waiting}` needs a value.")
+            values = [left[0], *takewhile(_is_value, left[1:])]
+            if len(values) > 1:
+                swept = f"{arg.removeprefix('--')}={','.join(values)}"
+                refuse(f"`{arg}` takes one value; to compare several, give `--sweep {swept}`.")
+            overrides.append(f"{arg}={left.pop(0)}")
     return own, overrides
+
+
+def _is_value(arg: str) -> bool:
+    """Whether an argument is neither an option nor a recipe."""
+    if arg.startswith("--") or arg.endswith((".yaml", ".yml")):
+        return False
+    try:
+        find_recipe(arg)
+    except ValueError:
+        return True
+    return False
 
 
 def _check(given: Namespace, overrides: list[str]) -> None:
@@ -120,9 +143,11 @@ def _check(given: Namespace, overrides: list[str]) -> None:
         raise ValueError("`--run-timeout` is for new runs; it excludes `--from-runs`.")
     if given.run_timeout is not None and not given.run_timeout > 0:
         raise ValueError(f"`--run-timeout` must be above 0, got {given.run_timeout:g}.")
-    for name in ("seeds", "jobs"):
+    if given.from_runs and given.sweep:
+        raise ValueError("`--sweep` is for new runs; it excludes `--from-runs`.")
+    for name in ("seeds", "jobs", "tune_seeds"):
         value = getattr(given, name)
         if value is not None and value < 1:
-            raise ValueError(f"`--{name}` must be at least 1, got {value}.")
+            raise ValueError(f"`--{name.replace('_', '-')}` must be at least 1, got {value}.")
     for file in given.files:
         find_recipe(file)

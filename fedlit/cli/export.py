@@ -19,6 +19,7 @@ from fedlit.cli.app import FederatedCLI, notices_in_one_line, refused_in_one_lin
 from fedlit.cli.recipes import note_configs, typed_values, with_recipes_found
 from fedlit.cli.refusal import OneLineParser
 from fedlit.data import FederatedData
+from fedlit.data.batches import Batches
 from fedlit.data.remote import noise_like
 from fedlit.inputs import arguments, batch_size, tensors
 from fedlit.records.files import replacing
@@ -128,7 +129,7 @@ def _samples(data: FederatedData, client: int | None, raw: bool) -> Any:
     if raw:
         test = data.splits.test
         some = test.taken(np.arange(min(SAMPLES, len(test))))
-        x = next(iter(some.batches(len(some))))[0]
+        x = next(iter(Batches(some, len(some))))[0]
     else:
         [x] = [x for x, _ in replace(data.test_batches(client).first(SAMPLES), batch_size=SAMPLES)]
     return noise_like(x) if data.is_placeholder else x

@@ -29,7 +29,7 @@ def main(args: list[str]) -> None:
         _check_output(given.output, given.runs)
         folders = [_run(path) for path in given.runs]
         from fedlit.studies.outcome import Outcome
-        from fedlit.studies.run_page import write_run_page
+        from fedlit.studies.pages import write_run_page
 
         for folder in folders:
             print(write_run_page(folder, given.output))
@@ -51,7 +51,7 @@ def _check_output(output: Path | None, runs: list[Path]) -> None:
 
 def _run(path: Path) -> Path:
     """The folder of a run, or of the newest one in it."""
-    from fedlit.studies.run_page import NEEDED
+    from fedlit.studies.pages import NEEDED
 
     folder = path
     if not (path / NEEDED[0]).is_file():

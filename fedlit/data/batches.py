@@ -1,142 +1,100 @@
-"""Batches of tensors held in memory. A permutation an epoch, then views: several times faster than a DataLoader."""
+"""Batches of samples. In memory, a permutation an epoch, then views: several times faster than a DataLoader."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
-from fedlit.data.trees import Tree, chosen, cut, head, leaves, length, moved
+from fedlit.data.items import Tree, chosen, describe, mapped
+
+if TYPE_CHECKING:
+    from fedlit.data.splits import Part
 
 DropLast = bool | Literal["single"]
-Transform = Callable[[Tree, torch.Generator | None, torch.Tensor], Tree]
+Transform = Callable[[Tree, torch.Generator | None, Tensor], Tree]
 
 
 @dataclass
 class Batches:
-    """Batches of tensors held in memory: a permutation an epoch, then views.
+    """Batches of samples in memory, or of samples that are read one by one.
 
     Args:
-        x: Inputs ``[N, ...]``, a tensor or a tree of them, ready for the network unless `transform` still has to run.
-        y: Targets ``[N, ...]``, likewise.
+        samples: Ready for the network unless `transform` still has to run.
         batch_size: Samples per batch; the last batch may be smaller.
-        generator: Shuffles and augments; None keeps the order.
-        transform: Applied to each batch of inputs, with the generator and the positions of its samples in `x`.
+        generator: Shuffles and augments, and what samples draw as they are read follows from it; None keeps the order.
+        transform: Applied to each batch of inputs, with the generator and the positions of its samples.
         drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
-        indexed: Batches also hold the positions of their samples in `x`.
+        rows: Places of the samples that are in the batches, ``[N]``; None is all.
+        hidden: Samples whose targets are replaced by -1, a mask ``[N]``; None is none.
+        indexed: Batches also hold the positions of their samples.
     """
 
-    x: Tree
-    y: Tree
+    samples: "Part"
     batch_size: int
     generator: torch.Generator | None = None
     transform: Transform | None = None
     drop_last: DropLast = False
+    rows: Tensor | None = None
+    hidden: Tensor | None = None
     indexed: bool = False
+    device: torch.device = field(default=torch.device("cpu"), repr=False)
+    epoch: int = field(default=0, repr=False)
 
     @property
-    def columns(self) -> tuple[Tree, Tree]:
-        """Inputs and targets, as they are held."""
-        return self.x, self.y
+    def is_in_memory(self) -> bool:
+        return self.samples.is_in_memory
+
+    @property
+    def x(self) -> Tree:
+        """All inputs, where they are in memory."""
+        return self.samples.x if self.rows is None else chosen(self.samples.x, self.rows)
+
+    @property
+    def y(self) -> Tree:
+        """All targets, where they are in memory."""
+        y = self.samples.y if self.rows is None else chosen(self.samples.y, self.rows)
+        return y if self.hidden is None else without_targets(y, self.hidden)
 
     @property
     def num_samples(self) -> int:
-        return length(self.y)
+        return len(self.samples) if self.rows is None else self.rows.shape[0]
 
     def __len__(self) -> int:
         return num_batches(self.num_samples, self.batch_size, self.drop_last)
 
-    def order(self) -> torch.Tensor:
-        """Positions of the samples in the next epoch."""
-        return next_order(self.num_samples, self.generator)
+    def order(self) -> Tensor:
+        """Positions of the samples in the next epoch: as they are, or a permutation that the generator draws."""
+        if self.generator is None:
+            return torch.arange(self.num_samples)
+        return torch.randperm(self.num_samples, generator=self.generator)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        order = self.order()
-        x = self.x
-        y = self.y
-        if self.generator is not None:
-            order = moved(order, next(leaves(x)).device)
-            x = chosen(x, order)
-            y = chosen(y, order)
-        parts = [cut(column, self.batch_size) for column in (x, y, order)]
-        for _, x_batch, y_batch, positions in zip(range(len(self)), *parts, strict=False):
-            if self.transform is not None:
-                x_batch = self.transform(x_batch, self.generator, positions)
-            yield (x_batch, y_batch, positions) if self.indexed else (x_batch, y_batch)
+        self.epoch += 1
+        with closing(self.samples.read(self)) as batches:  # processes that read end when nobody asks for more
+            for positions, x, y in batches:
+                if self.hidden is not None:
+                    y = without_targets(y, self.hidden[positions])
+                if self.transform is not None:
+                    x = self.transform(x, self.generator, positions)
+                yield (
+                    (x, y, positions if self.device is None else positions.to(self.device)) if self.indexed else (x, y)
+                )
 
     def to(self, device: torch.device) -> "Batches":
-        self.x = moved(self.x, device)
-        self.y = moved(self.y, device)
+        """On a device: of samples elsewhere, those that are in the batches."""
+        self.device = device
+        self.samples, self.rows = self.samples.on(device, self.rows)
         return self
 
     def first(self, number: int | None) -> "Batches":
         """The same of the first samples only; of all for None."""
-        return replace(self, x=head(self.x, number), y=head(self.y, number))
-
-
-class RowBatches:
-    """`Batches` of some rows of larger tensors, gathered once an epoch in the epoch's order.
-
-    Args:
-        columns: Inputs and targets ``[M, ...]``, ready for the network.
-        rows: Places of the samples ``[N]``.
-        batch_size: As in `Batches`, and so are the others.
-    """
-
-    transform = None
-
-    def __init__(
-        self,
-        columns: tuple[Tree, Tree],
-        rows: torch.Tensor,
-        batch_size: int,
-        generator: torch.Generator | None,
-        drop_last: DropLast,
-    ) -> None:
-        self.columns = columns
-        self._rows = rows
-        self.num_samples = rows.shape[0]
-        self.batch_size = batch_size
-        self.generator = generator
-        self.drop_last = drop_last
-        self.indexed = False
-
-    @property
-    def x(self) -> Tree:
-        return chosen(self.columns[0], self._rows)
-
-    @property
-    def y(self) -> Tree:
-        return chosen(self.columns[1], self._rows)
-
-    def __len__(self) -> int:
-        return num_batches(self.num_samples, self.batch_size, self.drop_last)
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        order = next_order(self.num_samples, self.generator)
-        rows = self._rows.index_select(0, order)
-        columns = [chosen(column, rows) for column in self.columns]
-        if self.indexed:
-            columns.append(order)
-        if self.num_samples == self.batch_size:
-            yield tuple(columns)
-            return
-        parts = [cut(column, self.batch_size) for column in columns]
-        for _, *batch in zip(range(len(self)), *parts, strict=False):
-            yield tuple(batch)
-
-    def to(self, device: torch.device) -> "Batches | RowBatches":
-        """On a device: of samples elsewhere, those that are in the batches."""
-        if next(leaves(self.columns)).device == device:
+        if number is None:
             return self
-        return self._gathered().to(device)
-
-    def first(self, number: int | None) -> Batches:
-        """The same of the first samples only; of all for None."""
-        return self._gathered().first(number)
-
-    def _gathered(self) -> Batches:
-        return Batches(self.x, self.y, self.batch_size, self.generator, drop_last=self.drop_last, indexed=self.indexed)
+        rows = torch.arange(self.num_samples) if self.rows is None else self.rows
+        return replace(self, rows=rows[:number], hidden=None if self.hidden is None else self.hidden[:number])
 
 
 def num_batches(num_samples: int, batch_size: int, drop_last: DropLast) -> int:
@@ -154,8 +112,13 @@ def num_batches(num_samples: int, batch_size: int, drop_last: DropLast) -> int:
     return full + bool(rest and not drop_last)
 
 
-def next_order(num_samples: int, generator: torch.Generator | None) -> torch.Tensor:
-    """Positions of the samples in an epoch: as they are, or a permutation that the generator draws."""
-    if generator is None:
-        return torch.arange(num_samples)
-    return torch.randperm(num_samples, generator=generator)
+def without_targets(y: Tree, hidden: Tensor) -> Tree:
+    """Targets ``[N, ...]`` with -1 in place of those that are hidden."""
+    rows = hidden.nonzero().flatten()
+
+    def hide(leaf: Tensor) -> Tensor:
+        if len(rows) and not leaf.is_signed():
+            raise ValueError(f"`data.public` hides targets by -1, which {describe(leaf)} cannot hold.")
+        return leaf.index_fill(0, rows.to(leaf.device), -1)
+
+    return mapped(hide, y)

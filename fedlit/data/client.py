@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from fedlit.data.loaders import AnyBatches
+from fedlit.data.batches import Batches
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -39,7 +39,7 @@ class Client:
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "no"
-    ) -> AnyBatches:
+    ) -> Batches:
         """Training batches of this round, or of the `samples` that are named; shuffled and augmented by `generator`.
 
         With `public: inputs` the public pool is mixed in, with target -1; `samples: public` are the pool alone.
@@ -49,7 +49,7 @@ class Client:
             return self.public_batches(generator, public)
         return self.data.train_batches(self.id, generator, chosen, self.round, public=public != "no")
 
-    def public_batches(self, generator: torch.Generator | None = None, public: Public = "inputs") -> AnyBatches:
+    def public_batches(self, generator: torch.Generator | None = None, public: Public = "inputs") -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
         return self.data.public_batches(generator, labels=public == "labels")
 
@@ -66,7 +66,7 @@ class Client:
         return torch.from_numpy(self.data.labels("train")[held])
 
     def class_shares(self) -> torch.Tensor:
-        """Fraction of each class among its opted-in samples, ``[C]``; nothing that a client would tell."""
+        """Fraction of each class among its opted-in samples, ``[C]``; private, never uploaded as it is."""
         y = self.labels("opted_in")
         return torch.bincount(y, minlength=self.num_classes) / max(len(y), 1)
 
@@ -77,7 +77,7 @@ class Client:
             return self.class_shares()
         return torch.from_numpy(known[self.id]).float()
 
-    def val_batches(self) -> AnyBatches:
+    def val_batches(self) -> Batches:
         """The client's own validation samples, in a fixed order."""
         batches, _ = self.data.val_batches([self.id], self.round)
         return batches
@@ -95,12 +95,12 @@ class Server(Client):
 
     def train_batches(
         self, generator: torch.Generator | None = None, samples: Samples | None = None, public: Public = "inputs"
-    ) -> AnyBatches:
+    ) -> Batches:
         """Batches of the public pool; every target is -1, unless `public` is `labels`."""
         return self.public_batches(generator, public).first(self.limit)
 
-    def val_batches(self) -> AnyBatches:
-        """The validation samples of all clients that may train, in a fixed order: what they could tell of a model."""
+    def val_batches(self) -> Batches:
+        """The validation samples of all clients that may train, in a fixed order."""
         seen = range(self.data.num_clients - self.data.unseen_clients)
         batches, _ = self.data.val_batches(seen, self.round)
         return batches.first(self.limit)

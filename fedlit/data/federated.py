@@ -1,4 +1,4 @@
-"""The data of a federation: who holds which samples, what they share, and fast batches of them.
+"""The data of a federation: the samples of each client, what is shared, and fast batches.
 
 Images rest as uint8 tensors and become floats on the way into a batch: scaled to [0, 1], augmented,
 normalised. Without random augmentation that happens once a round, and an epoch is one permutation
@@ -6,11 +6,13 @@ split into views. What does not fit, or is random by itself, is read sample by s
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from inspect import signature
+from numbers import Integral
 from os import PathLike, fspath
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -19,20 +21,32 @@ from lightning.pytorch import LightningDataModule
 from torch.utils.data import Dataset
 
 from fedlit.augment import Augmentation
+from fedlit.bounds import MOST, check_choice, check_count, check_kind, check_number, check_positive, check_share
 from fedlit.data import sources
 from fedlit.data.assignment import Assignment, Dealer
-from fedlit.data.batches import Batches, RowBatches
-from fedlit.data.checks import EMBEDDED, check_options
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Samples
+from fedlit.data.datasets import fetch
 from fedlit.data.items import Roles
-from fedlit.data.loaders import AnyBatches
-from fedlit.data.preprocessing import Inputs, measured_on_opted_in, normalisation
+from fedlit.data.preprocessing import Inputs, measured_on_shared, normalisation, with_censored_copies
 from fedlit.data.sources import ReadOptions
-from fedlit.data.splits import Part, PublicPool, Splits, StackedSamples, set_apart, with_num_classes
+from fedlit.data.splits import MOST_CLASSES, Part, PublicPool, Splits, StackedSamples, set_apart, with_num_classes
 from fedlit.notices import Notice
 from fedlit.partition import IID, ByColumn, Partition
 from fedlit.rng import derive
 
+EMBEDDED = "fashion_sample"  # what there is if nothing else is asked for
+COUNTS = {  # options that are whole numbers, and their range
+    "num_clients": (1, 1_000_000),
+    "batch_size": (1, MOST),
+    "eval_batch_size": (1, MOST),
+    "partition_seed": (0, 2**63 - 1),
+    "unseen_clients": (0, MOST),
+    "num_workers": (0, 1024),
+    "image_size": (1, 100_000),
+    "num_classes": (1, MOST_CLASSES),
+}
+LONGEST = 20  # characters of an option that a title has room for
 T = TypeVar("T")
 
 
@@ -54,7 +68,7 @@ class FederatedData(LightningDataModule):
         partition_seed: Seed of the partition, apart from the seed of the training.
         validation: Where a client's own validation samples come from: held back from its training
             samples (`train`), the test set dealt out in the same setting (`test`), or a reserve of
-            training samples dealt out (`reserve`, which was called `pool`).
+            training samples dealt out (`reserve`).
         val_size: With `train`, the fraction in (0, 1) or number of samples held back per client;
             with `reserve`, the fraction of the training set that goes into the reserve.
         batch_size: Samples per training batch.
@@ -75,7 +89,7 @@ class FederatedData(LightningDataModule):
             set's `valid` part.
         eval_batch_size: Samples per batch in evaluation.
         own_test: Deal the test set out in the same setting, beside validation samples from the
-            training set: clients' models are evaluated there too (`own_test`), and nothing is chosen
+            training set: clients' models are evaluated there too (`own_test`), and no model is selected
             by it.
         target: Column of the target, or key of items that are dicts; by default target, label, labels
             or y, whichever is there.
@@ -95,6 +109,9 @@ class FederatedData(LightningDataModule):
         num_classes: How many classes there are, where samples do not show it: no class is above it, and some may have
             no samples. By default, the data set's own, or one more than the highest label. The command line gives it
             to networks that have a `num_classes`, unless they are given another.
+        censor: Steps that make a censored copy of each sample that `opt_out_samples` withholds. Copies take part in
+            the federation in place of the originals, with the same targets; what never leaves a client is trained
+            on the originals. What is random in a copy is drawn once. Clients in `opt_out` share no copy either.
     """
 
     _splits: Splits | None = None
@@ -102,7 +119,7 @@ class FederatedData(LightningDataModule):
     _assignment: Assignment | None = None
     _inputs: Inputs | None = None
     is_placeholder = False  # blank samples in place of data that are not there
-    only_client: int | None = None  # whose samples these are, on a host of its own
+    only_client: int | None = None  # the client of all samples, on a host of its own
 
     def __init__(
         self,
@@ -113,7 +130,7 @@ class FederatedData(LightningDataModule):
         num_clients: int = 10,
         partition: Partition | None = None,
         partition_seed: int = 0,
-        validation: Literal["train", "test", "reserve", "pool"] = "train",
+        validation: Literal["train", "test", "reserve"] = "train",
         val_size: float | int = 0.1,
         batch_size: int = 32,
         client_batch_sizes: dict[int, int] | None = None,
@@ -136,6 +153,7 @@ class FederatedData(LightningDataModule):
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         num_classes: int | None = None,
+        censor: list[Augmentation] | None = None,
     ) -> None:
         super().__init__()
         self.dataset = fspath(dataset) if isinstance(dataset, PathLike) else dataset
@@ -146,7 +164,7 @@ class FederatedData(LightningDataModule):
         self.unseen_clients = unseen_clients
         self.partition = partition or (IID() if client is None else ByColumn(client))
         self.partition_seed = partition_seed
-        self.validation = _renamed(validation)
+        self.validation = validation
         self.val_size = val_size
         self.batch_size = batch_size
         self.client_batch_sizes = client_batch_sizes or {}
@@ -168,6 +186,7 @@ class FederatedData(LightningDataModule):
         self.num_workers = num_workers
         self.collate_fn = collate_fn
         self.num_classes = num_classes
+        self.censor = censor or []
         check_options(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -188,28 +207,27 @@ class FederatedData(LightningDataModule):
 
     @property
     def public_pool(self) -> PublicPool:
-        """Inputs that everybody has, once `setup` has run; empty unless `public` says otherwise."""
+        """The unlabelled public pool, once `setup` has run; empty unless `public` is set."""
         return _after_setup(self._public_pool)
 
     @property
     def assignment(self) -> Assignment:
-        """Who holds what, once `setup` has run; see `at_round` for clients that change hands."""
+        """The samples of each client, once `setup` has run; see `at_round` where they change from round to round."""
         return _after_setup(self._assignment)
 
     @property
     def inputs(self) -> Inputs:
-        """What is done to samples before a network sees them, once `setup` has run."""
+        """The preprocessing of samples, once `setup` has run."""
         return _after_setup(self._inputs)
 
     @property
     def client_names(self) -> list[str] | None:
-        """What the data call their clients, in the order of their numbers, where samples say whose they are."""
-        owners = self._dealer.owners
-        return None if owners is None else owners.names
+        """The names of the clients in the data, in the order of their numbers, where samples name their client."""
+        return self._dealer.client_names
 
     def prepare_data(self) -> None:
         if self.train_dataset is None:
-            sources.fetch(self.dataset, self.root)  # downloads and caches once, on the first process
+            fetch(self.dataset, self.root)  # downloads and caches once, on the first process
 
     def setup(self, stage: str | None = None) -> None:
         if self._assignment is not None:
@@ -219,8 +237,10 @@ class FederatedData(LightningDataModule):
         self._splits, self._public_pool, private = set_apart(whole, self.public, public_seed)
         self._dealer = Dealer(self, self._splits, private)
         assignment = self._dealer.assign(round=0)
+        if self.censor:
+            self._splits = with_censored_copies(self._splits, self.censor, self.partition_seed)
         if self._splits.measured:
-            self._splits = measured_on_opted_in(self._splits, assignment)
+            self._splits = measured_on_shared(self._splits, assignment)
         self._inputs = self._make_inputs(self._splits)
         self._resplit: tuple[int, Assignment] = (0, assignment)
         self._assignment = assignment  # last: a refusal above leaves nothing set up
@@ -252,10 +272,13 @@ class FederatedData(LightningDataModule):
 
     def describe(self) -> str:
         """In a few words, for titles, such as ``fashion_sample, Dirichlet(alpha=0.3), 10 clients``."""
-        name = Path(str(self.dataset)).stem
-        if self.train_dataset is not None:
-            name = type(self.train_dataset).__name__
-        return f"{name}, {_describe_partition(self.partition)}, {self.num_clients} clients"
+        name = Path(str(self.dataset)).stem if self.train_dataset is None else type(self.train_dataset).__name__
+        kind = type(self.partition)
+        option = next(iter(signature(kind).parameters), "")
+        value = getattr(self.partition, option, None)
+        is_short = isinstance(value, int | float | str) and len(str(value)) <= LONGEST
+        partition = f"{kind.__name__}({option}={value})" if is_short else kind.__name__
+        return f"{name}, {partition}, {self.num_clients} clients"
 
     def describe_labels(self) -> str | None:
         """Which labels there are, by the option that brings them; None if they begin at 0, or are no classes.
@@ -302,15 +325,14 @@ class FederatedData(LightningDataModule):
     def fingerprint(self) -> str:
         """Hash of targets, about a hundred inputs and the assignment, which must be the same to resume a run."""
         digest = sha256()
-        for content in self.splits.train.fingerprint():
-            digest.update(content)
         assignment = self.assignment
-        for index in (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test):
-            digest.update(index.tobytes())
+        indices = (*assignment.train, *assignment.val, *assignment.opted_in, *assignment.own_test)
+        for content in (*self.splits.train.fingerprint(), *(index.tobytes() for index in indices)):
+            digest.update(content)
         return digest.hexdigest()
 
     def at_round(self, round: int) -> Assignment:
-        """Who holds what in that round."""
+        """The samples of each client in that round."""
         if round == 0 or not (self.partition.resplit_every_round or self.partition.over_time):
             return self.assignment
         if self._resplit[0] != round:
@@ -330,13 +352,11 @@ class FederatedData(LightningDataModule):
     def held(self, client: int, samples: Samples, round: int = 0) -> np.ndarray:
         """Places of a client's training samples; `opted_in` leaves its opted-out samples out."""
         assignment = self.at_round(round)
-        if samples == "opted_in":
-            return assignment.train[client][assignment.opted_in[client]]
-        return assignment.train[client]
+        return assignment.shared(client) if samples == "opted_in" else assignment.train[client]
 
     def train_batches(
         self, client: int, generator: torch.Generator | None, samples: Samples, round: int = 0, public: bool = False
-    ) -> AnyBatches:
+    ) -> Batches:
         """One client's training batches; `opted_in` leaves its opted-out samples out, `public` mixes the pool in."""
         held = self.held(client, samples, round)
         return self._training_batches(held, self.batch_size_of(client), generator, client, public)
@@ -356,7 +376,7 @@ class FederatedData(LightningDataModule):
         """The pooled test set (of a client's task); dealt out and changed where clients see images differently."""
         if not self.pixels_differ:
             ready = self.inputs.transform(None, copy=True)  # a network may work on its input in place
-            return self.splits.test.batches(self.eval_batch_size, ready)
+            return Batches(self.splits.test, self.eval_batch_size, transform=ready)
         parts = self._dealer.deal_test_set()
         return self._evaluation_batches(self.splits.test, parts, range(self.num_clients))[0]
 
@@ -364,32 +384,30 @@ class FederatedData(LightningDataModule):
         """The public pool: inputs without labels (every target is -1); `labels` is for upper bounds only."""
         pool = self.public_pool.part
         hidden = None if labels else torch.ones(len(pool), dtype=torch.bool)
-        return pool.batches(self.batch_size, self.inputs.transform(None), generator, self.drop_last, hidden)
+        transform = self.inputs.transform(None)
+        return Batches(pool, self.batch_size, generator, transform, self.drop_last, hidden=hidden)
 
     def _training_batches(
-        self,
-        held: np.ndarray,
-        batch_size: int,
-        generator: torch.Generator | None,
-        client: int | None,
-        public: bool = False,
-    ) -> AnyBatches:
+        self, held: np.ndarray, size: int, generator: torch.Generator | None, client: int | None, public: bool = False
+    ) -> Batches:
         """Training samples at these places; `public` mixes the pool in, without its targets."""
         part = self.splits.train
-        if client is not None and not public:
-            ready = self.inputs.ready_samples(part)
-            if ready is not None:
-                rows = torch.from_numpy(np.asarray(held, np.int64))
-                return RowBatches((ready.x, ready.y), rows, batch_size, generator, self.drop_last)
+        inputs = self.inputs
+        is_own = client is not None and not public
+        ready = inputs.ready_samples(part) if is_own else None
+        if ready is not None:
+            rows = torch.from_numpy(np.asarray(held, np.int64))
+            return Batches(ready, size, generator, drop_last=self.drop_last, rows=rows)
         mine = part.taken(held)
-        if isinstance(mine, StackedSamples) and client is not None and not public and not self.inputs.is_random:
-            return Batches(self.inputs.ready(mine.x, client), mine.y, batch_size, generator, drop_last=self.drop_last)
+        if is_own and isinstance(mine, StackedSamples) and not inputs.is_random:
+            mine = StackedSamples(inputs.ready(mine.x, client), mine.y)
+            return Batches(mine, size, generator, drop_last=self.drop_last)
         hidden = None
         if public:
             mine = mine.joined(self.public_pool.part)
             hidden = torch.arange(len(mine)) >= len(held)
-        # Made ready on the way into each batch: a pool of floats would need four times the room.
-        return mine.batches(batch_size, self.inputs.transform(client), generator, self.drop_last, hidden)
+        # Prepared batch by batch: a pool of floats would need four times the memory.
+        return Batches(mine, size, generator, inputs.transform(client), self.drop_last, hidden=hidden)
 
     def _evaluation_batches(
         self, part: Part, parts: list[np.ndarray], clients: Sequence[int]
@@ -399,9 +417,9 @@ class FederatedData(LightningDataModule):
         index = np.concatenate(parts)
         ready = self.inputs.ready_samples(part)
         if ready is not None:
-            return ready.taken(index).batches(self.eval_batch_size), sizes
+            return Batches(ready.taken(index), self.eval_batch_size), sizes
         transform = self.inputs.transform(np.repeat(np.asarray(clients), sizes))
-        return part.taken(index).batches(self.eval_batch_size, transform), sizes
+        return Batches(part.taken(index), self.eval_batch_size, transform=transform), sizes
 
     @property
     def pixels_differ(self) -> bool:
@@ -413,7 +431,7 @@ class FederatedData(LightningDataModule):
         """Whether a training sample may look different in every epoch."""
         return self.inputs.is_random or self.splits.train.is_random
 
-    def train_dataloader(self) -> AnyBatches:
+    def train_dataloader(self) -> Batches:
         """All clients' training samples as one: what a single client that owns everything would see."""
         index = np.concatenate(self.assignment.train)
         generator = torch.Generator().manual_seed(torch.initial_seed())
@@ -429,29 +447,97 @@ class FederatedData(LightningDataModule):
         return self.test_batches()
 
 
-LONGEST = 20  # characters of an option that a title has room for
 OPTIONS = frozenset(signature(FederatedData).parameters)
-
-
-def _renamed(validation: str) -> str:
-    """The name of 0.1 goes on working for one release."""
-    if validation != "pool":
-        return validation
-    warnings.warn("`data.validation: pool` is now `data.validation: reserve`.", Notice, stacklevel=3)
-    return "reserve"
-
-
-def _describe_partition(partition: Partition) -> str:
-    """The class and the first of its options: Dirichlet(alpha=0.3)."""
-    name = type(partition).__name__
-    option = next(iter(signature(type(partition)).parameters), "")
-    value = getattr(partition, option, None)
-    if isinstance(value, int | float | str) and len(str(value)) <= LONGEST:
-        return f"{name}({option}={value})"
-    return name
 
 
 def _after_setup(value: T | None) -> T:
     if value is None:
         raise RuntimeError("`data` is not set up yet; call its setup() first.")
     return value
+
+
+def check_options(data: FederatedData) -> None:
+    """Numbers in their ranges, and clients that exist; what depends on the samples is checked by `setup`."""
+    _check_kinds(data)
+    for name, (least, most) in COUNTS.items():
+        if getattr(data, name) is not None:
+            check_count(f"data.{name}", getattr(data, name), least, most)
+    for k, size in data.client_batch_sizes.items():
+        check_count(f"data.client_batch_sizes[{k}]", size)
+    if not isinstance(data.opt_out, list):
+        check_share("data.opt_out", data.opt_out)
+    check_share("data.opt_out_samples", data.opt_out_samples)
+    is_fraction = isinstance(data.public, int | float) and 0 <= data.public < 1
+    if data.public != "valid" and not is_fraction:
+        raise ValueError(f"`data.public` must lie in [0, 1) or be `valid`, got {data.public}.")
+    for value in _each("mean", data.mean):
+        check_number("data.mean", value)
+    for value in _each("std", data.std):
+        check_positive("data.std", value)
+    check_number("data.val_size", data.val_size)  # its range depends on where validation samples come from
+    if data.test_size is not None and not 0 < check_number("data.test_size", data.test_size) < 1:
+        raise ValueError(f"`data.test_size` is a fraction in (0, 1), got {data.test_size}.")
+    if data.unseen_clients >= data.num_clients:
+        wanted = f"must leave a client to train: 0 to {data.num_clients - 1}"
+        raise ValueError(f"`data.unseen_clients` {wanted}, got {data.unseen_clients}.")
+    _check_ids(data, "client_batch_sizes", data.client_batch_sizes)
+    if isinstance(data.opt_out, list):
+        _check_ids(data, "opt_out", data.opt_out)
+    _check_together(data)
+
+
+def _check_kinds(data: FederatedData) -> None:
+    """The command line has looked at them already; Python code has not."""
+    for name in ("dataset", "root"):
+        check_kind(f"data.{name}", getattr(data, name), (str, PathLike), "text")
+    for name, text in (("target", data.target), ("client", data.client_column)):
+        check_kind(f"data.{name}", text, (str, NoneType), "the name of a column or a key")
+    check_kind("data.features", data.features, (list, tuple, NoneType), "a list of columns or keys")
+    check_kind("data.partition", data.partition, Partition, "a partition, such as Dirichlet(alpha=0.5)")
+    check_kind("data.client_batch_sizes", data.client_batch_sizes, Mapping, "a mapping from client id")
+    for name, steps in (("augmentation", data.augmentation), ("censor", data.censor)):
+        check_kind(f"data.{name}", steps, (list, tuple), "a list of steps")
+        for step in steps:
+            if isinstance(step, type) or not callable(step) or not hasattr(step, "random"):
+                raise ValueError(f"`data.{name}` must hold augmentations, such as Flip(), got {step!r}.")
+    check_choice("data.validation", data.validation, Literal["train", "test", "reserve"])
+    check_choice("data.drop_last", str(data.drop_last), Literal["single", "True", "False"])
+    check_choice("data.in_memory", str(data.in_memory), Literal["auto", "True", "False"])
+    if data.collate_fn is not None and not callable(data.collate_fn):
+        raise ValueError(f"`data.collate_fn` must be a function of a list of items, got {data.collate_fn!r}.")
+
+
+def _check_together(data: FederatedData) -> None:
+    """Options that exclude or need each other."""
+    if data.own_test and data.validation == "test":
+        why = "but `data.validation: test` uses the test set; set it to train or reserve"
+        raise ValueError(f"`data.own_test` is what no choice looks at, {why}.")
+    if data.train_dataset is None:
+        if data.test_dataset is not None:
+            raise ValueError("`data.train_dataset` and `data.test_dataset` go together: the training set is missing.")
+        return
+    if data.dataset != EMBEDDED:
+        why = f"give one of them, got {data.dataset} beside it"
+        raise ValueError(f"`data.train_dataset` stands in place of `data.dataset`: {why}.")
+    if data.image_size is not None:
+        raise ValueError("`data.image_size` is for a folder of images, but `data.train_dataset` is given.")
+    if data.test_dataset is None and data.test_size is None:
+        why = "give both, or `data.test_size`, such as 0.2"
+        raise ValueError(f"`data.train_dataset` and `data.test_dataset` go together: {why}.")
+
+
+def _each(name: str, given: float | Sequence[float] | np.ndarray | None) -> list[Any]:
+    """One number, or one for each channel; how many there are is known once the images are."""
+    if given is None:
+        return []
+    values = list(given) if isinstance(given, Sequence | np.ndarray) else [given]
+    if not values:
+        raise ValueError(f"`data.{name}` must be one number or one per channel, got none.")
+    return values
+
+
+def _check_ids(data: FederatedData, name: str, ids: Iterable[int]) -> None:
+    for k in ids:
+        if not isinstance(k, Integral) or not 0 <= k < data.num_clients:
+            clients = f"the clients are 0 to {data.num_clients - 1} (`data.num_clients` is {data.num_clients})"
+            raise ValueError(f"`data.{name}` names client {k!r}, but {clients}.")

@@ -1,20 +1,18 @@
 """Batches of samples that are read one by one, through a torch DataLoader.
 
-What a data set draws while it gives a sample follows from the client's local training (or, in an evaluation, from
+What a data set draws while it reads a sample follows from the client's local training (or, in an evaluation, from
 nothing), the epoch and the sample, never from the process that reads it.
 
 Invariants: the same bits with any number of workers; where nothing is random, the bits of `Batches`; a random transform
 gives another sample in every epoch, and the same one in every evaluation.
 """
 
-import ctypes
 import random
 import signal
-import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import active_children
 from typing import Any
@@ -24,18 +22,15 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from fedlit.data.batches import Batches, DropLast, RowBatches, Transform, next_order, num_batches
-from fedlit.data.items import Roles, as_input, as_target, class_of
-from fedlit.data.trees import Tree, describe, equal, mapped, moved, stacked
+from fedlit.data.items import Roles, Tree, as_input, as_target, class_of, describe, equal, stacked
 from fedlit.rng import derive, isolated, others_have_drawn, preserved, seed_cpu, seed_others, seed_torch_cpu
 
 Key = tuple[list[int], list[int]]  # samples of a batch, and what each of them is read by
-PR_SET_PDEATHSIG = 1  # from prctl.h
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """Why a batch could not be had, and where; it comes back from a worker as it is, where an exception would not."""
+    """Why a batch could not be read, and where; a worker process returns it, since an exception would lose its form."""
 
     reason: str
     trace: str
@@ -47,7 +42,7 @@ class Reader(Dataset):
 
     Args:
         dataset: Any with items and a length.
-        name: As the user calls it.
+        name: For messages.
         roles: Which part of an item is what.
         collate_fn: Makes a batch of items as the data set gives them; by default they are stacked.
         num_workers: Processes that read; 0 reads in this one.
@@ -66,7 +61,7 @@ class Reader(Dataset):
         return len(self.dataset)
 
     def item(self, index: int, seed: int, seed_generators: Callable[[int], None] = seed_cpu) -> Any:
-        """A sample as the data set gives it; by itself, within `isolated`."""
+        """A sample as the data set gives it; call it within `isolated`."""
         seed_generators(seed)
         try:
             return self.dataset[index]
@@ -83,7 +78,7 @@ class Reader(Dataset):
         return f"at item {index} of `{self.name}`"
 
     def batch(self, key: Key) -> tuple[Tree, Tree]:
-        """Input and target of some samples; what they draw changes nobody's numbers."""
+        """Input and target of some samples; global random generators stay as they were."""
         is_own_process = get_worker_info() is not None
         with nullcontext() if is_own_process else preserved():
             batch = self.batch_by_torch_alone(key) if self.draws_from_torch_alone else None
@@ -109,9 +104,8 @@ class Reader(Dataset):
         inputs = [as_input(x, f"x {self._place(index)}") for index, (x, _) in zip(indices, pairs, strict=True)]
         classes = [class_of(y) for _, y in pairs]
         if None not in classes and _are_alike(inputs):
-            return torch.stack(inputs), torch.tensor(
-                classes
-            )  # of numbers: a tensor each would take several times as long
+            # Of numbers: a tensor each would take several times as long.
+            return torch.stack(inputs), torch.tensor(classes)
         targets = [as_target(y, f"y {self._place(index)}") for index, (_, y) in zip(indices, pairs, strict=True)]
         samples = list(zip(inputs, targets, strict=True))
         kind = describe(samples[0])
@@ -143,7 +137,7 @@ class Reader(Dataset):
             yield batch
 
     def _by_workers(self, keys: list[Key], num_workers: int) -> Iterator[Any]:
-        """Batches by processes of their own, which are gone when nobody asks for more, also those that hang."""
+        """Batches by processes of their own, which end with the iteration, also those that hang."""
         loader: DataLoader = DataLoader(
             self,
             batch_size=None,  # a key is a batch
@@ -151,7 +145,7 @@ class Reader(Dataset):
             num_workers=num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=_begin_worker,
-            generator=torch.Generator(),  # it draws a seed for its workers, which must not be from everybody's
+            generator=torch.Generator(),  # it draws a seed for its workers, not from the global generator
         )
         others = set(active_children())
         batches = iter(loader)
@@ -176,113 +170,15 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _begin_worker(_: int) -> None:
-    """A signal that is for the run reaches its workers, too: they end with it, and not before its round does."""
+    """Ignore signals, which reach the workers, too: the run decides when they end."""
     signal.set_wakeup_fd(-1)  # by which the run hears of its own signals
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-
-
-@dataclass
-class LoadedBatches:
-    """Batches of samples that are read one by one.
-
-    Args:
-        reader: Of the data set.
-        index: Places of the samples in the data set, ``[N]``.
-        batch_size: Samples per batch; the last batch may be smaller.
-        generator: Shuffles and augments, and what samples draw follows from it; None keeps order and draws.
-        transform: Applied to each batch of inputs, with the generator and the positions of its samples in `index`.
-        drop_last: Leave a smaller last batch out; `single` only one of a single sample, unless it is the only batch.
-        indexed: Batches also hold the positions of their samples in `index`.
-        hidden: Of which samples the targets are replaced by -1, ``[N]``; None: of none.
-    """
-
-    reader: Reader
-    index: np.ndarray
-    batch_size: int
-    generator: torch.Generator | None = None
-    transform: Transform | None = None
-    drop_last: DropLast = False
-    indexed: bool = False
-    hidden: Tensor | None = None
-    _device: torch.device = field(default=torch.device("cpu"), repr=False)
-    _epoch: int = field(default=0, repr=False)
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.index)
-
-    def __len__(self) -> int:
-        return num_batches(self.num_samples, self.batch_size, self.drop_last)
-
-    def order(self) -> Tensor:
-        """Positions of the samples in the next epoch."""
-        return next_order(self.num_samples, self.generator)
-
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        seed_of = self._seeds()
-        order = self.order()
-        parts = order.split(self.batch_size)[: len(self)]
-        keys: list[Key] = []
-        for part in parts:
-            positions = part.tolist()
-            keys.append((self.index[positions].tolist(), [seed_of(position) for position in positions]))
-        with closing(self.reader.batches(keys)) as batches:  # its workers end when nobody asks for more
-            for part, (x, y) in zip(parts, batches, strict=True):
-                yield self._ready(part, x, y)
-
-    def _seeds(self) -> Callable[[int], int]:
-        """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
-        if self.generator is None:
-            return lambda position: fixed_seed(int(self.index[position]))
-        # Of a copy: what the generator draws next must be what it draws for samples in memory.
-        ahead = torch.Generator()
-        ahead.set_state(self.generator.get_state())
-        drawn = int(torch.randint(2**62, (), generator=ahead))
-        self._epoch += 1  # a permutation of one sample draws nothing
-        return partial(derive, drawn, "sample", self._epoch)
-
-    def _ready(self, positions: Tensor, x: Tree, y: Tree) -> tuple[Any, ...]:
-        if self.hidden is not None:
-            y = without_targets(y, self.hidden[positions])
-        x = moved(x, self._device)
-        y = moved(y, self._device)
-        if self.transform is not None:
-            x = self.transform(x, self.generator, positions)
-        if self.indexed:
-            return x, y, positions.to(self._device)
-        return x, y
-
-    def to(self, device: torch.device) -> "LoadedBatches":
-        self._device = device
-        return self
-
-    def first(self, number: int | None) -> "LoadedBatches":
-        """The same of the first samples only; of all for None."""
-        hidden = None if self.hidden is None else self.hidden[:number]
-        return replace(self, index=self.index[:number], hidden=hidden)
 
 
 def fixed_seed(index: int) -> int:
-    """What a sample is read by where every reading is to be the same."""
+    """The seed of a sample where every reading is to be the same."""
     return derive(0, "sample", index)
-
-
-def without_targets(y: Tree, hidden: Tensor) -> Tree:
-    """Targets ``[N, ...]`` with -1 in place of those that are hidden."""
-    rows = hidden.nonzero().flatten()
-
-    def hide(leaf: Tensor) -> Tensor:
-        if len(rows) and not leaf.is_signed():
-            raise ValueError(f"`data.public` hides targets by -1, which {describe(leaf)} cannot hold.")
-        return leaf.index_fill(0, rows, -1)
-
-    return mapped(hide, y)
-
-
-AnyBatches = Batches | RowBatches | LoadedBatches
 
 
 TRIED = 4  # samples, from the first to the last
@@ -306,37 +202,30 @@ def is_random(reader: Reader) -> bool:
     reading, so it is also asked whether a generator has moved.
     """
     found = False
+    some = places(len(reader))
     with isolated(1):
         first = _draw()
-        for index in places(len(reader)):
-            once = reader.item(index, seed=1)
+        for index in some:
+            reader.item(index, seed=1)
             has_drawn = _draw() != first
-            again = reader.item(index, seed=1)
-            if not equal(once, again):
-                raise ValueError(
-                    f"item {index} of `{reader.name}` is another one at every reading, whatever the seed: draw from "
-                    "the generators of torch, numpy or random, seed one of your own by `torch.initial_seed()` in "
-                    "`__getitem__`, or freeze samples as they are first read by `data.in_memory: true`."
-                )
-            other = reader.item(index, seed=2)
-            found |= has_drawn or not equal(once, other)
-    return found or _draws_a_batch(reader)
+            found |= _differ(partial(reader.item, index), f"item {index} of `{reader.name}`") or has_drawn
+    if not found and reader.collate_fn is not None:  # which may mask words, or mix images
+        found = _differ(lambda seed: reader.batch((some, [seed] * len(some))), "a batch of `data.collate_fn`")
+    return found
 
 
-def _draws_a_batch(reader: Reader) -> bool:
-    """Whether `data.collate_fn` makes another batch of the same items, such as one of masked words."""
-    if reader.collate_fn is None:
-        return False
-    some = places(len(reader))
-    once, again, other = (reader.batch((some, [seed] * len(some))) for seed in (1, 1, 2))
-    if not equal(once, again):
+def _differ(read: Callable[[int], Any], what: str) -> bool:
+    """Whether what is read differs under two seeds."""
+    once = read(1)
+    if not equal(once, read(1)):
         raise ValueError(
-            "`data.collate_fn` makes another batch of the same items each time, whatever the seed: let it draw from "
-            "the generators of torch, numpy or random."
+            f"{what} is another one at every reading, whatever the seed: draw from the generators of torch, numpy or "
+            "random, seed one of your own by `torch.initial_seed()` in `__getitem__`, or freeze samples as they are "
+            "first read by `data.in_memory: true`."
         )
-    return not equal(once, other)
+    return not equal(once, read(2))
 
 
 def _draw() -> tuple[float, float, float]:
-    """From the generators that everybody draws from; other numbers if somebody has drawn before."""
+    """A number of each global generator; others if anything was drawn before."""
     return float(torch.rand((), dtype=torch.float64)), np.random.random(), random.random()

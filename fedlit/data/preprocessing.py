@@ -1,6 +1,6 @@
-"""From samples as a data set holds them to what a network is given: scaled, seen by a client, augmented, normalised."""
+"""From samples as a data set holds them to network inputs: scaled, as a client sees them, augmented, normalised."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from fedlit.augment import Augmentation
 from fedlit.data.assignment import Assignment
-from fedlit.data.batches import Transform
+from fedlit.data.batches import Batches, Transform
+from fedlit.data.items import Tree, describe, joined, mapped
 from fedlit.data.splits import Part, Splits, StackedSamples, is_images, mean_std
-from fedlit.data.trees import Tree, describe, mapped
 from fedlit.partition import Partition
+from fedlit.rng import generator
 
 if TYPE_CHECKING:
     from fedlit.data.federated import FederatedData
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Channels = float | list[float] | None
 AT_ONCE = 256  # images that are looked at together
+MOST_READY = 2**26  # numbers of a data set whose normalised samples are kept, too: 256 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,61 +42,84 @@ def normalisation(splits: Splits, mean: Channels, std: Channels) -> Normalisatio
     """As the user has it, else as the data set has it; None leaves features as they are."""
     x = splits.train.example[0]
     if not isinstance(x, Tensor) or not (is_images(x) or x.is_floating_point()):
-        for name, given in (("mean", mean), ("std", std)):
-            if given is not None:
-                raise ValueError(
-                    f"`data.{name}` is for images or features in one tensor, but inputs are {describe(x, True)}."
-                )
+        if mean is not None or std is not None:
+            name = "std" if mean is None else "mean"
+            kind = describe(x, of_many=True)
+            raise ValueError(f"`data.{name}` is for images or features in one tensor, but inputs are {kind}.")
         return None
-    shape = x.shape[1:]
-    num_channels = shape[0] if shape else 1
-    means = _per_channel("mean", mean, splits.mean, num_channels)
-    stds = _per_channel("std", std, splits.std, num_channels)
-    if min(stds, default=1) <= 0:
-        raise ValueError(f"`data.std` must be above 0, got {std}.")
+    channels = x.shape[1:2].numel()
+    means = _per_channel("mean", splits.mean if mean is None else mean, channels)
+    stds = _per_channel("std", splits.std if std is None else std, channels)
     if not means and not stds:
         return None
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    places = [1] * (len(shape) - 1)  # of a channel: rows and columns of an image, none of a feature
+    places = [1] * (x.ndim - 2)  # of a channel: rows and columns of an image, none of a feature
     mean_of = torch.tensor(means or [0.0], dtype=dtype).view(-1, *places)
-    std_of = torch.tensor(stds or [1.0], dtype=dtype).view(-1, *places)
-    return Normalisation(mean_of, std_of)
+    return Normalisation(mean_of, torch.tensor(stds or [1.0], dtype=dtype).view(-1, *places))
 
 
-def measured_on_opted_in(splits: Splits, assignment: Assignment) -> Splits:
-    """With mean and std of the opted-in samples: no other may shape what others' networks see."""
-    if not is_images(splits.train.example[0]):
-        return splits
-    held = zip(assignment.train, assignment.opted_in, strict=True)
-    opted_in = np.unique(np.concatenate([train[mask] for train, mask in held]))
-    if not len(opted_in):
-        opted_in = np.arange(len(splits.train))
-    mean, std = mean_std(_inputs(splits.train, opted_in))
-    return replace(splits, mean=mean, std=std)
-
-
-def _inputs(part: Part, index: np.ndarray) -> Iterable[Tensor]:
-    if isinstance(part, StackedSamples):
-        return [part.x[index]]
-    return (x for x, _ in part.taken(index).batches(AT_ONCE))
-
-
-def _per_channel(name: str, given: Channels, own: tuple[float, ...], num_channels: int) -> list[float]:
-    values = list(own)
-    if given is not None:
-        values = np.atleast_1d(given).tolist()
+def _per_channel(name: str, given: float | Sequence[float], num_channels: int) -> list[float]:
+    values = np.atleast_1d(given).tolist()
     if len(values) not in (0, 1, num_channels):
         raise ValueError(f"`data.{name}` must be one number or {num_channels}, one per channel, got {len(values)}.")
     return values
 
 
-MOST_READY = 2**26  # numbers of a data set whose normalised samples are kept, too: 256 MB
+def measured_on_shared(splits: Splits, assignment: Assignment) -> Splits:
+    """With mean and std of shared samples only, since all clients' inputs are normalised by them."""
+    if not is_images(splits.train.example[0]):
+        return splits
+    shared = np.unique(np.concatenate([assignment.shared(k) for k in range(assignment.num_clients)]))
+    part = splits.train.taken(shared if len(shared) else np.arange(len(splits.train)))
+    images = [part.x] if isinstance(part, StackedSamples) else (x for x, _ in Batches(part, AT_ONCE))
+    mean, std = mean_std(images)
+    return replace(splits, mean=mean, std=std)
+
+
+def with_censored_copies(splits: Splits, steps: Sequence[Augmentation], seed: int) -> Splits:
+    """A censored copy of every training sample behind them all.
+
+    What is random is drawn once and by the sample's place: an average of many copies would reveal the original.
+    """
+    part = splits.train
+    if not isinstance(part, StackedSamples) or not isinstance(part.x, Tensor):
+        kind = describe(part.example[0], of_many=True)
+        raise ValueError(f"`data.censor` is for inputs in one tensor and in memory (`data.in_memory`), got {kind}.")
+    draws = generator(seed, "censor")
+    copies = []
+    for x in part.x.split(AT_ONCE):
+        copy = x.to(torch.float32).div_(255) if is_images(x) else x.clone()
+        for step in steps:
+            copy = step(copy, draws)
+        copies.append(copy.mul(255).round_().clamp_(0, 255).to(torch.uint8) if is_images(x) else copy)
+        if describe(copies[-1]) != describe(x):
+            raise ValueError(f"`data.censor` must keep the kind of inputs, {describe(x)}, got {describe(copies[-1])}.")
+    return replace(splits, train=StackedSamples(torch.cat([part.x, *copies]), joined([part.y, part.y])))
+
+
+def prepared(
+    x: Tensor,
+    steps: Iterable[Augmentation],
+    normalisation: Callable[[Tensor], Tensor] | None,
+    permutation: Tensor | np.ndarray | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Inputs as a network is given them: images scaled to [0, 1], changed, normalised, and their pixels permuted.
+
+    Random steps are left out without a generator.
+    """
+    if is_images(x):
+        x = x.to(torch.float32).div_(255)
+    for step in steps:
+        if generator is not None or not step.random:
+            x = step(x, generator)
+    if normalisation is not None:
+        x = normalisation(x)
+    return x if permutation is None else x.flatten(2)[:, :, permutation].view_as(x)
 
 
 class Inputs:
-    """What is done to inputs before a network sees them.
-
-    Images of one tensor are scaled to [0, 1] first; a tree of tensors is given as it is.
+    """What is done to inputs before a network sees them; a tree of tensors is given as it is.
 
     Args:
         example: Inputs of one sample, ``[1, ...]``.
@@ -102,7 +127,7 @@ class Inputs:
         seed: Of the partition.
         num_clients: How many there are.
         augmentation: Steps, random ones only in training.
-        normalisation: What comes last.
+        normalisation: Comes last.
     """
 
     def __init__(
@@ -119,20 +144,14 @@ class Inputs:
         self.num_clients = num_clients
         self.augmentation = augmentation
         self.normalisation = normalisation
+        self._example = example
         self._views: dict[int, list[Augmentation]] = {}
         self._ready: list[tuple[StackedSamples, Normalisation | None, StackedSamples]] = []
-        self._check(example)
-
-    def _check(self, example: Tree) -> None:
-        is_tensor = isinstance(example, Tensor)
-        if self.differ and not (is_tensor and example.ndim > 2):
-            raise ValueError(
-                f"`data.partition` changes how clients see images, but inputs are {describe(example, of_many=True)}."
-            )
-        if self.augmentation and not is_tensor:
-            raise ValueError(
-                f"`data.augmentation` is for images in one tensor, but inputs are {describe(example, of_many=True)}."
-            )
+        kind = describe(example, of_many=True)
+        if self.differ and not (isinstance(example, Tensor) and example.ndim > 2):
+            raise ValueError(f"`data.partition` changes how clients see images, but inputs are {kind}.")
+        if self.augmentation and not isinstance(example, Tensor):
+            raise ValueError(f"`data.augmentation` is for images in one tensor, but inputs are {kind}.")
 
     @property
     def is_random(self) -> bool:
@@ -146,15 +165,24 @@ class Inputs:
             return True
         return any(self.partition.view(k, self.seed) for k in range(self.num_clients))
 
-    def view(self, client: int) -> list[Augmentation]:
-        """Steps through which a client sees every image."""
+    @cached_property
+    def _num_pixels(self) -> int:
+        """Of an image as it comes out of the steps."""
+        return prepared(self._example, self.augmentation, None).shape[2:].numel()
+
+    def steps(self, client: int | None) -> list[Augmentation]:
+        """How a client sees every image, then the augmentation."""
+        if client is None:
+            return list(self.augmentation)
         if client not in self._views:
             self._views[client] = self.partition.view(client, self.seed)
-        return self._views[client]
+        return [*self._views[client], *self.augmentation]
 
-    def permutation(self, client: int, num_pixels: int) -> np.ndarray | None:
+    def permutation(self, client: int | None) -> np.ndarray | None:
         """The order in which a client sees its pixels, if it is one of its own."""
-        return self.partition.pixel_permutation(client, num_pixels, self.seed)
+        if client is None or not self.differ:
+            return None
+        return self.partition.pixel_permutation(client, self._num_pixels, self.seed)
 
     def change(self, x: Tree) -> bool:
         """Whether a network is given anything but the samples as they are."""
@@ -166,22 +194,7 @@ class Inputs:
         """Raw samples to network inputs; random augmentation only with a generator."""
         if not isinstance(x, Tensor):
             return x
-        if is_images(x):
-            x = x.to(torch.float32).div_(255)
-        if client is not None:
-            for step in self.view(client):
-                x = step(x, None)
-        for step in self.augmentation:
-            if generator is not None or not step.random:
-                x = step(x, generator)
-        if self.normalisation is not None:
-            x = self.normalisation(x)
-        if client is None or x.ndim < 2:
-            return x
-        permutation = self.permutation(client, x.shape[2:].numel())
-        if permutation is None:
-            return x
-        return x.flatten(2)[:, :, permutation].view_as(x)
+        return prepared(x, self.steps(client), self.normalisation, self.permutation(client), generator)
 
     def ready_samples(self, part: Part) -> StackedSamples | None:
         """Samples in memory as networks are given them, if that is always the same; made once, if there is room."""
@@ -229,72 +242,41 @@ class Preprocessing(nn.Module):
     """What an evaluation does with samples before the network: scaled, steps that are not random, normalised.
 
     Args:
-        steps: How a client sees images, and augmentation that is not random.
-        mean: Subtracted, ``[C, 1, 1]``; None leaves the inputs as they are.
-        std: Divides, likewise.
-        permutation: Of pixels, where clients see the same image differently.
+        inputs: Of the data.
+        client: Its view of images; None is none.
         dtype: That the network takes.
     """
 
-    def __init__(
-        self,
-        steps: Sequence[Augmentation],
-        mean: Tensor | None,
-        std: Tensor | None,
-        permutation: Tensor | None,
-        dtype: torch.dtype,
-    ) -> None:
+    mean: Tensor | None
+    std: Tensor | None
+    permutation: Tensor | None
+
+    def __init__(self, inputs: Inputs, client: int | None, dtype: torch.dtype) -> None:
         super().__init__()
-        self.steps = list(steps)
+        self.steps = inputs.steps(client)
         self.dtype = dtype
-        self.mean: Tensor | None
-        self.std: Tensor | None
-        self.permutation: Tensor | None
-        self.register_buffer("mean", mean)
-        self.register_buffer("std", std)
-        self.register_buffer("permutation", permutation)
+        by = inputs.normalisation
+        permutation = inputs.permutation(client)
+        self.register_buffer("mean", None if by is None else by.mean.clone())
+        self.register_buffer("std", None if by is None else by.std.clone())
+        self.register_buffer("permutation", None if permutation is None else torch.as_tensor(permutation))
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_images(x):
-            x = x.to(torch.float32).div(255)
-        for step in self.steps:
-            x = step(x, None)
-        if self.mean is not None and self.std is not None:
-            x = x.sub(self.mean).div(self.std)
-        if self.permutation is not None:
-            x = x.flatten(2)[:, :, self.permutation].view_as(x)
+        normalisation = None if self.mean is None or self.std is None else Normalisation(self.mean, self.std)
+        x = prepared(x, self.steps, normalisation, self.permutation)
         return x.to(self.dtype) if x.is_floating_point() else x
 
 
-def preprocessing(data: "FederatedData", client: int | None, dtype: torch.dtype) -> Preprocessing:
-    """Of the data as they are evaluated; a client's own view of images is that client's alone."""
-    inputs = data.inputs
-    mean = None
-    std = None
-    if inputs.normalisation is not None:
-        mean = inputs.normalisation.mean.clone()
-        std = inputs.normalisation.std.clone()
-    permutation = None
-    steps = [step for step in inputs.augmentation if not step.random]
-    if client is not None:
-        steps = [*inputs.view(client), *steps]
-    if client is not None and inputs.differ:  # then they are images
-        drawn = inputs.permutation(client, data.splits.train.example[0].shape[2:].numel())
-        if drawn is not None:
-            permutation = torch.as_tensor(drawn)
-    return Preprocessing(steps, mean, std, permutation, dtype)
-
-
 def kept_preprocessing(data: "FederatedData") -> dict[str, Any]:
-    """What a checkpoint holds, so that its networks can be used where the data are not: plain values.
+    """What a checkpoint keeps so that its networks can be used without the data: plain values.
 
-    `inputs` and `targets` are of one sample, with zeros in place of what anybody holds.
+    `inputs` and `targets` are of one sample, with zeros for values.
     """
-    normalisation = data.inputs.normalisation
+    by = data.inputs.normalisation
     x, y = data.splits.train.example
     return {
-        "mean": None if normalisation is None else normalisation.mean.clone(),
-        "std": None if normalisation is None else normalisation.std.clone(),
+        "mean": None if by is None else by.mean.clone(),
+        "std": None if by is None else by.std.clone(),
         "inputs": apply_to_collection(x, Tensor, torch.zeros_like),
         "targets": apply_to_collection(y, Tensor, torch.zeros_like),
         "num_classes": data.splits.num_classes,
@@ -305,9 +287,6 @@ def kept_preprocessing(data: "FederatedData") -> dict[str, Any]:
 
 def prepare_as(data: "FederatedData", kept: Mapping[str, Any]) -> None:
     """Normalise data as those were that a checkpoint's networks learnt from, unless the user says how."""
-    if data.mean is not None or data.std is not None:
-        return
-    normalisation = None
-    if kept["mean"] is not None:
-        normalisation = Normalisation(kept["mean"].clone(), kept["std"].clone())
-    data.inputs.normalisation = normalisation
+    if data.mean is None and data.std is None:
+        mean, std = kept["mean"], kept["std"]
+        data.inputs.normalisation = None if mean is None else Normalisation(mean.clone(), std.clone())

@@ -12,18 +12,15 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
-from fedlit.data import datasets
-from fedlit.data.items import Roles, class_of, listed
+from fedlit.data.datasets import TABLES, fetch, read_folder, read_images
+from fedlit.data.items import Roles, class_of, describe, equal, leaves, listed, mapped, num_bytes
 from fedlit.data.loaders import Reader, fixed_seed, is_random, places
-from fedlit.data.own_images import read_folder
-from fedlit.data.splits import LazySamples, Names, Part, Splits, StackedSamples, splits_of, with_test_set
-from fedlit.data.trees import describe, equal, leaves, mapped, num_bytes
+from fedlit.data.splits import LazySamples, Part, Splits, StackedSamples, splits_of, with_test_set
 from fedlit.notices import Notice
 from fedlit.rng import isolated
 
-TABLES = (".csv", ".parquet")
 ROOM = 4e9  # bytes of a part that is held in memory unless `data.in_memory` says otherwise
 KNOWN_TARGETS = ("targets", "labels")  # what torchvision's data sets call the classes of all their samples
 
@@ -39,7 +36,7 @@ class ReadOptions:
         collate_fn: Makes a batch of items.
         test_size: What fraction becomes the test set where there is none.
         test_seed: Draws it.
-        owners: Whose each training sample is, and each test sample, where the partition has a list of it.
+        owners: The client of each training sample, and of each test sample, where the partition has a list of them.
         image_size: Pixels of a side that the images of a folder are resized to.
     """
 
@@ -53,77 +50,50 @@ class ReadOptions:
     image_size: int | None = None
 
 
-def fetch(dataset: str, root: str) -> Path:
-    """The file or the folder of a data set, downloaded if it is a well-known one that is missing."""
-    for path in datasets.places(dataset, root):
-        if _is_table(path) and path.is_file():
-            return path
-        if dataset not in datasets.DATASETS and path.is_dir():
-            return path
-    if _is_table(Path(dataset)):
-        raise FileNotFoundError(f"`data.dataset` {dataset}: {datasets.nothing_there('file', dataset, root)}.")
-    return datasets.fetch(dataset, root)
-
-
 def read_path(dataset: str, root: str, options: ReadOptions) -> Splits:
     """A data set by its name, or a user's own file or folder: .npz, .csv, .parquet, images."""
     path = fetch(dataset, root)
     if options.image_size is not None and not path.is_dir():
         raise ValueError(f"`data.image_size` is for a folder of images, but `data.dataset` is {dataset}.")
-    if _is_table(path):
+    if path.suffix.lower() in TABLES:
         return read_sets({"data.dataset": read_table(path)}, options)
     if path.is_dir():
         found = read_folder(path, options.image_size)
-        names = {"train": "data.dataset"}
-        if len(found) > 1:
-            names = {part: f"data.dataset/{part}" for part in found}
+        names = {part: f"data.dataset/{part}" if len(found) > 1 else "data.dataset" for part in found}
         return read_sets({names[part]: files for part, files in found.items()}, options)
-    _refuse_beside_arrays(options, f"`data.dataset` {dataset}, which is arrays")
-    _refuse_beside_test_set(options)
-    splits = datasets.read_images(dataset, root)
-    train = _owned(splits.train, options.owners[0], "clients")
-    test = _owned(splits.test, options.owners[1], "test_clients")
+    _refuse_items_options(options, f"`data.dataset` {dataset}, which is arrays")
+    _refuse_test_size(options)
+    splits = read_images(dataset, root)
+    train = _with_owners(splits.train, options.owners[0], "clients")
+    test = _with_owners(splits.test, options.owners[1], "test_clients")
     return replace(splits, train=train, test=test)
 
 
 def read_sets(sets: Mapping[str, Any], options: ReadOptions) -> Splits:
-    """Data sets of any kind that belong together: for training and perhaps for the test, by the user's names."""
+    """Data sets of any kind that belong together: for training and perhaps for the test, by their names in messages."""
     names = list(sets)
     given = list(sets.values())
     num_classes = 0
-    parts: list[Part] = []
-    if any(map(is_frame, given)):
-        if not all(map(is_frame, given)):
-            raise ValueError(f"`{names[0]}` and `{names[-1]}` must be of one kind, but one of them is a frame.")
-        if options.collate_fn is not None or options.in_memory is False:
-            _refuse_beside_arrays(replace(options, roles=Roles()), f"`{names[0]}`, which is a table")
-        frames, num_classes = frame_parts(given, names, options.roles)
-        parts += frames
+    if all(map(is_frame, given)):
+        _refuse_items_options(replace(options, roles=Roles()), f"`{names[0]}`, which is a table")
+        parts, num_classes = frame_parts(given, names, options.roles)
     elif all(map(is_hugging_face, given)):
         parts, num_classes = _hugging_face_parts(given, names, options)
     else:
-        parts += [part_of(dataset, name, options) for dataset, name in zip(given, names, strict=True)]
-    parts[0] = _owned(parts[0], options.owners[0], "clients")
-    parts[-1] = _owned(parts[-1], options.owners[1], "test_clients") if len(parts) > 1 else parts[0]
+        parts = [part_of(dataset, name, options) for dataset, name in zip(given, names, strict=True)]
+    train = _with_owners(parts[0], options.owners[0], "clients")
     if len(parts) > 1:
-        _refuse_beside_test_set(options)
+        _refuse_test_size(options)
+        test = _with_owners(parts[1], options.owners[1], "test_clients")
     else:
         if options.test_size is None:
             raise ValueError(f"`{names[0]}` has no test set: set `data.test_size`, such as 0.2.")
-        parts = [*with_test_set(parts[0], options.test_size, options.test_seed)]
-    named = [Names(f"inputs of `{name}`", f"targets of `{name}`") for name in (names[0], names[-1])]
-    return splits_of(
-        dict(zip(("train", "test"), parts, strict=True)),
-        dict(zip(("train", "test"), named, strict=True)),
-        num_classes=num_classes,
-    )
+        train, test = with_test_set(train, options.test_size, options.test_seed)
+    calls = [(f"inputs of `{name}`", f"targets of `{name}`") for name in (names[0], names[-1])]
+    return splits_of({"train": train, "test": test}, {"train": calls[0], "test": calls[1]}, num_classes=num_classes)
 
 
-def _is_table(path: Path) -> bool:
-    return path.suffix.lower() in TABLES
-
-
-def _owned(part: Part, listed: list | None, option: str) -> Part:
+def _with_owners(part: Part, listed: list | None, option: str) -> Part:
     """The part with its samples' owners, if there is a list of them."""
     if listed is None:
         return part
@@ -132,23 +102,15 @@ def _owned(part: Part, listed: list | None, option: str) -> Part:
     return replace(part, owners=np.array(listed))
 
 
-def _refuse_beside_test_set(options: ReadOptions) -> None:
+def _refuse_test_size(options: ReadOptions) -> None:
     if options.test_size is not None:
         raise ValueError("`data.test_size` is for data without a test set, but these have one.")
 
 
-def _refuse_beside_arrays(options: ReadOptions, what: str) -> None:
+def _refuse_items_options(options: ReadOptions, what: str) -> None:
     """Options that say how items are read mean nothing where there are none."""
-    roles = options.roles
-    given = {
-        "target": roles.target,
-        "features": roles.features,
-        "client": roles.client,
-        "collate_fn": options.collate_fn,
-    }
-    for option, value in given.items():
-        if value is not None:
-            raise ValueError(f"`data.{option}` has no meaning for {what}.")
+    for option in [*options.roles.given, *(["collate_fn"] if options.collate_fn is not None else [])]:
+        raise ValueError(f"`data.{option}` has no meaning for {what}.")
     if options.in_memory is False:
         raise ValueError(f"`data.in_memory: false` has no meaning for {what} in memory.")
 
@@ -157,25 +119,28 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
     """The samples of a data set.
 
     Args:
-        dataset: Anything with items and a length, or one that is iterated over.
-        name: As the user calls it.
+        dataset: Anything with items and a length.
+        name: For messages.
         options: How it is read.
-        owners: Whose each sample is, if its items do not say.
+        owners: The client of each sample, where items do not name it.
     """
     if isinstance(dataset, TensorDataset) and options.collate_fn is None and options.in_memory is not False:
-        return replace(_of_tensors(dataset, name, options.roles), owners=owners)
-    if isinstance(dataset, IterableDataset):
-        if options.in_memory is False:
-            raise ValueError(
-                f"`data.in_memory: false` needs items that can be asked for, but `{name}` is iterated over."
-            )
-        dataset = list(dataset)
+        _refuse_names(options.roles, f"`{name}` has tensors without names")
+        x, y = options.roles.pair(dataset.tensors, f"`{name}`")  # stacked already: not copied
+        if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
+            x = x[:, None]
+        return StackedSamples(x, y, owners)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise ValueError(f"`{name}` must be a data set, with items and a length, got a {type(dataset).__name__}.")
     if len(dataset) == 0:
         raise ValueError(f"`{name}` must not be empty, got no items.")
     reader = Reader(dataset, name, options.roles, options.collate_fn, options.num_workers)
-    _check_roles(reader)
+    with isolated(0):
+        item = reader.item(0, fixed_seed(0))
+    if isinstance(item, Mapping):
+        options.roles.check_client(list(item), f"the keys of `{name}`")
+    else:
+        _refuse_names(options.roles, f"`{name}` gives a {type(item).__name__} for each sample")
     draws = options.in_memory is not True and is_random(reader)
     if options.in_memory is True or (options.in_memory == "auto" and not draws and _fits(reader)):
         return _in_memory(reader, owners)
@@ -185,35 +150,18 @@ def part_of(dataset: Any, name: str, options: ReadOptions, owners: np.ndarray | 
     return _read(reader, draws, owners)
 
 
-def _of_tensors(dataset: TensorDataset, name: str, roles: Roles) -> StackedSamples:
-    """Tensors that are stacked already are not copied."""
-    for option in ("target", "features", "client"):
-        if getattr(roles, option) is not None:
-            raise ValueError(f"`data.{option}` names a key or a column, but `{name}` has tensors without names.")
-    x, y = roles.pair(dataset.tensors, f"`{name}`")
-    if isinstance(x, Tensor) and x.dtype == torch.uint8 and x.ndim == 3:
-        x = x[:, None]
-    return StackedSamples(x, y)
-
-
-def _check_roles(reader: Reader) -> None:
+def _refuse_names(roles: Roles, why: str) -> None:
     """Keys are named only where items have some."""
-    with isolated(0):
-        item = reader.item(0, fixed_seed(0))
-    if isinstance(item, Mapping):
-        reader.roles.check_client(list(item), f"the keys of `{reader.name}`")
-        return
-    for option in ("target", "features", "client"):
-        if getattr(reader.roles, option) is not None:
-            got = f"but `{reader.name}` gives a {type(item).__name__} for each sample"
-            raise ValueError(f"`data.{option}` names a key or a column, {got}.")
+    for option in roles.given:
+        raise ValueError(f"`data.{option}` names a key or a column, but {why}.")
 
 
 def _fits(reader: Reader) -> bool:
     """Whether all samples have room, if they are as large as some; a notice if not."""
     with isolated(0):
         tried = [reader.item(index, fixed_seed(index)) for index in places(len(reader))]
-        sizes = [num_bytes(_weighable(item)) for item in tried]
+    # Of images, the pixels count.
+    sizes = [num_bytes(mapped(lambda leaf: np.asarray(leaf) if hasattr(leaf, "getbands") else leaf, x)) for x in tried]
     needed = sum(sizes) / len(sizes) * len(reader)
     if needed <= ROOM:
         return True
@@ -221,11 +169,6 @@ def _fits(reader: Reader) -> bool:
     message = f"`{reader.name}` is {size}: samples are read one by one (see `data.in_memory`, `data.num_workers`)."
     warnings.warn(message, Notice, stacklevel=3)
     return False
-
-
-def _weighable(item: Any) -> Any:
-    """With images as arrays of their pixels."""
-    return mapped(lambda leaf: np.asarray(leaf) if hasattr(leaf, "getbands") else leaf, item)
 
 
 def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
@@ -253,90 +196,70 @@ def _in_memory(reader: Reader, owners: np.ndarray | None) -> Part:
 
 
 def _read(reader: Reader, is_random: bool, owners: np.ndarray | None) -> LazySamples:
-    """Samples that stay where they are; classes and clients of all are looked up, or read once."""
+    """Samples that are read on demand; classes and clients of all are looked up, or read once."""
     some = places(len(reader))
     key = (some, [fixed_seed(index) for index in some])
     batch = reader.batch(key)  # refuses what no batch can be made of
     with isolated(0):
         first = reader.item(0, fixed_seed(0))
-        batch_by_torch_alone = reader.batch_by_torch_alone(key)
-    reader = replace(reader, draws_from_torch_alone=equal(batch, batch_by_torch_alone))
+        reader = replace(reader, draws_from_torch_alone=equal(batch, reader.batch_by_torch_alone(key)))
     example = reader.batch(([0], [fixed_seed(0)]))
-    labels = None
-    clients: list[Any] = []
-    needs_clients = reader.roles.client is not None and owners is None
     has_classes = _class(first, reader) is not None
-    if has_classes:
-        labels = _known_labels(reader)
-    if (has_classes and labels is None) or (needs_clients and isinstance(first, Mapping)):
-        found, clients = _classes_and_clients(reader)
-        if has_classes and labels is None:
-            labels = found
-    if owners is None:
-        owners = _owners(clients)
+    labels = _known_labels(reader) if has_classes else None
+    needs_clients = owners is None and _client(first, reader.roles) is not None
+    if needs_clients or (has_classes and labels is None):
+        with isolated(0):
+            items = (reader.item(index, fixed_seed(index)) for index in range(len(reader)))
+            found = [(_class(item, reader), _client(item, reader.roles)) for item in items]
+        if has_classes:
+            labels = _complete_labels([label for label, _ in found], reader.name)
+        if owners is None:
+            owners = _owners([client for _, client in found])
     return LazySamples(reader, np.arange(len(reader)), example, labels, owners, is_random)
 
 
 def _class(item: Any, reader: Reader) -> int | None:
     """The class that an item has for a target, if it is one; items that only `data.collate_fn` knows have none."""
+    if reader.collate_fn is None:
+        return class_of(reader.roles.pair(item, f"`{reader.name}`")[1])
     try:
-        target = reader.roles.pair(item, f"`{reader.name}`")[1]
+        target = reader.roles.pair(item, "")[1]
     except ValueError:
-        if reader.collate_fn is None:
-            raise
         return None
-    if isinstance(target, Tensor) and target.ndim and reader.collate_fn is not None:
-        return None  # a sequence that happens to be one long
-    return class_of(target)
+    is_sequence = isinstance(target, Tensor) and target.ndim > 0  # perhaps one long
+    return None if is_sequence else class_of(target)
+
+
+def _complete_labels(labels: list[int | None], name: str) -> np.ndarray:
+    if None in labels:
+        found = f"a class, {labels[0]}, at item 0 and none at item {labels.index(None)}"
+        raise ValueError(f"`{name}` must give targets of one kind, got {found}.")
+    return np.array(labels, np.int64)
 
 
 def _known_labels(reader: Reader) -> np.ndarray | None:
-    """The classes that a data set tells of all its samples, if it does and they are those of some of its items."""
+    """The classes of all samples by an attribute of the data set, if they are those of some of its items."""
     classes = _listed_classes(reader.dataset)
     if classes is None or classes.shape != (len(reader),):
         return None
+    some = places(len(reader))
     with isolated(0):
-        for index in places(len(reader)):
-            if _class(reader.item(index, fixed_seed(index)), reader) != classes[index]:
-                return None
-    return classes
+        read = [_class(reader.item(index, fixed_seed(index)), reader) for index in some]
+    return classes if read == classes[some].tolist() else None
 
 
 def _listed_classes(dataset: Any) -> np.ndarray | None:
     if isinstance(dataset, Subset):
         of_all = _listed_classes(dataset.dataset)
         return None if of_all is None else of_all[np.asarray(dataset.indices)]
-    if isinstance(dataset, TensorDataset):
-        values: Any = dataset.tensors[-1]
-    else:
-        values = next((getattr(dataset, name) for name in KNOWN_TARGETS if hasattr(dataset, name)), None)
-    try:
-        found = np.asarray(values)
-    except Exception:  # whatever else it may be
+    values = next((getattr(dataset, name) for name in KNOWN_TARGETS if hasattr(dataset, name)), None)
+    if not isinstance(values, list | tuple | np.ndarray | Tensor) or not len(values) or class_of(values[0]) is None:
         return None
-    return found.astype(np.int64) if found.dtype.kind in "iu" and found.ndim == 1 else None
-
-
-def _classes_and_clients(reader: Reader) -> tuple[np.ndarray | None, list[Any]]:
-    """The class and the client of each sample, by reading it once."""
-    labels = []
-    clients = []
-    with isolated(0):
-        for index in range(len(reader)):
-            item = reader.item(index, fixed_seed(index))
-            labels.append(_class(item, reader))
-            clients.append(_client(item, reader.roles))
-    if any(label is None for label in labels):
-        strange = labels.index(None)
-        if labels[0] is not None:
-            found = f"a class, {labels[0]}, at item 0 and none at item {strange}"
-            raise ValueError(f"`{reader.name}` must give targets of one kind, got {found}.")
-        return None, clients
-    return np.array(labels, np.int64), clients
+    return np.asarray(values).astype(np.int64)
 
 
 def _client(item: Any, roles: Roles) -> Any:
-    """Who an item says that it belongs to."""
+    """The client that an item names."""
     if roles.client is None or not isinstance(item, Mapping):
         return None
     value = item.get(roles.client)
@@ -344,9 +267,7 @@ def _client(item: Any, roles: Roles) -> Any:
 
 
 def _owners(clients: list[Any]) -> np.ndarray | None:
-    if not clients or any(client is None for client in clients):
-        return None
-    return np.array(clients)
+    return None if None in clients else np.array(clients)
 
 
 def is_hugging_face(value: object) -> bool:
@@ -356,13 +277,12 @@ def is_hugging_face(value: object) -> bool:
 
 def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions) -> tuple[list[Part], int]:
     """Parts of data sets that have columns, and how many classes there are, where the target says so."""
+    columns = given[0].column_names
     whose = f"the columns of `{names[0]}`"
-    target = options.roles.target_of(given[0].column_names, whose)
-    options.roles.features_of(given[0].column_names, whose)
-    num_classes = 0
-    if hasattr(given[0].features, "get"):
-        num_classes = int(getattr(given[0].features.get(target), "num_classes", None) or 0)
-    options.roles.check_client(given[0].column_names, whose)
+    target = options.roles.target_of(columns, whose)
+    options.roles.features_of(columns, whose)
+    options.roles.check_client(columns, whose)
+    num_classes = int(getattr(given[0].features[target], "num_classes", None) or 0)
     client = options.roles.client
     owners = [np.asarray(part[client]) if client in part.column_names else None for part in given]
     if isinstance(given[0][0][target], str):
@@ -374,13 +294,7 @@ def _hugging_face_parts(given: list[Any], names: list[str], options: ReadOptions
 
 
 class Coded:
-    """A data set of dicts whose target is text, as a class.
-
-    Args:
-        dataset: With columns.
-        target: Which of them.
-        codes: The class of each sample.
-    """
+    """A data set of dicts whose target is text, with the code of its class in its place."""
 
     def __init__(self, dataset: Any, target: str, codes: np.ndarray) -> None:
         self.dataset = dataset
@@ -414,7 +328,7 @@ def read_table(path: Path) -> Any:
         raise ValueError(f"`data.dataset` {path} cannot be read as a table: {why}") from error
 
 
-def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tuple[list[StackedSamples], int]:
+def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tuple[list[Part], int]:
     """The samples of frames that belong together, and how many classes there are; 0 if targets are no classes.
 
     Text is a class: all that occur are sorted. Whole numbers are classes as they are, floats are values.
@@ -425,20 +339,17 @@ def frame_parts(frames: Sequence[Any], names: Sequence[str], roles: Roles) -> tu
     inputs = roles.features_of(columns, whose)
     roles.check_client(columns, whose)
     for frame, name in zip(frames, names, strict=True):
-        held = set(frame.columns)
-        missing = [column for column in (target, *inputs) if column not in held]
+        missing = [column for column in (target, *inputs) if column not in frame.columns]
         if missing:
             raise ValueError(f"`{name}` must have the columns of `{names[0]}`; missing: {listed(missing)}.")
         if len(frame) == 0:
             raise ValueError(f"`{name}` must not be empty, got no rows.")
-    targets = [_values(frame[target], target, name) for frame, name in zip(frames, names, strict=True)]
+    targets = [_complete(frame, target, name) for frame, name in zip(frames, names, strict=True)]
     coded, num_classes = with_codes(targets)
-    parts = []
+    parts: list[Part] = []
     for frame, name, y in zip(frames, names, coded, strict=True):
         x = np.stack([_feature(frame[column], column, name) for column in inputs], axis=1)
-        owners = None
-        if roles.client in frame.columns:
-            owners = _values(frame[roles.client], str(roles.client), name)
+        owners = _complete(frame, roles.client, name) if roles.client in frame.columns else None
         parts.append(StackedSamples(torch.from_numpy(x), torch.from_numpy(y), owners))
     return parts, num_classes
 
@@ -452,21 +363,20 @@ def with_codes(targets: Sequence[np.ndarray]) -> tuple[list[np.ndarray], int]:
         ([[2, 0], [1]], 3)
     """
     kinds = {values.dtype.kind for values in targets}
-    if kinds <= set("iu"):
-        return [values.astype(np.int64) for values in targets], 0
     if kinds <= set("iuf"):
-        return [values.astype(np.float32) for values in targets], 0
+        return [values.astype(np.int64 if kinds <= set("iu") else np.float32) for values in targets], 0
     texts = [values.astype(str) for values in targets]
     classes = np.unique(np.concatenate(texts))
     return [np.searchsorted(classes, text) for text in texts], len(classes)
 
 
-def _values(column: Any, name: str, whose: str) -> np.ndarray:
+def _complete(frame: Any, column: Any, name: str) -> np.ndarray:
     """A column in which no value may be missing."""
-    if bool(column.isna().any()):
-        row = int(np.flatnonzero(column.isna().to_numpy())[0])
-        raise ValueError(f"column `{name}` of `{whose}` must have a value in every row, got none in row {row}.")
-    return column.to_numpy()
+    missing = frame[column].isna().to_numpy()
+    if missing.any():
+        row = int(missing.argmax())
+        raise ValueError(f"column `{column}` of `{name}` must have a value in every row, got none in row {row}.")
+    return frame[column].to_numpy()
 
 
 def _feature(column: Any, name: str, whose: str) -> np.ndarray:
@@ -476,8 +386,8 @@ def _feature(column: Any, name: str, whose: str) -> np.ndarray:
             f"column `{name}` of `{whose}` must be numbers to be a feature, got {column.dtype}: encode or drop it, or "
             "name the features in `data.features`."
         )
-    found = values.astype(np.float32)
-    if not np.isfinite(found).all():
-        row = int(np.flatnonzero(~np.isfinite(found))[0])
+    finite = np.isfinite(values)
+    if not finite.all():
+        row = int(finite.argmin())
         raise ValueError(f"column `{name}` of `{whose}` must be finite, got {values[row]} in row {row}.")
-    return found
+    return values.astype(np.float32)

@@ -1,20 +1,21 @@
 """A data set: samples for training and for the test, in memory or read one by one, and the public pool."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, NoReturn, cast
+from functools import partial
+from typing import ClassVar, Literal, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedlit.data.batches import Batches, DropLast, Transform
-from fedlit.data.checks import MOST_CLASSES
-from fedlit.data.loaders import LoadedBatches, Reader, fixed_seed, places, without_targets
-from fedlit.data.trees import Tree, chosen, describe, head, joined, leaves, length, num_bytes
-from fedlit.rng import stream
+from fedlit.data.batches import Batches, without_targets
+from fedlit.data.items import Tree, chosen, cut, describe, head, joined, leaves, length, moved, num_bytes
+from fedlit.data.loaders import Reader, fixed_seed, places
+from fedlit.rng import derive, stream
 
-FINGERPRINTED = 100  # inputs of a part that tell whether it is still the same
+FINGERPRINTED = 100  # inputs of a part that are hashed
 READ_AGAIN = 8  # of those that have to be read
 
 
@@ -27,13 +28,14 @@ class StackedSamples:
     Attributes:
         x: Inputs.
         y: Targets; int64 ``[N]`` are classes, -1 for one that is hidden.
-        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        owners: The name of each sample's client, ``[N]``; None if unknown.
     """
 
     x: Tree
     y: Tree
     owners: np.ndarray | None = None
-    is_random: bool = field(default=False, init=False)
+    is_random: ClassVar[bool] = False
+    is_in_memory: ClassVar[bool] = True
 
     def __len__(self) -> int:
         return length(self.y)
@@ -62,23 +64,35 @@ class StackedSamples:
 
     def hiding(self, index: np.ndarray) -> "StackedSamples":
         """A copy with -1 for the targets of some samples."""
-        return replace(self, y=without_targets(self.y, _mask(index, len(self))))
+        hidden = torch.zeros(len(self), dtype=torch.bool)
+        hidden[torch.from_numpy(index)] = True
+        return replace(self, y=without_targets(self.y, hidden))
 
     def joined(self, other: "Part") -> "StackedSamples":
         """These samples, then others."""
         return StackedSamples(joined([self.x, other.x]), joined([self.y, other.y]))
 
-    def batches(
-        self,
-        batch_size: int,
-        transform: Transform | None = None,
-        generator: torch.Generator | None = None,
-        drop_last: DropLast = False,
-        hidden: Tensor | None = None,
-    ) -> Batches:
-        """Batches in this order or in the generator's; targets of `hidden` samples, a mask ``[N]``, are -1."""
-        y = self.y if hidden is None else without_targets(self.y, hidden)
-        return Batches(self.x, y, batch_size, generator, transform, drop_last)
+    def read(self, batches: Batches) -> Generator[tuple[Tensor, Tree, Tree], None, None]:
+        """Positions, inputs and targets of the batches of an epoch: gathered at once, then views."""
+        order = batches.order()
+        x, y = self.x, self.y
+        if batches.generator is not None or batches.rows is not None:
+            rows = order if batches.rows is None else batches.rows.index_select(0, order)
+            rows = moved(rows, next(leaves(x)).device)
+            x, y = chosen(x, rows), chosen(y, rows)
+        if batches.num_samples == batches.batch_size:
+            yield order, x, y
+            return
+        parts = [cut(column, batches.batch_size) for column in (order, x, y)]
+        for _, positions, x_batch, y_batch in zip(range(len(batches)), *parts, strict=False):
+            yield positions, x_batch, y_batch
+
+    def on(self, device: torch.device, rows: Tensor | None) -> tuple["StackedSamples", Tensor | None]:
+        """The samples on a device, and the rows of them; of samples elsewhere, only these."""
+        if next(leaves(self.y)).device == device:
+            return self, rows
+        x, y = (column if rows is None else chosen(column, rows) for column in (self.x, self.y))
+        return StackedSamples(moved(x, device), moved(y, device)), None
 
     def fingerprint(self) -> Iterator[bytes]:
         """Of all targets and about a hundred inputs."""
@@ -98,7 +112,7 @@ class LazySamples:
         index: Places of the samples in it, ``[N]``.
         example: Inputs and targets of one sample, ``[1, ...]``.
         labels: The class of each sample, ``[N]``, -1 for one that is hidden; None if targets are no classes.
-        owners: Whose each sample is, in the user's words, ``[N]``; None if nobody says.
+        owners: The name of each sample's client, ``[N]``; None if unknown.
         is_random: Whether a sample is another one at each reading, by a seed.
     """
 
@@ -117,6 +131,7 @@ class LazySamples:
         raise RuntimeError("The samples are not in memory but read one by one: see `data.in_memory`.")
 
     y = x
+    is_in_memory = False
 
     @property
     def num_bytes(self) -> int:
@@ -141,18 +156,20 @@ class LazySamples:
         assert isinstance(other, LazySamples)
         return replace(self, index=np.concatenate([self.index, other.index]), labels=None, owners=None)
 
-    def batches(
-        self,
-        batch_size: int,
-        transform: Transform | None = None,
-        generator: torch.Generator | None = None,
-        drop_last: DropLast = False,
-        hidden: Tensor | None = None,
-    ) -> Batches:
-        """Batches in this order or in the generator's; targets of `hidden` samples, a mask ``[N]``, are -1."""
-        read = LoadedBatches(self.reader, self.index, batch_size, generator, transform, drop_last, hidden=hidden)
-        # They have all that anybody may ask of batches whose tensors need not be there.
-        return cast(Batches, read)
+    def read(self, batches: Batches) -> Generator[tuple[Tensor, Tree, Tree], None, None]:
+        """Positions, inputs and targets of the batches of an epoch, by the reader."""
+        index = self.index if batches.rows is None else self.index[batches.rows.numpy()]
+        seed_of = _seeds(index, batches.generator, batches.epoch)
+        parts = batches.order().split(batches.batch_size)[: len(batches)]
+        positions = [part.tolist() for part in parts]
+        keys = [(index[some].tolist(), [seed_of(position) for position in some]) for some in positions]
+        with closing(self.reader.batches(keys)) as read:
+            for part, (x, y) in zip(parts, read, strict=True):
+                yield part, moved(x, batches.device), moved(y, batches.device)
+
+    def on(self, device: torch.device, rows: Tensor | None) -> tuple["LazySamples", Tensor | None]:
+        """Each batch is moved when it has been read."""
+        return self, rows
 
     def fingerprint(self) -> Iterator[bytes]:
         """Of all classes, and of a few samples under a seed."""
@@ -167,20 +184,28 @@ class LazySamples:
 Part = StackedSamples | LazySamples
 
 
+def labels_of(part: Part) -> np.ndarray:
+    """The class of each sample, ``[N]``; of samples without classes, 0 for all."""
+    return np.zeros(len(part), np.int64) if part.labels is None else part.labels
+
+
+def _seeds(index: np.ndarray, generator: torch.Generator | None, epoch: int) -> Callable[[int], int]:
+    """What each sample is read by: in training, by the generator, the epoch and its position; else by itself."""
+    if generator is None:
+        return lambda position: fixed_seed(int(index[position]))
+    # Of a copy: what the generator draws next must be what it draws for samples in memory.
+    ahead = torch.Generator()
+    ahead.set_state(generator.get_state())
+    drawn = int(torch.randint(2**62, (), generator=ahead))
+    return partial(derive, drawn, "sample", epoch)  # by the epoch, too: a permutation of one sample draws nothing
+
+
 def _some(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
     return None if values is None else values[index]
 
 
 def _bytes(leaf: Tensor) -> bytes:
-    if leaf.dtype == torch.bfloat16:  # numpy has none
-        leaf = leaf.float()
-    return leaf.numpy().tobytes()
-
-
-def _mask(index: np.ndarray, size: int) -> Tensor:
-    mask = torch.zeros(size, dtype=torch.bool)
-    mask[torch.from_numpy(np.asarray(index, np.int64))] = True
-    return mask
+    return leaf.contiguous().view(torch.uint8).numpy().tobytes()  # numpy has no bfloat16
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,8 +219,8 @@ class Splits:
         mean: Of each channel of uint8 images on the [0, 1] scale; () for anything else.
         std: Likewise.
         valid: CINIC-10's third part.
-        measured: Whether mean and std are not published ones, but of these images.
-        lowest_class: That any sample has, where nobody says how many classes there are; else 0.
+        measured: Whether mean and std are of these images, not published ones.
+        lowest_class: The lowest label, where the number of classes is not known; else 0.
     """
 
     train: Part
@@ -228,21 +253,18 @@ class Splits:
 
 
 WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
+MOST_CLASSES = 1_000_000
 
 
 class Facts(NamedTuple):
-    """What is published of a data set."""
+    """Published facts of a data set."""
 
     num_classes: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
 
-class Names(NamedTuple):
-    """What a user calls inputs and targets of a part."""
-
-    inputs: str
-    targets: str
+Names = tuple[str, str]  # what a user calls the inputs and the targets of a part
 
 
 def splits_of(
@@ -254,45 +276,45 @@ def splits_of(
         parts: `train`, `test` and perhaps `valid`.
         names: Of each.
         facts: Of a well-known data set.
-        num_classes: How many there are at least; one that nobody has would be missed otherwise.
+        num_classes: The number of classes at least, where some may have no samples.
     """
     checked = {}
-    for part in parts:
-        checked[part] = _with_classes(parts[part], names[part].targets, facts)
-        _check_inputs(checked[part], parts["train"], names[part].inputs, facts)
-    measured = facts is None
-    lowest_class = 0
-    if facts is None:
-        if not num_classes:
-            lowest_class = _lowest_class(checked)
-        facts = Facts(_num_classes(checked, names, num_classes), *_measured(checked["train"]))
-    valid = checked.get("valid")
-    return Splits(checked["train"], checked["test"], *facts, valid, measured, lowest_class)
+    for name, part in parts.items():
+        checked[name] = _with_classes(part, names[name][1], facts)
+        _check_inputs(checked[name], parts["train"], names[name][0], facts)
+    train, test, valid = checked["train"], checked["test"], checked.get("valid")
+    if facts is not None:
+        return Splits(train, test, *facts, valid)
+    for name, part in checked.items():
+        if (part.labels is None) != (train.labels is None):
+            kinds = f"{describe(train.example[1])} and {describe(part.example[1])}"
+            raise ValueError(f"{names[name][1]} must be of the kind of {names['train'][1]}, got {kinds}.")
+    labels = [part.labels for part in checked.values() if part.labels is not None]
+    highest = max((int(some.max()) for some in labels), default=-1)
+    lowest = min((int(some.min()) for some in labels), default=0)
+    # Of samples that are read, mean and std are measured when it is known who shares which.
+    mean, std = mean_std([train.x]) if isinstance(train, StackedSamples) else ((), ())
+    lowest = 0 if num_classes else lowest
+    return Splits(train, test, max(num_classes, highest + 1), mean, std, valid, measured=True, lowest_class=lowest)
 
 
 def with_num_classes(splits: Splits, num_classes: int | None) -> Splits:
     """The data set with as many classes as the user says; None leaves them as they were counted."""
     if num_classes is None:
         return splits
-    highest = -1
-    for part in (splits.train, splits.test, splits.valid):
-        if part is not None and part.labels is not None:
-            highest = max(highest, int(part.labels.max()))
+    parts = [part for part in (splits.train, splits.test, splits.valid) if part is not None]
+    highest = max((int(part.labels.max()) for part in parts if part.labels is not None), default=-1)
     if highest < 0:
         raise ValueError("`data.num_classes` has no meaning for these data: their targets are no classes.")
     if highest >= num_classes:
-        raise ValueError(
-            f"`data.num_classes` must be at least {highest + 1}, since labels go up to {highest}, got {num_classes}."
-        )
+        why = f"must be at least {highest + 1}, since labels go up to {highest}"
+        raise ValueError(f"`data.num_classes` {why}, got {num_classes}.")
     return replace(splits, num_classes=num_classes, lowest_class=0)
 
 
 def with_test_set(train: Part, test_size: float, seed: int) -> tuple[Part, Part]:
     """Training and test samples: a fraction of every class is set apart at random."""
-    labels = train.labels
-    if labels is None:
-        labels = np.zeros(len(train), np.int64)
-    rest, apart = split_off(labels, test_size, seed)
+    rest, apart = split_off(labels_of(train), test_size, seed)
     if not len(rest) or not len(apart):
         sizes = f"{len(rest)} samples to train on and {len(apart)} to test"
         raise ValueError(f"`data.test_size` {test_size} of {len(train)} samples leaves {sizes}.")
@@ -304,21 +326,15 @@ def _with_classes(part: Part, name: str, facts: Facts | None) -> Part:
     if isinstance(part, StackedSamples) and isinstance(part.y, Tensor) and part.y.ndim == 1 and part.y.dtype in WHOLE:
         part = replace(part, y=part.y.long())
     labels = part.labels
-    if labels is None and facts is not None:
-        raise ValueError(f"{name} must be integers [{len(part)}], one per image, got {describe(part.example[1])}.")
-    if labels is not None and len(labels):
-        _check_range(labels, name, facts)
-    return part
-
-
-def _check_range(labels: np.ndarray, name: str, facts: Facts | None) -> None:
-    least = labels.min()
-    most = labels.max()
-    if facts is None and not 0 <= least <= most < MOST_CLASSES:
-        message = f"{name} must be class indices, 0 to {MOST_CLASSES - 1}, got {least} to {most}"
-        raise ValueError(f"{message}; what is no class must be a float.")
+    if labels is None or not len(labels):
+        return part
+    least, most = labels.min(), labels.max()
     if facts is not None and not 0 <= least <= most < facts.num_classes:
         raise ValueError(f"{name} must be class indices, in [0, {facts.num_classes}), got {least} to {most}.")
+    if not 0 <= least <= most < MOST_CLASSES:
+        message = f"{name} must be class indices, 0 to {MOST_CLASSES - 1}, got {least} to {most}"
+        raise ValueError(f"{message}; what is no class must be a float.")
+    return part
 
 
 def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> None:
@@ -327,12 +343,8 @@ def _check_inputs(part: Part, train: Part, name: str, facts: Facts | None) -> No
         raise ValueError(f"{name} must not be empty, got {describe(x)}.")
     if isinstance(part, StackedSamples):
         _check_values(part, name)
-    if facts is not None:
-        is_right = isinstance(x, Tensor) and x.dtype == torch.uint8 and x.shape[1] == len(facts.mean)
-        if not is_right:
-            raise ValueError(
-                f"{name} must be uint8 with {len(facts.mean)} channel(s), got [N, C, H, W] = {_kind(part)}."
-            )
+    if facts is not None and not (is_images(x) and x.shape[1] == len(facts.mean)):
+        raise ValueError(f"{name} must be uint8 with {len(facts.mean)} channel(s), got [N, C, H, W] = {_kind(part)}.")
     # What `data.collate_fn` pads is as long as the longest of its batch.
     is_padded = isinstance(part, LazySamples) and part.reader.collate_fn is not None
     if not is_padded and describe(x) != describe(train.example[0]):
@@ -349,46 +361,16 @@ def _check_values(part: StackedSamples, name: str) -> None:
     if isinstance(x, Tensor) and x.is_floating_point() and not x.isfinite().all():
         odd = (~x.isfinite()).nonzero()
         first = odd[0].tolist()
-        others = "the only such value" if len(odd) == 1 else f"the first of {len(odd)} such values"
-        raise ValueError(f"{name} must be finite, got {x[tuple(first)]:g} at {first}, {others}.")
+        raise ValueError(f"{name} must be finite, got {x[tuple(first)]:g} at {first}, the first of {len(odd)} such.")
 
 
 def _kind(part: Part) -> str:
-    """Dtypes and shapes of all inputs."""
-    if isinstance(part, StackedSamples):
-        return describe(part.x)
-    return f"{len(part)} of {describe(part.example[0])}"
-
-
-def _num_classes(parts: Mapping[str, Part], names: Mapping[str, Names], known: int) -> int:
-    """One more than the highest class; 0 where targets are no classes."""
-    highest = known - 1
-    for part in parts:
-        labels = parts[part].labels
-        if (labels is None) != (parts["train"].labels is None):
-            kinds = f"{describe(parts['train'].example[1])} and {describe(parts[part].example[1])}"
-            raise ValueError(f"{names[part].targets} must be of the kind of {names['train'].targets}, got {kinds}.")
-        if labels is not None:
-            highest = max(highest, int(labels.max()))
-    return highest + 1
-
-
-def _lowest_class(parts: Mapping[str, Part]) -> int:
-    """Of all parts together; 0 where targets are no classes."""
-    labels = [part.labels for part in parts.values() if part.labels is not None]
-    return min((int(some.min()) for some in labels), default=0)
-
-
-def _measured(train: Part) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Of images in memory; of those that are read, when it is known who shares which."""
-    if isinstance(train, LazySamples):
-        return (), ()
-    return mean_std([train.x])
+    return describe(part.x) if isinstance(part, StackedSamples) else f"{len(part)} of {describe(part.example[0])}"
 
 
 @dataclass(frozen=True, eq=False)
 class PublicPool:
-    """Samples that everybody has, without their targets.
+    """Samples that all clients and the server have, without their targets.
 
     Attributes:
         part: The samples, with the targets, which only an upper bound may look at.
@@ -435,8 +417,7 @@ def set_apart(splits: Splits, public: float | Literal["valid"], seed: int) -> tu
             raise ValueError("`data.public: valid` needs a data set with a `valid` part (cinic10).")
         return replace(splits, train=train.hiding(pooled), valid=None), PublicPool(splits.valid, pooled), private
     if public > 0:
-        labels = np.zeros(len(train), np.int64) if train.labels is None else train.labels
-        private, pooled = split_off(labels, public, seed)
+        private, pooled = split_off(labels_of(train), public, seed)
     pool = PublicPool(train.taken(pooled), pooled)
     return replace(splits, train=train.hiding(pooled), valid=None), pool, private
 

@@ -10,7 +10,7 @@ from fedlit.aggregation import RoundUploads, Rule, State, Upload, defect, weight
 from fedlit.data.client import SERVER
 from fedlit.engine.live_module import check_unchanged, trained_names
 from fedlit.engine.logged_values import logging_to_means
-from fedlit.engine.optimisation import revived
+from fedlit.engine.optimisation import restored_entry
 from fedlit.engine.plan import OptimizerState, UsageError
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
@@ -27,7 +27,7 @@ class RuleFailed(RuntimeError):
     """`trainer.aggregator` or `trainer.server_optimizer` could not make one state of the uploads of a round."""
 
 
-class Aggregate(NamedTuple):
+class AggregationResult(NamedTuple):
     """The server's next state, what `trainer.server_optimizer` holds after it, and what `aggregate` has logged."""
 
     state: State
@@ -35,15 +35,15 @@ class Aggregate(NamedTuple):
     rows: list[Row]
 
 
-def aggregated(state: FederationState, stage: Stage, number: int, uploads: RoundUploads) -> Aggregate:
+def aggregate_uploads(state: FederationState, stage: Stage, number: int, uploads: RoundUploads) -> AggregationResult:
     """What the method makes of the uploads of a round; what the server holds, if there are none."""
     options = state.options
     current = state.global_state
     module = state.module
     state.load_global()  # what `aggregate` may read of the module is the server's
-    module.client = state.live.client  # and the round
+    module.client = state.server(number)  # which has the round
     if stage.upload != "aggregate" or (not len(uploads) and options.privacy is None):
-        return Aggregate(current, state.server_momenta, [])
+        return AggregationResult(current, state.server_optimizer_state, [])
     rule = RoundRule(state, stage, number)
     given_uploads = uploads if options.privacy is None else OpaqueUploads(uploads)  # to be passed on, not read
     constant = set(state.constant)
@@ -56,16 +56,16 @@ def aggregated(state: FederationState, stage: Stage, number: int, uploads: Round
             given = module.aggregate(given_uploads, copy)
     finally:
         module._rule = default
-    rule.check_asked()
-    agreed = {**current, **given}
-    if problem := defect(Upload(SERVER, agreed), current):
+    rule.check_used()
+    new_state = {**current, **given}
+    if problem := defect(Upload(SERVER, new_state), current):
         raise UsageError(f"`aggregate` of {type(module).__name__} gave an impossible state: {problem}.")
-    check_unchanged(agreed, state.constant_state, "in `aggregate`")
+    check_unchanged(new_state, state.constant_state, "in `aggregate`")
     # What was given may be the live module's tensors, in which the next client trains, or the method's own.
-    own = {name: agreed[name].detach().clone() for name in given if name not in constant}
-    momenta = state.server_momenta if rule.momenta is None else {stage.name: rule.momenta}
+    own = {name: new_state[name].detach().clone() for name in given if name not in constant}
+    momenta = state.server_optimizer_state if rule.momenta is None else {stage.name: rule.momenta}
     rows = [Row(number, stage.name, POOLED, "global", "server", name, value) for name, value in logs.result().items()]
-    return Aggregate({**current, **own}, momenta, rows)
+    return AggregationResult({**current, **own}, momenta, rows)
 
 
 class RoundRule:
@@ -79,11 +79,11 @@ class RoundRule:
         self.stage = stage
         self.number = number
         self.momenta: OptimizerState | None = None
-        self.is_asked = False
+        self.was_used = False
 
     def __call__(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         options = self.state.options
-        self.is_asked = True
+        self.was_used = True
         combined = self._combined(uploads, current)
         if options.server_optimizer is None:
             return combined
@@ -99,11 +99,11 @@ class RoundRule:
             raise RuleFailed(f"{OPTION} could not take a step: {failure(error).reason}") from error
         return {**combined, **{name: parameter.detach() for name, parameter in parameters.items()}}
 
-    def check_asked(self) -> None:
+    def check_used(self) -> None:
         """Refuse an `aggregate` that has not combined uploads by the rule that the user wants."""
         options = self.state.options
         wanted = [name for name in ("privacy", "aggregator", "server_optimizer") if getattr(options, name) is not None]
-        if wanted and not self.is_asked:
+        if wanted and not self.was_used:
             option = f"`trainer.{wanted[0]}`"
             if options.aggregator is not None:
                 option += f" {rule_name(options.aggregator)}"
@@ -131,23 +131,23 @@ class RoundRule:
         about = f"`trainer.aggregator` {rule_name(rule)} could not combine the {len(received)} uploads"
         about += f" of round {self.number}"
         try:
-            agreed = rule(received, current)
-            problem = defect(Upload(SERVER, agreed), expected)
+            new_state = rule(received, current)
+            problem = defect(Upload(SERVER, new_state), expected)
         except (Exception, SystemExit) as error:  # a rule may raise anything
             raise RuleFailed(f"{about}: {failure(error).reason}") from error
         if problem is not None:
             raise RuleFailed(f"{about}: it gave an impossible state, {problem}")
-        return agreed
+        return new_state
 
     def _step(self, factory: OptimizerCallable, parameters: Mapping[str, nn.Parameter]) -> OptimizerState:
         """A step of a new optimiser that goes on with what the last one held; what it holds afterwards."""
         optimizer = factory(parameters.values())
-        before = self.state.server_momenta.get(self.stage.name, {})
+        before = self.state.server_optimizer_state.get(self.stage.name, {})
         names = {parameter: name for name, parameter in parameters.items()}
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if held := before.get(names.get(parameter, "")):
-                    optimizer.state[parameter] = revived(held, parameter, group)
+                    optimizer.state[parameter] = restored_entry(held, parameter, group)
         optimizer.step()
         found = {name: dict(optimizer.state[parameter]) for name, parameter in parameters.items()}
         if not is_plain(found):

@@ -13,17 +13,14 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from fedlit.callbacks import add_states
 from fedlit.data.preprocessing import kept_preprocessing, prepare_as
 from fedlit.engine.plan import ClientState
-from fedlit.engine.processes import gathered, in_blocks
+from fedlit.engine.processes import all_gather, in_blocks
 from fedlit.engine.run_setup import ResumePoint
 from fedlit.engine.scheduling import Schedule
 from fedlit.engine.state import FederationState
-from fedlit.methods.base import twin
+from fedlit.methods.states import twin
 from fedlit.notices import Notice
-from fedlit.records import client_files
-from fedlit.records.checkpoint import FORMAT, WITH_FILES, Checkpoints
-from fedlit.records.choices import NOT_THERE, changes, choices
-from fedlit.records.client_files import FILES
-from fedlit.records.environment import environment
+from fedlit.records.checkpoint import FILES, FORMAT, WITH_FILES, Checkpoints, write_client
+from fedlit.records.choices import NOT_THERE, changes, choices, environment
 from fedlit.rng import isolated
 
 # By client.
@@ -68,11 +65,11 @@ def run_with(state: FederationState) -> dict[str, Any]:
 def _kept_of(state: FederationState, k: int) -> dict[str, Any]:
     """What stays with a client, by the keys under which a checkpoint has it of all clients."""
     kept: dict[str, Any] = {}
-    if k in state.memories.here:
-        memory = state.memories.on_host(k)
-        kept = {PERSONAL: on_cpu(memory.state), OPTIMIZERS: on_cpu(memory.optimizer)}
-        if memory.residual:
-            kept[RESIDUALS] = on_cpu(memory.residual)
+    if k in state.client_states.here:
+        client_state = state.client_states.on_host(k)
+        kept = {PERSONAL: on_cpu(client_state.state), OPTIMIZERS: on_cpu(client_state.optimizer)}
+        if client_state.residual:
+            kept[RESIDUALS] = on_cpu(client_state.residual)
     if k in state.collected.here:
         kept[COLLECTED] = on_cpu(state.collected.on_host(k).state)
     return kept
@@ -135,8 +132,8 @@ def _restore_server(state: FederationState, schedule: Schedule, content: dict[st
     state.stage = next((stage for stage in schedule.stages if stage.name in content["stages"][-1:]), None)
     state.global_state = {name: tensor.to(device, copy=True) for name, tensor in content["global_state"].items()}
     state.initial |= {name: tensor.to(device, copy=True) for name, tensor in content["initial_state"].items()}
-    state.server_memory = ClientState(optimizer=_copied(content["server_optimizer"]))
-    state.server_momenta = _copied(content["server_momenta"])
+    state.server_training_state = ClientState(optimizer=_copied(content["server_optimizer"]))
+    state.server_optimizer_state = _copied(content["server_momenta"])
     state.received_constants = set(content.get(RECEIVED_CONSTANTS, ()))
     state.scores.last = content["last"]
     state.scores.best = content["best"]
@@ -159,21 +156,21 @@ def _restore_clients(state: FederationState, content: dict[str, Any]) -> None:
         state.owner_ranks = dict(zip(names, ranks, strict=True))
     for k, own in names.items():
         if state.owner_ranks.get(k, rank) == rank:
-            state.memories[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
+            state.client_states[k] = ClientState(*(_copied(kind.get(k, {})) for kind in kinds))
         else:
-            state.memories.know({k: own})
+            state.client_states.record_remote({k: own})
     state.collected.clear()
     for k, uploaded in collected.items():
         if state.owner_ranks.get(k, rank) == rank:
             state.collected[k] = _copied(uploaded)
         else:
-            state.collected.know({k: tuple(uploaded)})
+            state.collected.record_remote({k: tuple(uploaded)})
     for k, uploaded in content.get(UPLOADS, {}).items():
         state.uploads[k] = _copied(uploaded)
     if state.hosts is not None:
-        state.memories.know(state.hosts.resume(content[HOSTS]))
+        state.client_states.record_remote(state.hosts.resume(content[HOSTS]))
     elif HOSTS in content:
-        state.memories.know({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
+        state.client_states.record_remote({k: tuple(names) for k, names in content[HOSTS]["names"].items()})
 
 
 def _check_fingerprint(
@@ -288,10 +285,10 @@ class Saving:
                 by_client[key][k] = kept
         in_some_runs = {
             UPLOADS: {k: on_cpu(state.uploads.on_host(k).state) for k in state.uploads},
-            ATTRIBUTES: state.attributes.noted,
+            ATTRIBUTES: state.attributes.saved,
             RECEIVED_CONSTANTS: sorted(state.received_constants),
             SECRET: state.secret,
-            HOSTS: None if state.hosts is None else state.hosts.kept(),
+            HOSTS: None if state.hosts is None else state.hosts.state_dict(),
             FILES: files,
         }
         content = {
@@ -300,8 +297,8 @@ class Saving:
             "stages": [self.schedule.stage(number).name for number in range(1, state.round + 1)],
             "global_state": on_cpu(state.global_state),
             **by_client,
-            "server_optimizer": on_cpu(state.server_memory.optimizer),
-            "server_momenta": on_cpu(state.server_momenta),
+            "server_optimizer": on_cpu(state.server_training_state.optimizer),
+            "server_momenta": on_cpu(state.server_optimizer_state),
             "initial_state": on_cpu(_not_of_server(state)),
             "last": state.scores.last,
             "best": state.scores.best,
@@ -318,7 +315,7 @@ class Saving:
         """The file of every client that has a state, each written once; None if states go into the checkpoint."""
         state = self.state
         if state.fabric.world_size == 1:
-            needs_files = state.memories.num_bytes + state.collected.num_bytes >= MUCH
+            needs_files = state.client_states.num_bytes + state.collected.num_bytes >= MUCH
         else:  # other ranks, which may be lost, need not be asked where they have nothing
             needs_files = bool(state.owner_ranks)
         if self.folder is None or not needs_files:
@@ -330,15 +327,15 @@ class Saving:
             if state.owner_ranks.get(k, rank) != rank:
                 continue
             if k not in self._written or self._written[k][0] != version:
-                self._written[k] = (version, client_files.write(_kept_of(state, k), self.folder))
+                self._written[k] = (version, write_client(_kept_of(state, k), self.folder))
             own[k] = self._written[k][1]
-        return dict(sorted(gathered(state.fabric, own).items()))
+        return dict(sorted(all_gather(state.fabric, own).items()))
 
     def _clients_here(self) -> list[int]:
         """Clients of which this rank has something."""
-        return sorted({*self.state.memories.here, *self.state.collected.here})
+        return sorted({*self.state.client_states.here, *self.state.collected.here})
 
     def _version(self, k: int) -> Version:
         """Another one whenever something else is kept of a client."""
-        stores = (self.state.memories, self.state.collected)
+        stores = (self.state.client_states, self.state.collected)
         return tuple(ref(store.on_host(k)) if k in store.here else None for store in stores)

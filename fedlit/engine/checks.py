@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from fedlit.aggregation import fewest_uploads
 from fedlit.data import FederatedData
 from fedlit.data.client import Client
+from fedlit.data.items import describe
 from fedlit.data.remote import set_num_classes
-from fedlit.data.trees import describe
 from fedlit.engine.aggregation import rule_name
 from fedlit.engine.encoding import encoded_names
 from fedlit.engine.lightning_hooks import trial_training
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.metrics import CLASSES, LOSS, MetricSet
-from fedlit.engine.optimisation import check_configured, check_number, check_settings
+from fedlit.engine.optimisation import as_lists, check_number, check_settings
 from fedlit.engine.options import Options, first_line, refusing
 from fedlit.engine.precision import autocast, convert_input
 from fedlit.engine.scheduling import cohort_size, eligible
@@ -29,7 +29,7 @@ from fedlit.engine.state import has_custom_download, shared_names
 from fedlit.fast.memory import lay_out
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, check_travels, loss_of, task_of
-from fedlit.methods.factories import check_choices, for_client, kind
+from fedlit.methods.factories import check_choices, for_client, has_common_networks, kind
 from fedlit.methods.hooks import Command, check_hooks, overridden
 from fedlit.methods.stage import Stage, check_stages, with_followers
 from fedlit.methods.states import twin
@@ -39,7 +39,6 @@ from fedlit.privacy import Accountant, ClientLevelDP
 from fedlit.rng import isolated
 
 LOGGED = ("trained_on_train", "trained_on_own", "global_on_server")  # under whatever name a method gives
-NETWORK_CHOICES = ("client_networks", "client_memes", "client_classes")  # what our methods build clients' networks by
 CHECKED_CLIENTS = 50  # networks of so many clients are tried on a sample before the first round
 
 
@@ -288,11 +287,9 @@ def trials(model: FederatedModule, data: FederatedData, fabric: Fabric) -> Itera
 
 def _kind_of(model: FederatedModule, client: Client) -> str:
     """What a client's networks and optimiser are built by."""
-    builds_anything = not any(hasattr(model, name) for name in NETWORK_CHOICES)
-    if builds_anything and is_overridden("configure_client", model, FederatedModule):
-        return str(client.id)
-    choices = [getattr(model, name, None) for name in (*NETWORK_CHOICES, "client_optimizers")]
-    return repr([client.num_classes, *(kind(for_client(None, given, client)) for given in choices)])
+    builds_own = is_overridden("configure_client", model, FederatedModule) and not has_common_networks(model, client)
+    chosen = kind(for_client(None, getattr(model, "client_optimizers", None), client))
+    return repr([client.num_classes, client.id if builds_own else "common", chosen])
 
 
 @torch.no_grad()
@@ -313,7 +310,7 @@ def _check_client(
     is_own = overridden(model, frozenset({"configure_optimizers"}))
     source = f"`model`: `configure_optimizers` of {type(model).__name__}" if is_own else "`model.optimizer`"
     with refusing(f"{source} of client {client.id}"), trial_training(model, client, fabric):
-        optimizers = check_configured(model.configure_optimizers())
+        optimizers, _ = as_lists(model.configure_optimizers())
         check_number(model, optimizers)
         for optimizer in optimizers:
             check_settings(optimizer, model)

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from time import monotonic
 from typing import Any, TypeVar
 
-from fedlit.engine.live_module import failed
+from fedlit.engine.live_module import client_failure
 from fedlit.engine.plan import Interrupted
 from fedlit.records.plain_values import from_bytes, to_bytes
 from fedlit.records.round_record import LONGEST_REASON, Failure
@@ -24,7 +24,7 @@ from fedlit.records.round_record import LONGEST_REASON, Failure
 
 def unusable(error: Exception) -> Failure:
     """Why an answer cannot be used."""
-    problem = failed(error)
+    problem = client_failure(error)
     return Failure(f"its answer cannot be used: {problem.reason}"[:LONGEST_REASON], problem.details)
 
 

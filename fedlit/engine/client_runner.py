@@ -1,19 +1,20 @@
 """Local training of the clients of a round on this process, and its results as other processes and hosts see them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from fedlit.aggregation import State, Upload, num_bytes
 from fedlit.encoders import check_sendable
 from fedlit.engine.child_process import in_child
 from fedlit.engine.encoding import Encoded, Encoding
-from fedlit.engine.evaluation import EpochScores, is_followed, scores_of_trained_copy
-from fedlit.engine.live_module import CachedParts, check_unchanged, failed, without_frozen
+from fedlit.engine.evaluation import EpochScores, evaluates_epochs, scores_of_trained_copy
+from fedlit.engine.live_module import check_unchanged, client_failure, without_frozen
 from fedlit.engine.local_training import train_client
 from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.metrics import Scores
@@ -23,34 +24,10 @@ from fedlit.engine.uploads import UploadValidator, hint
 from fedlit.methods.stage import Stage
 from fedlit.records.round_record import Failure, reported
 
-CONSTANT = "constant"  # in the ledger: what is frozen and the same for all
-ONE_WAY = "one-way"  # in the ledger: what goes down only, or up only
 
-
-def is_sent(state: FederationState, stage: Stage) -> bool:
+def has_download(state: FederationState, stage: Stage) -> bool:
     """Whether clients of a stage are sent anything in the next round; else they go on with what they have."""
     return stage.upload == "aggregate" or state.stage is None or state.stage.upload == "aggregate"
-
-
-def downloads(state: FederationState, stage: Stage, sent: int | None) -> Iterator[tuple[str, int]]:
-    """Kinds and bytes of what a client is sent; what is constant only once.
-
-    Args:
-        state: Before the round.
-        stage: That the round belongs to.
-        sent: Bytes of what it was sent apart from others; None if all are sent the same.
-    """
-    if sent is not None:
-        yield "model", sent
-    elif is_sent(state, stage):
-        if state.shared:
-            yield "model", num_bytes(state.shared_state)
-        if state.download_only:
-            yield ONE_WAY, num_bytes(state.sent_state)
-    if state.constant:
-        yield CONSTANT, num_bytes(state.constant_state)
-    if stage.public != "no":
-        yield "public pool", state.data.public_pool.num_bytes
 
 
 class ClientResult(NamedTuple):
@@ -66,42 +43,9 @@ class ClientResult(NamedTuple):
     problem: Failure | None = None
     sent: int | None = None
     encoded: Encoded | None = None
-    norm: float | None = None
 
 
-def with_own_tensors(result: ClientResult) -> ClientResult:
-    """The same with a copy of the upload, which holds the live tensors: to be used after the next state is loaded."""
-    outcome = result.outcome
-    if outcome is not None and outcome.upload is not None:
-        outcome.upload = outcome.upload.copy()
-    return result
-
-
-def without_values(result: ClientResult) -> ClientResult:
-    """What other ranks may know of a result: of tensors, names, shapes and dtypes."""
-    outcome = result.outcome
-    if outcome is None:
-        return result
-    upload = outcome.upload
-    if upload is not None:
-        upload = replace(upload, state=_outlines(upload.state))
-    memory = outcome.memory
-    outlined = ClientState(
-        _outlines(memory.state), {stage: {} for stage in memory.optimizer}, _outlines(memory.residual)
-    )
-    encoded = result.encoded
-    if encoded is not None:
-        encoded = Encoded(_outlines(encoded.content), _outlines(encoded.plain))
-    return result._replace(outcome=replace(outcome, upload=upload, memory=outlined), encoded=encoded)
-
-
-def _outlines(sent: Any) -> Any:
-    """Of tensors in containers."""
-    if isinstance(sent, Tensor):
-        return torch.empty(sent.shape, dtype=sent.dtype, device="meta")
-    if isinstance(sent, Mapping):
-        return {name: _outlines(part) for name, part in sent.items()}
-    return [_outlines(part) for part in sent]
+LOGGED = ("logs", "epochs", "validation_logs", "skipped", "overflowed")  # of a `LocalResult`
 
 
 def pack(result: ClientResult) -> dict[str, Any]:
@@ -120,17 +64,17 @@ def pack(result: ClientResult) -> dict[str, Any]:
         "failed": False,
         "scores": result.scores,
         "sent": result.sent,
-        "norm": result.norm,
         "problem": problem,
         "upload": upload,
         "encoded": None if result.encoded is None else result.encoded._asdict(),
-        "memory": vars(outcome.memory),
-        "logs": outcome.logs,
-        "epochs": outcome.epochs,
-        "validation_logs": outcome.validation_logs,
-        "skipped": outcome.skipped,
-        "overflowed": outcome.overflowed,
+        "memory": vars(outcome.client_state),
+        **{name: getattr(outcome, name) for name in LOGGED},
     }
+
+
+def without_values(packed: dict[str, Any]) -> dict[str, Any]:
+    """What other ranks may know of a packed result: of tensors, shapes and dtypes."""
+    return apply_to_collection(packed, Tensor, lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"))
 
 
 def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | None = None) -> ClientResult:
@@ -149,13 +93,11 @@ def unpack(packed: dict[str, Any], decode: Callable[[int, Encoded], State] | Non
     encoded = Encoded(**packed["encoded"]) if packed["encoded"] else None
     if encoded is not None and decode is not None and upload is not None and problem is None:
         upload = replace(upload, state=decode(upload.client, encoded))
-    memory = ClientState(**packed["memory"])
-    logged = (packed["logs"], packed["epochs"], packed["validation_logs"])
-    outcome = LocalResult(upload, memory, *logged, packed.get("skipped", 0), packed.get("overflowed", 0))
-    return ClientResult(outcome, scores, problem, sent, encoded, packed["norm"])
+    outcome = LocalResult(upload, ClientState(**packed["memory"]), **{name: packed[name] for name in LOGGED})
+    return ClientResult(outcome, scores, problem, sent, encoded)
 
 
-def received(
+def unpack_untrusted(
     packed: dict[str, Any], stage: Stage, client: int, decode: Callable[[int, Encoded], State] | None = None
 ) -> ClientResult:
     """As `unpack`, from a client's own process or host, which might have sent anything.
@@ -172,10 +114,10 @@ def received(
     for epoch, data, metric, value in packed["epochs"]:
         if not (isinstance(epoch, int) and isinstance(value, float) and isinstance(data, str)):
             raise ValueError(f"`epochs` must be of numbers, got {epoch!r}, {metric!r}, {value!r}.")
-    for part in ("skipped", "overflowed"):  # hosts of version 0.2 do not say
-        if not isinstance(packed.get(part, 0), int):
+    for part in ("skipped", "overflowed"):
+        if not isinstance(packed[part], int):
             raise ValueError(f"`{part}` must be a number of steps, got {packed[part]!r}.")
-    _check_memory(packed["memory"])
+    _check_client_state(packed["memory"])
     problem = packed["problem"] and vars(reported(packed["problem"]))
     upload = packed["upload"]
     if problem is None and (upload is None) != (stage.upload == "none"):
@@ -183,7 +125,7 @@ def received(
     if upload is not None:
         _check_upload(upload, packed["encoded"], decode is not None)
         upload = {**upload, "client": client}
-    return unpack({**packed, "upload": upload, "problem": problem, "sent": None, "norm": None}, decode)
+    return unpack({**packed, "upload": upload, "problem": problem, "sent": None}, decode)
 
 
 def _check_upload(upload: dict[str, Any], encoded: dict[str, Any] | None, is_encoded: bool) -> None:
@@ -197,10 +139,10 @@ def _check_upload(upload: dict[str, Any], encoded: dict[str, Any] | None, is_enc
         _check_state(encoded["plain"], "what is not encoded of an upload")
 
 
-def _check_memory(memory: dict[str, Any]) -> None:
+def _check_client_state(client_state: dict[str, Any]) -> None:
     for part in ("state", "residual"):
-        _check_state(memory.get(part, {}), "what a client keeps")
-    for kept in memory.get("optimizer", {}).values():
+        _check_state(client_state.get(part, {}), "what a client keeps")
+    for kept in client_state.get("optimizer", {}).values():
         if not isinstance(kept, dict):
             raise ValueError("what a client keeps of its optimisers must be by name of the parameter.")
 
@@ -240,14 +182,14 @@ class ClientRunner:
         self.is_scored = is_scored
         self.constant = frozenset(state.constant)
         self.before = state.live.snapshot()
-        self.setups: dict[CachedParts | None, LocalTrainingSetup] = {}  # by the networks that clients use
+        self.setup: LocalTrainingSetup | None = None  # for clients with the method's own networks
 
     def train(self, k: int) -> ClientResult:
         """What came of a client's training; whatever it does, the round goes on without it."""
         state = self.state
-        if not state.has_custom_download or not is_sent(state, self.plan_for(k).stage):
+        if not state.has_custom_download or not has_download(state, self.plan_for(k).stage):
             return self._train_guarded(k, None)
-        sent = state.sent_to(k, self.number)  # by the server: a mistake there is nobody's own
+        sent = state.download_for(k, self.number)  # by the server: a mistake there is nobody's own
         self._check_has_something(k, sent)
         result = self._train_guarded(k, sent)
         return result._replace(sent=num_bytes({**sent.state, **sent.received}))
@@ -255,8 +197,7 @@ class ClientRunner:
     def _check_has_something(self, k: int, sent: Download) -> None:
         """Whoever holds nothing of what is shared would upload nothing, round after round, without a word."""
         state = self.state
-        held = {*sent.state, *state.personal(k)}
-        if state.shared and held.isdisjoint(state.shared):
+        if state.shared and state.expected_upload(k, sent).keys().isdisjoint(state.shared):
             raise UsageError(
                 f"`download` of {type(state.module).__name__} sends client {k} nothing of what is shared, and it has "
                 "uploaded nothing before: return `current`, or what it is to begin with."
@@ -271,7 +212,7 @@ class ClientRunner:
         stage = self.plan_for(k).stage
 
         def unpack_validated(packed: dict[str, Any]) -> ClientResult:
-            return self.validated_again(received(packed, stage, k, decode), sent)
+            return self.revalidated(unpack_untrusted(packed, stage, k, decode), sent)
 
         should_stop = self.plan_for(k).should_stop
         result = in_child(partial(self._attempt, k, sent), timeout, should_stop, pack, unpack_validated)
@@ -283,7 +224,7 @@ class ClientRunner:
         except Interrupted:  # the run is asked to stop
             raise
         except (Exception, SystemExit) as error:
-            return ClientResult(None, {}, failed(error))
+            return ClientResult(None, {}, client_failure(error))
         finally:
             self.state.live.restore(self.before)
 
@@ -293,15 +234,15 @@ class ClientRunner:
         plan = self.plan_for(k)
         stage = plan.stage
         client = state.data.client(k, self.number)
-        memory = state.memories.get(k) or ClientState()
-        state.enter(k, "server" if stage.upload == "aggregate" else "personal", self.number, sent, client)
+        client_state = state.client_states.get(k) or ClientState()
+        state.load_client(k, "server" if stage.upload == "aggregate" else "personal", self.number, sent, client)
         every = state.options.eval_every_n_epochs
         followed: EpochScores | None = None
-        if every is not None and is_followed(stage):
+        if every is not None and evaluates_epochs(stage):
             followed = EpochScores(state, stage, client, every)
             plan = replace(plan, after_epoch=followed)
         setup = self._setup(stage)
-        trained = train_client(state.fabric, state.module, client, plan, memory, setup, self.constant)
+        trained = train_client(state.fabric, state.module, client, plan, client_state, setup, self.constant)
         if followed is not None:
             trained.epochs = followed.values
         if sent is not None and trained.upload is not None:
@@ -313,15 +254,15 @@ class ClientRunner:
             if trained.upload is not None:
                 trained.upload = trained.upload.copy()  # a forward pass may change live tensors: buffers, embeddings
             scores = scores_of_trained_copy(state, stage, client)
-        return self._validated(trained, scores, memory, sent)
+        return self._validated(trained, scores, client_state, sent)
 
     def _validated(
-        self, trained: LocalResult, scores: Scores, memory: ClientState, sent: Download | None
+        self, trained: LocalResult, scores: Scores, client_state: ClientState, sent: Download | None
     ) -> ClientResult:
         encoded = None
         problem = None
         if self.state.options.upload_encoder is not None:
-            trained.memory.residual = memory.residual
+            trained.client_state.residual = client_state.residual
         if self.encoding is not None:
             encoded, problem = self.encoding.send(trained)
             if problem is not None:
@@ -329,18 +270,20 @@ class ClientRunner:
         problem = problem or self.validator.problem(trained, sent)
         return ClientResult(trained, scores, problem, encoded=encoded)
 
-    def validated_again(self, result: ClientResult, sent: Download | None) -> ClientResult:
+    def revalidated(self, result: ClientResult, sent: Download | None) -> ClientResult:
         """What another process or host says is valid need not be."""
         if result.outcome is None or result.problem is not None:
             return result
         return result._replace(problem=self.validator.problem(result.outcome, sent))
 
     def _setup(self, stage: Stage) -> LocalTrainingSetup:
+        """Once a round, and for each client that has networks of its own."""
         state = self.state
-        cached = state.live.cached_parts
-        if cached not in self.setups or (state.live.builds_clients and cached is None):  # networks of the client's own
-            self.setups[cached] = LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
-        return self.setups[cached]
+        if state.live.has_own_networks:
+            return LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
+        if self.setup is None:
+            self.setup = LocalTrainingSetup(state.fabric, state.module, stage, state.shared)
+        return self.setup
 
     def _forget_frozen(self, trained: LocalResult) -> None:
         """What is the same for all, and was so before, is not kept by every client."""
@@ -348,8 +291,8 @@ class ClientRunner:
         constant = state.constant_state
         if constant:
             check_unchanged(state.live.tensors(), constant, "in local training")
-        own = {name: tensor for name, tensor in trained.memory.state.items() if name not in constant}
-        trained.memory.state = without_frozen(own, state.frozen, state.initial)
+        own = {name: tensor for name, tensor in trained.client_state.state.items() if name not in constant}
+        trained.client_state.state = without_frozen(own, state.frozen, state.initial)
 
     def _held(self, k: int, upload: Upload, sent: Download) -> Upload:
         """Of an upload what the client holds: a part of the shared state that it was never sent is not its own."""

@@ -3,6 +3,7 @@
 import tempfile
 import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 
 from fedlit.aggregation import State, num_bytes
 from fedlit.engine.plan import ClientState
-from fedlit.engine.processes import broadcast, exchanged, in_blocks
-from fedlit.records.torch_file import write
+from fedlit.engine.processes import all_to_all, broadcast, in_blocks
+from fedlit.records.plain_values import to_bytes
 
 if TYPE_CHECKING:
     from fedlit.engine.state import FederationState
@@ -21,26 +22,26 @@ if TYPE_CHECKING:
 class SpillStore:
     """Keeps client states in host memory, and in mapped files where they would exceed a budget in bytes.
 
-    They are used on `device`; optimiser states stay in host memory (see `revived`).
+    They are used on `device`; optimiser states stay in host memory (see `restored_entry`).
     """
 
     def __init__(self, budget: float, device: torch.device) -> None:
         self.left = budget
         self.device = device
 
-    def put(self, memory: ClientState) -> ClientState:
+    def put(self, client_state: ClientState) -> ClientState:
         """The same state where it is kept; its place is free again when nobody refers to it any more.
 
         A mapped file has no name: the system reads what is used, may forget it again, and deletes it with the tensors,
         or with a process that is killed.
         """
-        size = num_bytes(vars(memory))
+        size = num_bytes(vars(client_state))
         if size > self.left:
             with tempfile.TemporaryFile(buffering=0) as file:
                 path = f"/dev/fd/{file.fileno()}"
-                write(vars(memory), path)
+                Path(path).write_bytes(to_bytes(vars(client_state)))
                 return ClientState(**torch.load(path, weights_only=True, map_location="cpu", mmap=True))
-        kept = self._on_host(memory)
+        kept = self._on_host(client_state)
         self.left -= size
         weakref.finalize(kept, self._free, size)
         return kept
@@ -58,17 +59,17 @@ class SpillStore:
     def _free(self, size: int) -> None:
         self.left += size
 
-    def _on_host(self, memory: ClientState) -> ClientState:
+    def _on_host(self, client_state: ClientState) -> ClientState:
         """In host memory, pinned for CUDA, from where copies to the device are fastest; on a CPU as it is."""
         if self.device.type == "cpu":
-            return ClientState(**vars(memory))
+            return ClientState(**vars(client_state))
         is_cuda = self.device.type == "cuda"
 
         def copied(tensor: Tensor) -> Tensor:
             host = torch.empty_like(tensor, device="cpu", pin_memory=is_cuda, requires_grad=False)
             return host.copy_(tensor.detach(), non_blocking=is_cuda)
 
-        kept = ClientState(**apply_to_collection(dict(vars(memory)), Tensor, copied))
+        kept = ClientState(**apply_to_collection(dict(vars(client_state)), Tensor, copied))
         if is_cuda:
             torch.cuda.current_stream(self.device).synchronize()  # once for all copies of a state
         return kept
@@ -115,13 +116,13 @@ class StoreByClient(Mapping[int, Value]):
         """Of the entries, without reading them; none if nothing is kept."""
         return tuple(self._kept[client].state) if client in self._kept else self._elsewhere.get(client, ())
 
-    def know(self, names: Mapping[int, tuple[str, ...]]) -> None:
+    def record_remote(self, names: Mapping[int, tuple[str, ...]]) -> None:
         """Note what is elsewhere; what is here of the same clients is deleted."""
         for client in names:
             self.forget(client)
         self._elsewhere.update(names)
 
-    def adopt(self, others: "StoreByClient[Value]") -> None:
+    def merge(self, others: "StoreByClient[Value]") -> None:
         """Take over all that another one holds or knows."""
         for client in others:
             self.forget(client)
@@ -138,9 +139,9 @@ class StoreByClient(Mapping[int, Value]):
         self._kept.clear()
         self._elsewhere.clear()
 
-    def _put(self, client: int, memory: ClientState) -> None:
+    def _put(self, client: int, client_state: ClientState) -> None:
         self.forget(client)
-        self._kept[client] = self.store.put(memory)
+        self._kept[client] = self.store.put(client_state)
 
 
 class ClientStore(StoreByClient[ClientState]):
@@ -149,8 +150,8 @@ class ClientStore(StoreByClient[ClientState]):
     def __getitem__(self, client: int) -> ClientState:
         return self.store.get(self._kept[client])
 
-    def __setitem__(self, client: int, memory: ClientState) -> None:
-        self._put(client, memory)
+    def __setitem__(self, client: int, client_state: ClientState) -> None:
+        self._put(client, client_state)
 
 
 class UploadStore(StoreByClient[State]):
@@ -171,24 +172,24 @@ def assign_ranks(state: "FederationState", clients: Sequence[int]) -> list[int]:
     parcels: list[dict[int, Any]] = [{} for _ in range(fabric.world_size)]
     for k, target in targets.items():
         if state.owner_ranks[k] == fabric.global_rank:
-            parcels[target][k] = _parcel(state, k)
-            state.memories.know({k: state.memories.names(k)})
+            parcels[target][k] = _packed_client(state, k)
+            state.client_states.record_remote({k: state.client_states.names(k)})
     if targets:
-        for received in exchanged(fabric, parcels):
+        for received in all_to_all(fabric, parcels):
             for k, parcel in received.items():
-                _unpack(state, k, parcel)
+                _store_packed(state, k, parcel)
     state.owner_ranks |= targets
     return ranks
 
 
-def _parcel(state: "FederationState", k: int) -> dict[str, Any]:
+def _packed_client(state: "FederationState", k: int) -> dict[str, Any]:
     """A client's state, and its collected upload, of which the old owner keeps a copy."""
     collected = state.collected.on_host(k).state if k in state.collected else {}
-    return {"memory": vars(state.memories.on_host(k)), "collected": collected}
+    return {"memory": vars(state.client_states.on_host(k)), "collected": collected}
 
 
-def _unpack(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None:
-    state.memories[k] = ClientState(**parcel["memory"])
+def _store_packed(state: "FederationState", k: int, parcel: Mapping[str, Any]) -> None:
+    state.client_states[k] = ClientState(**parcel["memory"])
     if parcel["collected"]:
         state.collected[k] = parcel["collected"]
 
@@ -200,9 +201,9 @@ def copy_to_all_ranks(state: "FederationState", clients: Iterable[int]) -> None:
         owner = state.owner_ranks.get(k)
         if owner is None:
             continue
-        parcel = broadcast(state.fabric, _parcel(state, k) if owner == rank else None, owner)
+        parcel = broadcast(state.fabric, _packed_client(state, k) if owner == rank else None, owner)
         if owner != rank:
-            _unpack(state, k, parcel)
+            _store_packed(state, k, parcel)
 
 
 def gather_collected(state: "FederationState") -> Mapping[int, State]:
@@ -213,7 +214,7 @@ def gather_collected(state: "FederationState") -> Mapping[int, State]:
     if missing:
         parcels: list[dict[int, State]] = [{} for _ in range(fabric.world_size)]
         parcels[0] = {k: collected[k] for k in missing if state.owner_ranks.get(k) == fabric.global_rank}
-        for received in exchanged(fabric, parcels):
+        for received in all_to_all(fabric, parcels):
             for k, upload in received.items():
                 collected[k] = upload
     return collected

@@ -12,7 +12,7 @@ import torch
 
 from fedlit.aggregation import State
 from fedlit.encoders import Encoder, check_sendable
-from fedlit.engine.live_module import failed, trained_names
+from fedlit.engine.live_module import client_failure, trained_names
 from fedlit.engine.plan import LocalResult
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
@@ -54,33 +54,33 @@ class Encoding:
         outcome.upload = None
         encoded = None
         try:
-            residual = outcome.memory.residual
-            meant = {name: upload.state[name] for name in self.before}
-            meant |= {name: meant[name] + residual[name] for name in meant.keys() & residual.keys()}
+            residual = outcome.client_state.residual
+            target = {name: upload.state[name] for name in self.before}
+            target |= {name: target[name] + residual[name] for name in target.keys() & residual.keys()}
             seed = derive(self.seed, "encode", upload.client)
             with isolated(seed), torch.no_grad():
                 draw = torch.Generator().manual_seed(seed)
-                content = self.encoder.encode(_copied(meant), _copied(self.before), draw)
+                content = self.encoder.encode(_copied(target), _copied(self.before), draw)
             check_sendable(content)
             plain = {name: tensor for name, tensor in upload.state.items() if name not in self.before}
             encoded = Encoded(content, plain)
             outcome.upload = replace(upload, state=plain)  # what it is counted by, if it cannot be decoded
-            arrived = self.decoded(upload.client, encoded)
-            outcome.upload = replace(upload, state=arrived)
-            outcome.memory.residual = {}
+            decoded_state = self.decoded(upload.client, encoded)
+            outcome.upload = replace(upload, state=decoded_state)
+            outcome.client_state.residual = {}
             if self.encoder.error_feedback:
-                lost = {name: tensor - arrived[name] for name, tensor in meant.items()}
-                outcome.memory.residual = {name: tensor for name, tensor in lost.items() if tensor.any()}
+                lost = {name: tensor - decoded_state[name] for name, tensor in target.items()}
+                outcome.client_state.residual = {name: tensor for name, tensor in lost.items() if tensor.any()}
         except Exception as error:  # an encoder may raise anything
-            found = failed(error)
+            found = client_failure(error)
             return encoded, replace(found, reason=f"unusable upload: {found.reason}")
         return encoded, None
 
     def decoded(self, client: int, encoded: Encoded) -> State:
         """The state of an upload as the server has it."""
         with isolated(derive(self.seed, "decode", client)), torch.no_grad():
-            arrived = self.encoder.decode(encoded.content, _copied(self.before))
-        found = {**encoded.plain, **arrived}
+            decoded_state = self.encoder.decode(encoded.content, _copied(self.before))
+        found = {**encoded.plain, **decoded_state}
         return {name: found[name] for name in self.order if name in found} | found
 
 

@@ -13,16 +13,15 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 from torchmetrics.functional.classification import multiclass_confusion_matrix
 
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client
-from fedlit.data.loaders import AnyBatches
 from fedlit.engine.child_process import in_child
-from fedlit.engine.client_store import copy_to_all_ranks
-from fedlit.engine.live_module import ModuleSnapshot, failed
+from fedlit.engine.live_module import ModuleSnapshot, client_failure
 from fedlit.engine.logged_values import check_probe_names, logging_to_means
-from fedlit.engine.metrics import Scores, evaluate, outputs, scores_by_group, treats_samples_apart
+from fedlit.engine.metrics import Scores, evaluate, is_batch_independent, outputs, scores_by_group
 from fedlit.engine.plan import UsageError
 from fedlit.engine.precision import autocast
-from fedlit.engine.processes import by_owner, gathered
+from fedlit.engine.processes import all_gather, by_owner
 from fedlit.engine.scheduling import has_trained_or_may
 from fedlit.engine.state import FederationState
 from fedlit.methods.base import FederatedModule
@@ -53,13 +52,13 @@ def personalised(fabric: Fabric, learner: FederatedModule, client: Client, seed:
 class EvaluationResult:
     """Scores of an evaluation, and failures by client: plain values, which can be sent to other processes.
 
-    `values` are client, model, data, metric and value; `failed` holds the fields of a `Failure`; `confused` is the
-    confusion matrix of the global model on the test set.
+    `values` are client, model, data, metric and value; `failed` holds the fields of a `Failure`; `confusion_matrix` is
+    that of the global model on the test set.
     """
 
     values: list[tuple[int | str, str, str, str, float]] = field(default_factory=list)
     failed: dict[int, dict[str, Any]] = field(default_factory=dict)
-    confused: Tensor | None = None
+    confusion_matrix: Tensor | None = None
 
     def add(self, client: int | str, model: str, data: str, scores: Scores) -> None:
         self.values += [(client, model, data, name, value) for name, value in scores.items()]
@@ -118,15 +117,15 @@ class Scorer:
         learner = stage.module or state.module
         self.state = state
         self.stage = stage
-        self.changes_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
-        self.network = (learner if self.changes_global else state.module).global_model()  # the server's
-        self.personal = state.module if stage.side == "server" or stage.reported_as is None else learner
+        self.evaluates_global = stage.upload == "aggregate" or stage.side == "server" or stage.module is None
+        self.network = (learner if self.evaluates_global else state.module).global_model()  # the server's
+        self.client_model = state.module if stage.side == "server" or stage.reported_as is None else learner
         self.reported_as = stage.reported_as or "personal"
         self.num_seen = state.data.num_clients - state.data.unseen_clients  # the unseen come after them
-        self.personalises = is_overridden("personalise", self.personal, FederatedModule)
-        self.has_probe = is_overridden("probe", self.personal, FederatedModule)
+        self.overrides_personalise = is_overridden("personalise", self.client_model, FederatedModule)
+        self.has_probe = is_overridden("probe", self.client_model, FederatedModule)
         self.failures: dict[int, Failure] = {}
-        self.confused: Tensor | None = None
+        self.confusion_matrix: Tensor | None = None
 
     def evaluate(self, round: int) -> list[Row]:
         """The global model on the test set and each client's own samples; each client's own model on its samples."""
@@ -138,11 +137,11 @@ class Scorer:
         if self.state.options.fast_dev_run:
             clients = clients[:2]
         jobs = []
-        if self.changes_global and self.has_complete_global_model:  # else the stage that made it has done it
+        if self.evaluates_global and self.has_complete_global_model:  # else the stage that made it has done it
             if not data.is_placeholder:
                 jobs.append(EvaluationJob("pooled"))
             jobs += [EvaluationJob("global", group) for group in self._groups(clients, round)]
-        if not self.has_personal_models:
+        if not self.clients_differ_from_global:
             if self.has_probe:
                 jobs += [EvaluationJob("probe", [k]) for k in clients]
             return self._rows(jobs, round)
@@ -156,8 +155,8 @@ class Scorer:
     def test(self) -> list[Row]:
         """The global model, and each client's own, on the test set."""
         jobs = [EvaluationJob("pooled")] if self.has_complete_global_model else []
-        if self.has_personal_models:
-            is_everybody = self.personalises or self.stage.own_models
+        if self.clients_differ_from_global:
+            is_everybody = self.overrides_personalise or self.stage.own_models
             clients = range(self.num_seen) if is_everybody else self.state.owners()
             jobs += [EvaluationJob("personal pooled", [k]) for k in clients if self.has_model(k)]
         return self._rows(jobs, self.state.round)
@@ -173,20 +172,20 @@ class Scorer:
 
         With a client's own part it is that client's personal model.
         """
-        held = self._held(self.network)
+        held = self._on_server(self.network)
         return bool(held) and all(held)
 
     @cached_property
-    def has_personal_models(self) -> bool:
+    def clients_differ_from_global(self) -> bool:
         """Whether the model that a client uses differs from the global model."""
-        if self.stage.upload != "aggregate" or self.personalises or self.stage.own_models:
+        if self.stage.upload != "aggregate" or self.overrides_personalise or self.stage.own_models:
             return True
         if self.state.has_custom_download and len(self.state.uploads):  # it is what the client has uploaded last
             return True
-        is_own = is_overridden("forward", self.personal, FederatedModule)
-        return not all(self._held(self.personal if is_own else self.network))
+        is_own = is_overridden("forward", self.client_model, FederatedModule)
+        return not all(self._on_server(self.client_model if is_own else self.network))
 
-    def _held(self, network: nn.Module) -> list[bool]:
+    def _on_server(self, network: nn.Module) -> list[bool]:
         """Of each entry of a network, whether the server holds it or it is `upload_only`."""
         live = self.state.live.tensors()
         ours = {id(live[name]) for name in (*self.state.global_state, *self.state.upload_only) if name in live}
@@ -195,7 +194,7 @@ class Scorer:
     def has_model(self, k: int) -> bool:
         """Whether a client has trained what this stage trains; one that failed or opted out may not have."""
         if self.stage.upload == "aggregate":
-            is_everybody = self.personalises or not self.has_personal_models
+            is_everybody = self.overrides_personalise or not self.clients_differ_from_global
             return is_everybody or has_trained_or_may(self.state, k, self.stage)
         trained = [f"{name}." for name, part in self.state.module.named_children() if part is self.stage.module]
         return self.stage.side == "server" or not trained or self.state.has_trained(k, trained[0])
@@ -212,7 +211,7 @@ class Scorer:
         with state.live.restored(self.before):
             state.load_global()
             batches, _ = state.data.val_batches(clients[:FEW], round)
-            if not treats_samples_apart(state.fabric, self.network, batches.first(TRIED_SAMPLES)):
+            if not is_batch_independent(state.fabric, self.network, batches.first(TRIED_SAMPLES)):
                 return one_by_one
         val = state.data.at_round(round).val
         return consecutive(clients, [len(val[k]) for k in clients], GROUP_BATCHES * state.data.eval_batch_size)
@@ -227,8 +226,8 @@ class Scorer:
             for k, problem in found.failed.items():
                 failure = Failure(**problem)
                 self.failures[k] = replace(failure, reason=f"could not be evaluated: {failure.reason}")
-            if found.confused is not None:
-                self.confused = found.confused
+            if found.confusion_matrix is not None:
+                self.confusion_matrix = found.confusion_matrix
         own = [found for job, found in zip(jobs, results, strict=True) if job.what in ("probe", "personal")]
         mistakes = [problem["reason"] for found in own for problem in found.failed.values() if problem["is_usage"]]
         if mistakes and len(mistakes) == len(own):
@@ -240,12 +239,12 @@ class Scorer:
         state = self.state
         if state.hosts is not None:
             asked = [(job.what, job.clients[0]) for job in jobs if job.what != "pooled"]
-            answers = iter(state.hosts.found(self, round, asked))
+            answers = iter(state.hosts.evaluate(self, round, asked))
             return [self.run(job, round) if job.what == "pooled" else next(answers) for job in jobs]
         whose = [None if job.what in ("pooled", "global") else job.clients[0] for job in jobs]
         owners = by_owner(whose, state.owner_ranks, state.fabric.world_size)
         own = {i: vars(self.run(jobs[i], round)) for i in range(len(jobs)) if owners[i] == state.fabric.global_rank}
-        found = gathered(state.fabric, own)
+        found = all_gather(state.fabric, own)
         return [EvaluationResult(**found[i]) for i in range(len(jobs))]
 
     def run(self, job: EvaluationJob, round: int) -> EvaluationResult:
@@ -271,7 +270,7 @@ class Scorer:
                 with self.state.live.restored(self.before):
                     return self._of_client(what, k, round)
             except (Exception, SystemExit) as error:
-                return EvaluationResult(failed={k: vars(failed(error))})
+                return EvaluationResult(failed={k: vars(client_failure(error))})
 
         timeout = self.state.options.client_timeout
         if timeout is None:
@@ -284,10 +283,10 @@ class Scorer:
             return self._global_on_own([k], round)
         found = EvaluationResult()
         if what == "probe":  # of a client whose model is the global one
-            self.state.enter(k, "server", round)
-            found.add(k, "global", self._whose(k), self._probe(self.personal, k, round))
+            self.state.load_client(k, "server", round)
+            found.add(k, "global", self._whose(k), self._probe(self.client_model, k, round))
             return found
-        network = self._load_own(k, round)
+        network = self.load_own(k, round)
         if what == "personal pooled":
             found.add(k, self.reported_as, "pooled", self.on_pooled(network, k))
             return found
@@ -304,7 +303,7 @@ class Scorer:
         if state.measures.are_of_classes and batches.num_samples:
             logits, target = outputs(state.fabric, self.network, batches)
             [scores] = scores_by_group(logits, target, [len(target)], state.measures)
-            found.confused = multiclass_confusion_matrix(logits, target, logits.shape[1], validate_args=False)
+            found.confusion_matrix = multiclass_confusion_matrix(logits, target, logits.shape[1], validate_args=False)
         else:
             scores = evaluate(state.fabric, self.network, batches, state.measures)
         found.add(POOLED, "global", "pooled", scores)
@@ -333,25 +332,25 @@ class Scorer:
         """Scores of a client's own model on the test set."""
         return evaluate(self.state.fabric, network, self._test_batches(k), self.state.measures)
 
-    def _scores_of_each(self, network: nn.Module, batches: AnyBatches, sizes: np.ndarray) -> list[Scores]:
+    def _scores_of_each(self, network: nn.Module, batches: Batches, sizes: np.ndarray) -> list[Scores]:
         """Scores for clients whose samples are concatenated."""
         if len(sizes) == 1:
             return [evaluate(self.state.fabric, network, batches, self.state.measures)]
         logits, target = outputs(self.state.fabric, network, batches)
         return scores_by_group(logits, target, sizes, self.state.measures)
 
-    def _test_batches(self, k: int | None = None) -> AnyBatches:
+    def _test_batches(self, k: int | None = None) -> Batches:
         """The test set, as a client sees it; a few samples of it in a development run."""
         batches = self.state.data.test_batches(k)
         return batches.first(DEV_SAMPLES) if self.state.options.fast_dev_run else batches
 
-    def _load_own(self, k: int, round: int) -> FederatedModule:
+    def load_own(self, k: int, round: int) -> FederatedModule:
         """Load a client's model; as it uses it, adapted to all its samples, of which nothing is uploaded."""
         state = self.state
-        state.enter(k, "personal", round)
+        state.load_client(k, "personal", round)
         client = replace(state.data.client(k, round), samples="all")
         seed = derive(state.options.seed, "personalise", self.stage.name, round, k)
-        return personalised(state.fabric, self.personal, client, seed)
+        return personalised(state.fabric, self.client_model, client, seed)
 
     @torch.no_grad()
     def _probe(self, method: FederatedModule, k: int, round: int) -> Scores:
@@ -364,26 +363,8 @@ class Scorer:
     def _whose(self, k: int) -> str:
         return "own" if k < self.num_seen else "unseen"
 
-    def load(self, client: int | None) -> nn.Module:
-        """The global model, or that of a client as it would use it."""
-        state = self.state
-        if client is None:
-            if not self.has_complete_global_model:
-                raise ValueError(
-                    f"{type(state.module).__name__} has no global model; name one of its clients with `--client`, in "
-                    "Python with `client=`."
-                )
-            state.load_global()
-            return self.network
-        if not 0 <= client < state.data.num_clients:
-            raise ValueError(f"`--client` must be 0 to {state.data.num_clients - 1}, got {client}.")
-        if not self.has_model(client):
-            raise ValueError(f"`--client` {client} has trained no model of its own in stage {self.stage.name!r}.")
-        copy_to_all_ranks(state, [client])
-        return self._load_own(client, state.round)
 
-
-def is_followed(stage: Stage) -> bool:
+def evaluates_epochs(stage: Stage) -> bool:
     """Whether epochs of a stage are evaluated: a client's own model is trained, not a copy that is averaged."""
     return stage.side == "clients" and stage.upload != "aggregate" and stage.reported_as is not None
 
@@ -407,7 +388,7 @@ class EpochScores:
         k = self.client.id
         seed = derive(scorer.state.options.seed, "epochs", scorer.stage.name, self.client.round, k, self.epoch)
         with isolated(seed):
-            network = personalised(scorer.state.fabric, scorer.personal, self.client, derive(seed, "personalise"))
+            network = personalised(scorer.state.fabric, scorer.client_model, self.client, derive(seed, "personalise"))
             found = scorer.on_own(network, scorer.reported_as, [k], self.client.round)
             if scorer.stage.reported_on_pooled:
                 found.add(k, scorer.reported_as, "pooled", scorer.on_pooled(network, k))

@@ -17,10 +17,10 @@ from fedlit.engine.checkpointing import Saving
 from fedlit.engine.evaluation import Scorer
 from fedlit.engine.metrics import unmeasured
 from fedlit.engine.plan import Interrupted
-from fedlit.engine.processes import largest
+from fedlit.engine.processes import all_reduce_max
 from fedlit.engine.round import ClientRound, serve
 from fedlit.engine.run_setup import ResumePoint, title_of
-from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, sampled
+from fedlit.engine.scheduling import Schedule, TooFewClients, check_retry, select_clients
 from fedlit.engine.server_attributes import UnserializableAttribute
 from fedlit.engine.state import FederationState
 from fedlit.methods.stage import Stage
@@ -66,11 +66,11 @@ class Fit:
         self.options = options = state.options
         self.accountant = None if options.privacy is None else Accountant(options.privacy, options.fraction_fit)
         self.rows: list[Row] = []  # of the last round
-        self.confused: Tensor | None = None  # of the last global model that was evaluated
+        self.confusion_matrix: Tensor | None = None  # of the last global model that was evaluated
         metric = state.measures.first
         is_shown = options.enable_progress_bar and state.fabric.is_global_zero
-        self.progress = Progress(len(schedule), state.round, is_shown, metric, state.fabric.world_size)
-        self.watch = {"should_stop": self._should_stop, "before_step": self._before_step}  # of each plan
+        self.progress = Progress(len(schedule), state.round, is_shown, metric)
+        self.plan_callbacks = {"should_stop": self._should_stop, "before_step": self._before_step}  # of each plan
         self.saving = Saving(state, schedule, folder, call, resume_point)  # before the records, which go back with it
         self.log = FitLog(
             folder if state.fabric.is_global_zero else None,
@@ -88,8 +88,9 @@ class Fit:
     def _log_start(self, resume_point: ResumePoint) -> None:
         state = self.state
         rounds = len(self.schedule)
-        spent = self._spent(state.round)
-        self.log.recorder.event(
+        spent = self._privacy_spent(state.round)
+        self.log.options(chosen_values(state.options, state.data, state.module))
+        self.log.event(
             "fit",
             round=state.round,
             rounds=rounds,
@@ -103,9 +104,9 @@ class Fit:
             self.progress.say(f"epsilon is {spent['epsilon']:.4g} after {state.round} rounds")
         if resume_point.fallback is not None:
             origin = str(resume_point.checkpoint)
-            self.log.recorder.event("fell_back", on=origin, reason=resume_point.fallback, round=state.round)
+            self.log.event("fell_back", on=origin, reason=resume_point.fallback, round=state.round)
         for change in resume_point.changes:
-            self.log.recorder.event("changed", **change._asdict(), round=state.round)
+            self.log.event("changed", **change._asdict(), round=state.round)
         scorers = [Scorer(state, stage) for stage in self.schedule.stages]
         if state.data.unseen_clients and not any(scorer.has_complete_global_model for scorer in scorers):
             message = f"`data.unseen_clients`: {type(state.module).__name__} has no global model to evaluate on them"
@@ -117,12 +118,12 @@ class Fit:
 
     def run(self) -> None:
         """All rounds that are left, or until somebody asks to stop; then the live module holds the server's state."""
-        self.state.attributes.begin()
+        self.state.attributes.set_baseline()
         # Where clients have hosts, a signal ends the run at once: it may wait for a host forever.
         handling_signals = stop_signals(self._stop_by_signal) if self.state.hosts is None else nullcontext()
         try:
             with handling_signals:
-                while self._goes_on():
+                while self._has_next_round():
                     self._run_round(self.state.round + 1)
         except BaseException as error:
             if type(error) is not Interrupted:  # else the round is forgotten; its clients' states were not touched
@@ -139,7 +140,7 @@ class Fit:
         is_last = self.schedule.is_last(number)
         is_evaluated = is_last or number % self.options.eval_every_n_rounds == 0
         record = self._train(number, stage, is_evaluated)
-        spent = self._spent(number).items()
+        spent = self._privacy_spent(number).items()
         rows = record.rows + [Row(number, stage.name, POOLED, "global", "server", *entry) for entry in spent]
         try:
             if is_evaluated:
@@ -151,9 +152,9 @@ class Fit:
                 self.log.round(number, stage.name, record, rows, perf_counter() - start)
             for missing in unmeasured(rows, self.state.measures.metrics):
                 where = dict(zip(("client", "model", "data", "metric"), missing, strict=True))
-                self.log.recorder.event("metric_left_out", round=number, **where)
+                self.log.event("metric_left_out", round=number, **where)
         if is_last:
-            self.log.confusion(self.confused)  # a run that is resumed in a later stage has forgotten it
+            self.log.confusion(self.confusion_matrix)  # a run that is resumed in a later stage has forgotten it
         self.call("on_round_end", number, rows)  # before the checkpoint, which remembers what callbacks know
         if self.options.callbacks:
             self.state.attributes.note()
@@ -164,16 +165,16 @@ class Fit:
         """Train the clients of a round, with others if too few returned a valid update; or train the server."""
         if stage.side == "server":
             self.call("on_round_start", number, [])
-            return serve(self.state, number, self.schedule.plan(number, SERVER, **self.watch), self.progress)
+            return serve(self.state, number, self.schedule.plan(number, SERVER, **self.plan_callbacks), self.progress)
         failed: dict[int, Failure] = {}
         ledger: list[LedgerRow] = []
-        follow_up = self.schedule.follow_up(number, **self.watch)
+        follow_up = self.schedule.follow_up(number, **self.plan_callbacks)
         for attempt in count(1):
-            clients = sampled(self.state, stage, number, attempt, failed)
+            clients = select_clients(self.state, stage, number, attempt, failed)
             self.call("on_round_start", number, clients)
             if not clients and (self.options.privacy is None or stage.upload != "aggregate"):  # else there is noise
                 return RoundRecord()
-            plans = self.schedule.plans(number, clients, **self.watch)
+            plans = self.schedule.plans(number, clients, **self.plan_callbacks)
             record = ClientRound(self.state, number, stage, plans, score, self.progress, follow_up).run()
             record.attempt = attempt
             record.ledger = [*ledger, *record.ledger]  # what failed attempts sent counts, too
@@ -202,8 +203,8 @@ class Fit:
         scorer = Scorer(self.state, stage)
         with self.options.profiler.profile("evaluate"):
             rows = scorer.evaluate(number)
-        if scorer.confused is not None:
-            self.confused = scorer.confused
+        if scorer.confusion_matrix is not None:
+            self.confusion_matrix = scorer.confusion_matrix
         record.failures = {**scorer.failures, **record.failures}
         return rows
 
@@ -213,7 +214,7 @@ class Fit:
         is_everywhere = isinstance(error, TooFewClients | RuleFailed)  # on every process: all can save
         if is_everywhere:
             details = {"details": failure(error).details} if isinstance(error, RuleFailed) else {}
-            self.log.recorder.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
+            self.log.event("gave_up", round=round + 1, reason=str(error).partition("\n")[0], **details)
         is_new = self.log.noted_round == round != self.saving.round
         # Where no rank owns what others lack, one that is alone can save.
         can_save = is_everywhere or (self.options.enable_checkpointing and not self.state.owner_ranks)
@@ -231,10 +232,9 @@ class Fit:
         state = self.state
         if self.saving.round != state.round:
             self.saving.save()
-        self.log.confusion(self.confused)
+        self.log.confusion(self.confusion_matrix)
         scores = state.scores
-        chosen = chosen_values(state.options, state.data, state.module)
-        self.log.close(state.round, chosen, scores.last, scores.best, scores.rated, self.stop.signal)
+        self.log.close(state.round, scores.last, scores.best, scores.best_with_direction, self.stop.signal)
         monitor = self.options.monitor
         if monitor and scores.last and monitor not in scores.best:
             self.progress.say(f"`trainer.monitor` {monitor} was never measured, so there is no best.ckpt.")
@@ -242,9 +242,9 @@ class Fit:
             self.options.profiler.setup("fit", log_dir=None if self.log.folder is None else str(self.log.folder))
             self.options.profiler.describe()
 
-    def _goes_on(self) -> bool:
+    def _has_next_round(self) -> bool:
         """Whether there is another round, none of all processes was asked to stop, and its privacy is paid for."""
-        asked, signal = largest(self.state.fabric, int(self.stop.asked), self.stop.signal or 0)
+        asked, signal = all_reduce_max(self.state.fabric, int(self.stop.asked), self.stop.signal or 0)
         if asked:  # else one of us may be asked by now, which all shall hear next time
             self.stop.asked = True
             self.stop.signal = signal or None
@@ -253,15 +253,15 @@ class Fit:
             return False
         if self.accountant is None or self.accountant.allows(self.schedule.num_averaging(number)):
             return True
-        before, after = (self._spent(n)["epsilon"] for n in (number - 1, number))
+        before, after = (self._privacy_spent(n)["epsilon"] for n in (number - 1, number))
         self.progress.say(
             f"round {number} would come to epsilon {after:.4g}, beyond `trainer.privacy.target_epsilon` "
             f"of {self.accountant.privacy.target_epsilon}: the run ends after round {number - 1}, at {before:.4g}."
         )
-        self.log.recorder.event("budget_spent", epsilon=before, round=number - 1)
+        self.log.event("budget_spent", epsilon=before, round=number - 1)
         return False
 
-    def _spent(self, number: int) -> dict[str, float]:
+    def _privacy_spent(self, number: int) -> dict[str, float]:
         """Epsilon after so many rounds, under `trainer.privacy`."""
         if self.accountant is None:
             return {}

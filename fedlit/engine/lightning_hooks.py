@@ -126,6 +126,10 @@ class LocalTrainer:
         raise NoSuchAttribute(f"`self.trainer.{name}` has no meaning in local training; there are {known}.")
 
     @property
+    def precision(self) -> str:
+        return self.fabric.strategy.precision.precision
+
+    @property
     def training(self) -> bool:
         return not self.validating
 

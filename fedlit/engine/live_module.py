@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
-from operator import is_
-from types import BuiltinFunctionType, FunctionType
 from typing import Any, Literal
 
 import torch
@@ -20,7 +18,9 @@ from fedlit.data.client import Client
 from fedlit.engine.logged_values import refusing_logs
 from fedlit.engine.plan import UsageError
 from fedlit.fast.memory import lay_out
-from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.base import FederatedModule
+from fedlit.methods.factories import has_common_networks
+from fedlit.methods.states import copy_into
 from fedlit.modes import modes_of, restore_modes, settle_modes
 from fedlit.records.round_record import Failure, failure
 from fedlit.rng import derive, isolated
@@ -50,7 +50,7 @@ def check_still_frozen(module: nn.Module, constant: Collection[str]) -> None:
     frozen = set(frozen_names(module))
     for name in constant:
         if name not in frozen:
-            raise UsageError(_message(name, "was thawed"))
+            raise UsageError(_message(name, "was unfrozen"))
 
 
 def check_unchanged(state: Mapping[str, Tensor], constant: Mapping[str, Tensor], where: str) -> None:
@@ -69,12 +69,8 @@ def _message(name: str, what: str) -> str:
 
 def without_frozen(kept: State, frozen: Collection[str], initial: Mapping[str, Tensor]) -> State:
     """What a client keeps, but for frozen parameters that are still as everybody's were at first."""
-    same = {name for name in frozen if name in kept and name in initial and _is_same(kept[name], initial[name])}
+    same = {name for name in frozen if name in kept and name in initial and torch.equal(kept[name], initial[name])}
     return {name: tensor for name, tensor in kept.items() if name not in same}
-
-
-def _is_same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
 
 
 @contextmanager
@@ -110,7 +106,7 @@ class ModuleSnapshot:
         self.dtype = torch.get_default_dtype()
         self.attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self.structure: list[tuple[Parts, Parts]] = []
-        self.filled: list[tuple[Container, Container]] = []
+        self.nonempty: list[tuple[Container, Container]] = []
         self.empty: list[Container] = []
         self.parts = list(module.modules())
         for part in self.parts:
@@ -122,16 +118,18 @@ class ModuleSnapshot:
                 if name in STRUCTURE:
                     self.structure.append((value, value.copy()))
                 elif value:
-                    self.filled.append((value, value.copy()))
+                    self.nonempty.append((value, value.copy()))
                 else:
                     self.empty.append(value)  # most of them hooks
         self.containers = [container for container, _ in self.structure]
         self.held = self._held()
         tensors = module.state_dict(keep_vars=True).values()
-        self.places = [(tensor, tensor.detach()) for tensor in tensors]
+        self.storages = [(tensor, tensor.detach()) for tensor in tensors]
         self.addresses = self._addresses()
         self.trained = [(tensor, tensor.requires_grad) for tensor in tensors]
-        self.passing = [(buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)]
+        self.non_persistent = [
+            (buffer, buffer.clone()) for part in module.modules() for buffer in _non_persistent(part)
+        ]
 
     def has_same_structure(self) -> bool:
         """Whether the very parts, parameters and buffers are there, each where it lay."""
@@ -142,7 +140,7 @@ class ModuleSnapshot:
         return [*chain.from_iterable(self.containers), *map(id, chain.from_iterable(map(dict.values, self.containers)))]
 
     def _addresses(self) -> list[int]:
-        return [tensor.data_ptr() for tensor, _ in self.places]
+        return [tensor.data_ptr() for tensor, _ in self.storages]
 
     def restore(self) -> None:
         """Give every part its attributes, parts and tensors back; mostly everything is as it was."""
@@ -153,13 +151,13 @@ class ModuleSnapshot:
         if any(self.empty):
             for container in self.empty:
                 container.clear()
-        for container, content in self.filled:
+        for container, content in self.nonempty:
             if not are_same(container, content):
                 _refill(container, content)
         for tensor, requires_grad in self.trained:
             if tensor.requires_grad != requires_grad:
                 tensor.requires_grad_(requires_grad)
-        for buffer, before in self.passing:
+        for buffer, before in self.non_persistent:
             if not _is_equal(buffer, before):
                 buffer.data = before.clone()
 
@@ -168,12 +166,12 @@ class ModuleSnapshot:
         if self._held() != self.held:
             for container, content in self.structure:
                 _refill(container, content)
-        for (tensor, place), address in zip(self.places, self.addresses, strict=True):
+        for (tensor, place), address in zip(self.storages, self.addresses, strict=True):
             if tensor.data_ptr() != address:
                 tensor.data = place
 
 
-def failed(error: BaseException) -> Failure:
+def client_failure(error: BaseException) -> Failure:
     """Why a client is left out."""
     found = failure(error)
     found.is_usage = isinstance(error, UsageError)
@@ -193,11 +191,6 @@ def are_same(now: Container, before: Container) -> bool:
         return False
 
 
-def has_same_parts(now: Parts, before: Parts) -> bool:
-    """Whether these are the very parts and tensors: into another of equal value, no state would be loaded."""
-    return now.keys() == before.keys() and all(map(is_, now.values(), before.values()))
-
-
 def _refill(container: Container, content: Container) -> None:
     container.clear()
     if isinstance(container, list):
@@ -208,69 +201,6 @@ def _refill(container: Container, content: Container) -> None:
 
 def _is_equal(now: Tensor, before: Tensor) -> bool:
     return now.dtype == before.dtype and torch.equal(now, before)
-
-
-NUMBERS_AND_NAMES = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-PLAIN = (*NUMBERS_AND_NAMES, type, FunctionType, BuiltinFunctionType)
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-
-
-def settings_of(network: nn.Module) -> tuple[Any, ...] | None:
-    """Everything of a network but its state, as plain values; None if it holds anything else, such as a tensor."""
-    found: list[Any] = [(name, p.shape, p.dtype, p.requires_grad) for name, p in network.named_parameters()]
-    for name, part in network.named_modules():
-        found.append((name, type(part)))
-        for key, value in vars(part).items():
-            if key in STRUCTURE:
-                continue
-            values = (value,)
-            if isinstance(value, dict):  # hooks are numbered, each module's otherwise
-                values = (*value.values(),) if key in OF_EVERY_MODULE else (*value.keys(), *value.values())
-            elif isinstance(value, tuple | list | set):
-                values = (*value,)
-            if not all(isinstance(entry, PLAIN) for entry in values):
-                return None
-            found.append((key, type(value), values))
-    return tuple(found)
-
-
-class CachedParts:
-    """What `configure_client` has built, for all clients for which it builds the same but for their state.
-
-    Clients whose parts have the same `key` may use the same ones; None: there is more to them than plain values tell.
-
-    Args:
-        module: With these parts in it.
-        original: Of the module without them.
-        tensors: Of the module without them, by name.
-    """
-
-    def __init__(self, module: nn.Module, original: ModuleSnapshot, tensors: State) -> None:
-        known = set(original.parts)
-        self.changed = [
-            (parts, parts.copy()) for parts, before in original.structure if not has_same_parts(parts, before)
-        ]
-        built = [part for _, parts in self.changed for part in parts.values() if isinstance(part, nn.Module)]
-        self.snapshots = [ModuleSnapshot(part) for part in built if part not in known]
-        self.modes = modes_of(module)
-        self.tensors: State = module.state_dict(keep_vars=True)
-        self.own = {name: value.shape for name, value in self.tensors.items() if value is not tensors.get(name)}
-        settings = tuple(settings_of(part) for part in built if part not in known)
-        is_plain = None not in settings and not any(snapshot.passing for snapshot in self.snapshots)
-        places = tuple((id(parts), *content) for parts, content in self.changed)
-        self.key = (settings, tuple(self.own.items()), places) if is_plain else None
-
-    def fits(self, state: State) -> bool:
-        """Whether a client's state has a value for every tensor of these parts; else its initial values are wanted."""
-        return all(name in state and state[name].shape == shape for name, shape in self.own.items())
-
-    def install(self) -> None:
-        """Put these parts into the module, as they were when they were built but for their values."""
-        for container, content in self.changed:
-            _refill(container, content)
-        for snapshot in self.snapshots:
-            snapshot.restore()
-        restore_modes(self.modes)
 
 
 class LiveModule:
@@ -286,22 +216,22 @@ class LiveModule:
         self.module = module
         self.seed = seed
         self.client: Client | None = None  # whose state was loaded last
+        self.builds_clients = is_overridden("configure_client", module, FederatedModule)
+        if self.builds_clients:
+            module.to(dtype=module.dtype)  # as what is built for a client is
         settle_modes(module)
         self._modes = modes_of(module)
         self.layout = layout
         self.original = ModuleSnapshot(module)
         self.parts = dict(module.named_modules())
-        self.builds_clients = is_overridden("configure_client", module, FederatedModule)
-        self.caches_parts = getattr(type(module).configure_client, "is_built_once", False)
-        self.cache: dict[Any, CachedParts] = {}  # one of each architecture
-        self.parts_of: dict[int, CachedParts] = {}  # of clients whose own networks were found to be like these
-        self.cached_parts: CachedParts | None = None  # that the client uses whose state was loaded last
+        self.drawn: set[str] | None = None  # names of what `configure_client` draws for clients with common networks
+        self.has_own_networks = False  # whether the client whose state was loaded last has networks of its own
         self.nothing_received: State = {}
         self._tensors = self.tensors()  # between clients the structure is always the same
 
     def snapshot(self) -> ModuleSnapshot:
         """Of the module as it is between clients."""
-        self.leave()
+        self.unload_client()
         return ModuleSnapshot(self.module)
 
     @contextmanager
@@ -318,10 +248,10 @@ class LiveModule:
             torch.set_grad_enabled(before.has_gradients)
         if torch.get_default_dtype() != before.dtype:
             torch.set_default_dtype(before.dtype)
-        self.leave()
+        self.unload_client()
         before.restore()
 
-    def leave(self) -> None:
+    def unload_client(self) -> None:
         """No client's state is loaded any more."""
         self.module.client = None
         self.module.received = self.nothing_received
@@ -330,7 +260,7 @@ class LiveModule:
         """The live tensors, by name."""
         return self.module.state_dict(keep_vars=True)
 
-    def put(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Copy values into the live tensors of the same names, in the method's own structure if a client's differs."""
         live = self.tensors()
         if self.builds_clients and any(name in live and live[name].shape != state[name].shape for name in state):
@@ -338,7 +268,7 @@ class LiveModule:
             live = self.tensors()
         copy_into(live, state)
 
-    def enter(
+    def load_client(
         self, client: Client, initial: State, server: State, personal: State, prefer: Literal["server", "personal"]
     ) -> None:
         """Load a client's state in layers, initial below server and personal; `prefer` says which of these two wins."""
@@ -348,9 +278,15 @@ class LiveModule:
         top = {**server, **personal} if prefer == "personal" else {**personal, **server}
         live = self._tensors
         if self.builds_clients:
-            live = self._own_tensors(client, top)
-            # What was built anew keeps its own values; the rest still holds the last client's.
-            initial = {name: initial[name] for name, tensor in live.items() if tensor is self._tensors.get(name)}
+            self.original.restore_structure()
+            self.has_own_networks = not has_common_networks(self.module, client)
+            if self.has_own_networks:
+                self._build(client)
+                live = self.tensors()
+                # What was built anew keeps its own values; the rest still holds the last client's.
+                initial = {name: initial[name] for name, tensor in live.items() if tensor is self._tensors.get(name)}
+            elif self.drawn is None or not self.drawn <= top.keys():
+                initial = {**initial, **self._draw(client)}
         copy_into(live, {**initial, **top})
         for tensor in live.values():
             tensor.grad = None
@@ -359,26 +295,13 @@ class LiveModule:
         """Training and evaluation mode as the method was made with; local training may have changed them."""
         restore_modes(self._modes)
 
-    def _own_tensors(self, client: Client, state: State) -> State:
-        """The live tensors, once the client's own networks are in place: cached ones if its state has all their values.
-
-        Else they are built: initial values are drawn by the client's own seed, and what was built the first time tells
-        whether the client's networks are like the cached ones.
-        """
-        self.original.restore_structure()
-        cached = self.parts_of.get(client.id)
-        if cached is not None and cached.fits(state):
-            cached.install()
-            self.cached_parts = cached
-            return cached.tensors
-        self.cached_parts = None
-        before = [(own, own.copy()) for own, _ in self.original.attributes]
+    def _draw(self, client: Client) -> State:
+        """Initial values of a client that has the method's own networks, drawn by its own seed."""
         self._build(client)
-        if self.caches_parts and cached is None and all(are_same(own, attributes) for own, attributes in before):
-            parts = CachedParts(self.module, self.original, self._tensors)
-            if parts.key is not None:
-                self.parts_of[client.id] = self.cache.setdefault(parts.key, parts)
-        return self.tensors()
+        drawn = {name: tensor for name, tensor in self.tensors().items() if tensor is not self._tensors.get(name)}
+        self.drawn = set(drawn)
+        self.original.restore_structure()
+        return drawn
 
     def _build(self, client: Client) -> None:
         module = self.module

@@ -27,14 +27,12 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from fedlit.engine.child_process import ending
-from fedlit.engine.options import Options, first_line
 from fedlit.engine.plan import Interrupted
 from fedlit.records.stop_signals import stop_signals
 
@@ -50,9 +48,9 @@ TO_MEET = timedelta(minutes=10)  # for all ranks to be there once one is
 class ProcessLost(Interrupted):
     """Another rank of the run is gone, so no round can be finished any more; one rank reports it."""
 
-    def __init__(self, line: str, is_ours_to_say: bool) -> None:
+    def __init__(self, line: str, reports: bool) -> None:
         super().__init__(line)
-        self.is_ours_to_say = is_ours_to_say
+        self.reports = reports
 
 
 @dataclass
@@ -166,7 +164,7 @@ class Liveness:
                 sleep(self.tick)
         except RuntimeError:  # the store is gone
             if self.rank == 0:
-                self._set_loss("the launcher's store is gone", is_ours_to_say=True)
+                self._set_loss("the launcher's store is gone", reports=True)
             elif self.peers[0].state != "left":
                 self._lose(0, "has died (its connection broke)")
 
@@ -185,7 +183,7 @@ class Liveness:
             sleep(2 * self.tick)  # the store may end with this process: others are to read it, too
             end(REFUSED)
         if code == b"3" and self.rank > 0:
-            self._set_loss("another rank was lost, as rank 0 says", is_ours_to_say=False)
+            self._set_loss("another rank was lost, as rank 0 says", reports=False)
 
     def _watch(self) -> None:
         while self._loss is None:
@@ -200,7 +198,7 @@ class Liveness:
                     self._lose(rank, how)
             self._report_waiting()
         if not self._answered.wait(min(60.0, self.timeout)):  # the main thread is stuck
-            if self._loss.is_ours_to_say:
+            if self._loss.reports:
                 sys.stderr.write(f"fedlit: error: {self._loss}\n")
             end(LOST)
 
@@ -239,11 +237,11 @@ class Liveness:
             with suppress(RuntimeError):
                 self.store.set("end", str(LOST))
         line = f"rank {rank} of {self.world_size} {how}; the run goes on from its last checkpoint with --ckpt_path last"
-        self._set_loss(line, is_ours_to_say=self.rank == min({0, 1} - {rank}))
+        self._set_loss(line, reports=self.rank == min({0, 1} - {rank}))
 
-    def _set_loss(self, line: str, is_ours_to_say: bool) -> None:
+    def _set_loss(self, line: str, reports: bool) -> None:
         if self._loss is None:
-            self._loss = ProcessLost(line, is_ours_to_say)
+            self._loss = ProcessLost(line, reports)
             self._lost.set()
 
 
@@ -387,23 +385,3 @@ class ClientParallelStrategy(DDPStrategy):
         if self.global_rank == 0:
             sys.stderr.write(f"fedlit: stopped by {signal.Signals(number).name} before the first round\n")
         end(128 + number)
-
-
-def make_fabric(options: Options) -> Fabric:
-    """Fabric as the user's options have it; several processes share clients, not gradients."""
-    several = options.num_nodes > 1 or str(options.devices) not in ("1", "auto")
-    timeout = options.process_timeout
-    wanted: dict[str, Any] = {"num_nodes": options.num_nodes, "precision": options.precision}
-    try:
-        if options.processes_per_device > 1:
-            alone: Any = Fabric(accelerator=options.accelerator, devices=options.devices).strategy
-            each = getattr(alone, "parallel_devices", None) or [alone.root_device]
-            shared = [device for device in each for _ in range(options.processes_per_device)]
-            return Fabric(strategy=ClientParallelStrategy(timeout, shared), **wanted)
-        strategy = ClientParallelStrategy(timeout) if several else "auto"
-        return Fabric(accelerator=options.accelerator, devices=options.devices, strategy=strategy, **wanted)
-    except Exception as error:  # Fabric raises many kinds
-        names = ("accelerator", "devices", "num_nodes")
-        given = ", ".join(f"`trainer.{name}` {getattr(options, name)}" for name in names)
-        what = f"{given} with `trainer.precision` {options.precision} cannot be had here"
-        raise ValueError(f"{what}: {first_line(error)}") from error

@@ -1,7 +1,6 @@
 """Local training of one client: the epochs, their validation, and what is uploaded and kept."""
 
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
@@ -12,8 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
+from fedlit.data.batches import Batches
 from fedlit.data.client import Client, Server
-from fedlit.data.loaders import AnyBatches
 from fedlit.engine.lightning_hooks import Attached, LocalTrainer, takes_batch_idx
 from fedlit.engine.local_training_setup import LocalTrainingSetup
 from fedlit.engine.logged_values import EpochMeans, Means
@@ -29,9 +28,10 @@ from fedlit.engine.optimisation import (
 from fedlit.engine.plan import SCALER, ClientState, LocalResult, OptimizerState, Plan
 from fedlit.engine.precision import Converted, Scaler, autocast, converted, renew_scaler
 from fedlit.inputs import batch_size
-from fedlit.methods.base import FederatedModule, copy_into
+from fedlit.methods.base import FederatedModule
 from fedlit.methods.hooks import overrides
 from fedlit.methods.stage import EarlyStopping
+from fedlit.methods.states import copy_into
 from fedlit.modes import Modes, modes_of, restore_modes
 from fedlit.records.plain_values import is_plain
 from fedlit.rng import derive, generator, seed_everything
@@ -132,7 +132,7 @@ class BestState:
     def exhausted(self, is_first: bool = False) -> bool:
         """Check once more; whether patience has run out."""
         logs = {} if self.validation is None else self.validation(is_first)
-        value = self._to_fall()
+        value = self._value_to_minimise()
         self.checks += 1
         if value < self.value:
             self.value = value
@@ -141,7 +141,7 @@ class BestState:
             self.state = {name: tensor.clone() for name, tensor in self.learner.state_dict().items()}
         return self.checks >= self.rule.patience
 
-    def _to_fall(self) -> float:
+    def _value_to_minimise(self) -> float:
         """What is watched; of what is to rise, its negative."""
         if self.rule.metric == LOSS:
             return self._loss()
@@ -200,7 +200,7 @@ def train(
     module: FederatedModule,
     client: Client,
     plan: Plan,
-    memory: ClientState,
+    client_state: ClientState,
     uploads: Uploads | None = None,
     setup: LocalTrainingSetup | None = None,
 ) -> TrainingResult:
@@ -211,7 +211,7 @@ def train(
         module: With the state that training starts from.
         client: Whose samples; also the server, which has those of the public pool.
         plan: How long, how fast.
-        memory: Of the optimiser, from the client's last training in this stage.
+        client_state: Of the optimiser, from the client's last training in this stage.
         uploads: What the server has collected, if it is the server that trains.
         setup: Of the method and the stage, where it is known.
     """
@@ -229,7 +229,7 @@ def train(
     seed_everything(derive(plan.seed, "visit", stage.name, client.round, client.id))
     with Attached(setup.lightning, trainer, setup.federated, means):
         _start(setup, client, uploads)
-        kept = memory.optimizer.get(stage.name, {})
+        kept = client_state.optimizer.get(stage.name, {})
         names = parameter_names(module) if kept else {}
         scaler = renew_scaler(fabric, kept.get(SCALER)) if setup.is_scaled else None
         trainer.optimizers, trainer.lr_scheduler_configs = optimizers_of(setup, plan, names, kept)
@@ -244,7 +244,7 @@ def train(
 
 
 def _start(setup: LocalTrainingSetup, client: Client, uploads: Uploads | None) -> None:
-    with setup.autocast() if setup.autocast else nullcontext():  # what is computed here must round as training does
+    with setup.autocast():  # what is computed here must round as training does
         if isinstance(client, Server) and uploads is not None:
             setup.module.on_server_start(client, uploads)
         else:
@@ -276,7 +276,7 @@ class LocalEpochs:
         self.steps = 0
         self.step: PlainStep | HookedStep | None = None  # made before the first one, after hooks that may add others
 
-    def _batches(self) -> AnyBatches | Converted:
+    def _batches(self) -> Batches | Converted:
         stage = self.plan.stage
         client = self.trainer.client
         order = None
@@ -331,9 +331,10 @@ class LocalEpochs:
         plan = self.plan
         trainer = self.trainer
         if self.step is None:
-            is_hooked = wants_hooks(self.setup, trainer)
-            kind = HookedStep if is_hooked else PlainStep
-            self.step = kind(trainer, self.setup, self.num_batches)
+            if wants_hooks(self.setup, trainer):
+                self.step = HookedStep(trainer, self.setup, self.num_batches)
+            else:
+                self.step = PlainStep(trainer, self.setup)
         take_step = self.step
         for batch_idx, batch in enumerate(islice(self.batches, self.num_batches)):
             plan.before_step(self.steps, self.num_steps)
@@ -366,7 +367,7 @@ def train_client(
     module: FederatedModule,
     client: Client,
     plan: Plan,
-    memory: ClientState,
+    client_state: ClientState,
     setup: LocalTrainingSetup,
     constant: Collection[str] = (),
 ) -> LocalResult:
@@ -376,10 +377,10 @@ def train_client(
     longer than until the next state is loaded copies it.
     """
     stage = plan.stage
-    trained = train(fabric, module, client, plan, memory, setup=setup)
+    trained = train(fabric, module, client, plan, client_state, setup=setup)
     live = setup.live_tensors()
-    own = dict(memory.state)
-    for name in setup.staying:
+    own = dict(client_state.state)
+    for name in setup.personal_names:
         if name not in constant:
             own[name] = live[name].detach().clone()
     upload = None
@@ -387,11 +388,13 @@ def train_client(
         sent = {name: live[name].detach() for name in setup.uploaded}
         upload = Upload(client.id, sent, setup.weight_of(client))
     elif stage.upload == "collect":
-        upload = Upload(client.id, _collected(module, live, memory, constant))
+        upload = Upload(client.id, _collected(module, live, client_state, constant))
         own = {name: tensor for name, tensor in own.items() if name not in upload.state}  # one copy is enough
     momenta: OptimizerState = {}
     if plan.optimizer_state != "reset":
-        kept = setup.staying if plan.optimizer_state == "personal" else [name for name in live if name not in constant]
+        kept = setup.personal_names
+        if plan.optimizer_state == "keep":
+            kept = [name for name in live if name not in constant]
         momenta = trained.optimizer_state(module, kept)
     for tensor in live.values():  # gradients end with the training
         tensor.grad = None
@@ -405,12 +408,12 @@ def train_client(
     )
 
 
-def _collected(module: FederatedModule, live: State, memory: ClientState, constant: Collection[str]) -> State:
+def _collected(module: FederatedModule, live: State, client_state: ClientState, constant: Collection[str]) -> State:
     """What the server is to keep; the very tensors of an earlier stage where nothing has changed since."""
     upload: State = {}
     for name, tensor in live.items():
         if name.startswith(module.collected) and name not in constant:
-            before = memory.state.get(name)
+            before = client_state.state.get(name)
             is_same = before is not None and torch.equal(before, tensor)
             upload[name] = before if is_same else tensor.detach().clone()  # type: ignore[assignment]
     return upload

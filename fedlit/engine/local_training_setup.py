@@ -30,8 +30,8 @@ class LocalTrainingSetup:
     Attributes:
         learner: What is trained: the module of the stage, or the method itself.
         uploaded: Names of what a client uploads in a stage that aggregates.
-        staying: Names of what stays with a client: what the stage trains that neither travels nor is the server's own.
-        autocast: Makes the context of a forward pass; None in single precision, which needs none.
+        personal_names: Names of what stays with a client: trained in the stage, neither shared nor the server's.
+        autocast: Makes the context of a forward pass.
         is_scaled: Whether gradients are scaled (16-mixed).
         has_step_hooks: Whether a hook around a step is overridden, other than `has_update_hook`.
         has_update_hook: Whether `on_before_optimizer_step` is.
@@ -48,8 +48,8 @@ class LocalTrainingSetup:
         self.tensors: State = module.state_dict(keep_vars=True)
         self.structure = structure_of(self.tensors)
         self.uploaded = [*shared, *(name for name in self.tensors if name.startswith(module.upload_only))]
-        self.staying = self._staying(stage, shared)
-        self.autocast = None if fabric.strategy.precision.precision == "32-true" else autocast(fabric)
+        self.personal_names = self._staying(stage, shared)
+        self.autocast = autocast(fabric)
         self.is_scaled = has_scaler(fabric)
         self.takes_batch_idx = takes_batch_idx(learner.training_step)
         self.has_step_hooks = overrides(learner, STEP_HOOKS)

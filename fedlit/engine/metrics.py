@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from fedlit.data.batches import Batches
-from fedlit.data.loaders import AnyBatches
 from fedlit.engine.precision import autocast, convert_input, widened
 from fedlit.inputs import applied, batch_size
 from fedlit.methods.base import FederatedModule, loss_of, metrics_of, task_of
@@ -76,7 +75,7 @@ class MetricSet:
         return f"{name!r} of `metrics` of {type(self.method).__name__}"
 
 
-def each_output(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> Iterator[tuple[Any, Any]]:
+def each_output(fabric: Fabric, network: nn.Module, batches: Batches) -> Iterator[tuple[Any, Any]]:
     """Outputs of a network for each batch, in single precision at least, and targets, on the device."""
     context = autocast(fabric)
     with evaluating(network):
@@ -93,7 +92,7 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return move_data_to_device(batch, device)
 
 
-def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Tensor, Tensor]:
+def outputs(fabric: Fabric, network: nn.Module, batches: Batches) -> tuple[Tensor, Tensor]:
     """Logits ``[N, C]`` and targets ``[N]`` of all batches."""
     logits: list[Tensor] = []
     targets: list[Tensor] = []
@@ -103,13 +102,13 @@ def outputs(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> tuple[Te
     return torch.cat(logits).cpu(), torch.cat(targets).cpu()
 
 
-def treats_samples_apart(fabric: Fabric, network: nn.Module, batches: AnyBatches) -> bool:
+def is_batch_independent(fabric: Fabric, network: nn.Module, batches: Batches) -> bool:
     """Whether outputs depend neither on other samples of the batch nor on chance, tried on these batches.
 
     BatchNorm without running statistics does the one, dropout in evaluation mode the other. Then clients must not share
     a batch.
     """
-    if not isinstance(batches, Batches):  # they would have to be read twice
+    if not batches.is_in_memory:  # they would have to be read twice
         return False
     num_samples = batches.num_samples
     try:
@@ -139,7 +138,7 @@ class MeanLoss:
         return self.total / self.samples
 
 
-def evaluate(fabric: Fabric, network: nn.Module, batches: AnyBatches, measures: MetricSet) -> Scores:
+def evaluate(fabric: Fabric, network: nn.Module, batches: Batches, measures: MetricSet) -> Scores:
     """The scores of a network on some samples; none if there are none."""
     if batches.num_samples == 0:
         return {}

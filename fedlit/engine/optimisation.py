@@ -39,7 +39,7 @@ def optimizers_of(setup: LocalTrainingSetup, plan: Plan, names: dict[Tensor, str
                 group["lr"] = group["lr"] * plan.lr_factor
             for parameter in group["params"] if state else ():
                 if names.get(parameter) in state:
-                    optimizer.state[parameter] = revived(state[names[parameter]], parameter, group)
+                    optimizer.state[parameter] = restored_entry(state[names[parameter]], parameter, group)
     for config in schedulers:
         _scale(config.scheduler, plan.lr_factor)
     return optimizers, schedulers
@@ -55,27 +55,15 @@ def check_number(learner: FederatedModule, optimizers: list[Optimizer]) -> None:
 
 
 def check_settings(optimizer: Optimizer, learner: nn.Module) -> None:
-    """Numbers that can be right, and gradients that the optimiser can take."""
+    """Refuse numbers that cannot be right, and what a step of PyTorch's own refuses, without a gradient to speak of."""
     for group in optimizer.param_groups:
         for name, value in group.items():
-            for number in _numbers(name, value):
-                bounds.check_number(name, number)
-        if isinstance(optimizer, torch.optim.RMSprop):  # does not look itself: above 1 it takes roots of less than 0
-            bounds.check_share("alpha", group["alpha"])
+            for number in value if name == "betas" else [value]:
+                if type(number) in (int, float):
+                    bounds.check_number(name, number)
     gives_sparse = any(getattr(part, "sparse", False) for part in learner.modules())
-    if isinstance(optimizer, torch.optim.SparseAdam) and not gives_sparse:
-        raise ValueError("SparseAdam takes sparse gradients, and no layer gives them (as nn.Embedding(sparse=True)).")
-    if _is_torchs(optimizer) and not gives_sparse:
-        _try_a_step(optimizer)
-
-
-def _is_torchs(optimizer: Optimizer) -> bool:
-    """Whether it is one of PyTorch's whose step computes no gradients itself."""
-    return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
-
-
-def _try_a_step(optimizer: Optimizer) -> None:
-    """With no gradient to speak of: what a device or a mode does not allow is said by the step alone."""
+    if not _is_torchs(optimizer) or gives_sparse:
+        return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -84,14 +72,9 @@ def _try_a_step(optimizer: Optimizer) -> None:
         parameter.grad = None
 
 
-def _numbers(name: str, value: Any) -> list[float]:
-    """The numbers of a setting: of a learning rate as a tensor, of a pair of betas."""
-    if name == "params":
-        return []
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    values = value if isinstance(value, list | tuple) else [value]
-    return [number for number in values if isinstance(number, int | float) and not isinstance(number, bool)]
+def _is_torchs(optimizer: Optimizer) -> bool:
+    """Whether it is one of PyTorch's whose step computes no gradients itself."""
+    return type(optimizer).__module__.startswith("torch.optim.") and not isinstance(optimizer, LBFGS)
 
 
 def _scale(scheduler: Any, factor: float) -> None:
@@ -104,7 +87,7 @@ def _scale(scheduler: Any, factor: float) -> None:
         scheduler.base_lrs = [rate * factor for rate in scheduler.base_lrs]
 
 
-def revived(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
+def restored_entry(entry: dict[str, Any], parameter: nn.Parameter, group: dict[str, Any]) -> dict[str, Any]:
     """A copy of what an optimiser kept of a parameter, each tensor where a new optimiser would have made it.
 
     A counter of steps is on the CPU, where reading it does not wait for the device, unless the optimiser computes with
@@ -141,27 +124,19 @@ def as_lists(configured: Any) -> Configured:
     """
     if isinstance(configured, Optimizer):
         return [configured], []
-    try:
-        optimizers, schedulers, monitor = _configure_optimizers(configured)
-        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
-    except MisconfigurationException as error:
-        raise ValueError(" ".join(str(error).split())) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # of settings that Lightning would ignore
+        try:
+            optimizers, schedulers, monitor = _configure_optimizers(configured)
+            configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        except (MisconfigurationException, RuntimeWarning) as error:
+            raise ValueError(" ".join(str(error).split())) from error
     for config in configs:
         if not any(getattr(config.scheduler, "optimizer", None) is optimizer for optimizer in optimizers):
             raise ValueError("`configure_optimizers` returned a scheduler of an optimiser that it did not return.")
         if config.reduce_on_plateau and config.interval == "step":
             raise ValueError("ReduceLROnPlateau of `configure_optimizers` has an `interval` of epoch, got step.")
     return optimizers, configs
-
-
-def check_configured(configured: Any) -> list[Optimizer]:
-    """As `as_lists`, and refuse settings that Lightning would ignore with a warning; the optimisers."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        try:
-            return as_lists(configured)[0]
-        except RuntimeWarning as error:
-            raise ValueError(str(error)) from error
 
 
 def parameter_names(module: nn.Module) -> dict[Tensor, str]:
@@ -187,11 +162,11 @@ def forward_of(setup: LocalTrainingSetup) -> Callable[[Any, int], Any]:
     step: Callable[..., Any] = setup.learner.training_step
     context = setup.autocast
     takes_number = setup.takes_batch_idx
-    if takes_number and context is None:
+    if takes_number and context is nullcontext:
         return step
 
     def forward(batch: Any, batch_idx: int) -> Any:
-        with context() if context else nullcontext():
+        with context():
             return step(batch, batch_idx) if takes_number else step(batch)
 
     return forward
@@ -203,14 +178,13 @@ class PlainStep:
     Args:
         trainer: Of the local training; it has one optimiser.
         setup: Of the method.
-        num_batches: Of an epoch.
 
     Attributes:
         had_loss: Whether any step had a loss.
         had_none: Whether any step had none.
     """
 
-    def __init__(self, trainer: LocalTrainer, setup: LocalTrainingSetup, num_batches: int) -> None:
+    def __init__(self, trainer: LocalTrainer, setup: LocalTrainingSetup) -> None:
         self.trainer = trainer
         self.fabric = trainer.fabric
         self.optimizer = trainer.optimizers[0]

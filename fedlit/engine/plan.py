@@ -109,7 +109,7 @@ class LocalResult:
     """
 
     upload: Upload | None
-    memory: ClientState
+    client_state: ClientState
     logs: dict[str, float]
     epochs: list[tuple[int, str, str, float]] = field(default_factory=list)
     validation_logs: dict[str, float] = field(default_factory=dict)

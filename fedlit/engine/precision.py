@@ -11,8 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import Precision
 from lightning_utilities.core.apply_func import apply_to_collection
 
-from fedlit.data.batches import Batches, RowBatches
-from fedlit.data.loaders import AnyBatches
+from fedlit.data.batches import Batches
 
 # bf16 on some CPUs that claim the instructions dies of SIGILL: only another process can find out.
 PROBE = """
@@ -114,10 +113,10 @@ def _single(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor
 
 
-def converted(fabric: Fabric, batches: AnyBatches) -> "AnyBatches | Converted":
+def converted(fabric: Fabric, batches: Batches) -> "Batches | Converted":
     """Batches whose floats have the dtype of the precision; the very same where they have it already."""
     is_single = type(fabric.strategy.precision) is Precision
-    if is_single and isinstance(batches, Batches | RowBatches) and all(map(_has_it, batches.columns)):
+    if is_single and batches.is_in_memory and _has_it(batches.samples.x) and _has_it(batches.samples.y):
         return batches
     return Converted(fabric, batches)
 
@@ -130,7 +129,7 @@ def _has_it(tensor: object) -> bool:
 class Converted:
     """Batches with the dtype of the precision."""
 
-    def __init__(self, fabric: Fabric, batches: AnyBatches) -> None:
+    def __init__(self, fabric: Fabric, batches: Batches) -> None:
         self.fabric = fabric
         self.batches = batches
 

@@ -11,7 +11,7 @@ from fedlit.engine import liveness
 from fedlit.records.plain_values import from_bytes, to_bytes
 
 
-def gathered(fabric: Fabric, own: Mapping[int, Any]) -> dict[int, Any]:
+def all_gather(fabric: Fabric, own: Mapping[int, Any]) -> dict[int, Any]:
     """All-gather: the results of all ranks, by task; values as in `broadcast`."""
     found: dict[int, Any] = {}
     for rank in range(fabric.world_size):
@@ -32,7 +32,7 @@ def broadcast(fabric: Fabric, value: Any, source: int = 0, device: torch.device 
     return from_bytes(data.cpu().numpy().tobytes(), device or fabric.device)
 
 
-def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
+def all_to_all(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
     """All-to-all: what every rank sends to this one, by rank; values as in `broadcast`."""
     device = _wire(fabric.device)
     payloads = [to_bytes(parcel) for parcel in parcels]
@@ -46,7 +46,7 @@ def exchanged(fabric: Fabric, parcels: Sequence[Any]) -> list[Any]:
     return [from_bytes(part.numpy().tobytes(), fabric.device) for part in came.cpu().split(received)]
 
 
-def largest(fabric: Fabric, *numbers: int) -> list[int]:
+def all_reduce_max(fabric: Fabric, *numbers: int) -> list[int]:
     """All-reduce by maximum of each number."""
     if fabric.world_size == 1:
         return [*numbers]
@@ -55,9 +55,9 @@ def largest(fabric: Fabric, *numbers: int) -> list[int]:
     return found.tolist()
 
 
-def meet(fabric: Fabric) -> None:
+def barrier(fabric: Fabric) -> None:
     """Barrier."""
-    largest(fabric, 0)
+    all_reduce_max(fabric, 0)
 
 
 def _finish(work: dist.Work) -> None:

@@ -6,17 +6,14 @@ from typing import Any, NamedTuple
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from fedlit.aggregation import State, Upload, defect, num_bytes
-from fedlit.data.client import SERVER, Server
-from fedlit.engine.aggregation import Aggregate, aggregated
+from fedlit.data.client import SERVER
+from fedlit.engine.aggregation import AggregationResult, aggregate_uploads
 from fedlit.engine.client_runner import (
-    CONSTANT,
-    ONE_WAY,
     ClientResult,
     ClientRunner,
-    downloads,
+    has_download,
     pack,
     unpack,
-    with_own_tensors,
     without_values,
 )
 from fedlit.engine.client_store import UploadStore, assign_ranks, gather_collected
@@ -26,7 +23,7 @@ from fedlit.engine.live_module import check_still_frozen, restored_requires_grad
 from fedlit.engine.local_training import train
 from fedlit.engine.metrics import Scores
 from fedlit.engine.plan import ClientState, Interrupted, LocalResult, Plan, UsageError
-from fedlit.engine.processes import broadcast, gathered
+from fedlit.engine.processes import all_gather, broadcast
 from fedlit.engine.scheduling import fewest_usable
 from fedlit.engine.state import FederationState
 from fedlit.engine.uploads import RoundUpdates, UploadValidator
@@ -44,7 +41,7 @@ class ServerResult(NamedTuple):
     """What the server holds after training, of its optimiser what is kept, and what goes into the `RoundRecord`."""
 
     state: State
-    memory: ClientState
+    client_state: ClientState
     rows: list[Row]
     overflowed: dict[int, int]
 
@@ -54,7 +51,7 @@ def serve(state: FederationState, round: int, plan: Plan, progress: Progress) ->
     if not state.collected:
         raise ValueError(f"Stage {plan.stage.name!r}: no client has uploaded anything for the server to learn from.")
     served = train_server(state, round, plan, state.global_state, gather_collected(state), progress)
-    state.end_server_round(served.state, served.memory)
+    state.end_server_round(served.state, served.client_state)
     return RoundRecord(rows=served.rows, overflowed=served.overflowed)
 
 
@@ -75,7 +72,7 @@ def train_server(
     done: dict[str, Any] = {}
     if state.fabric.is_global_zero:
         progress.training(round, "server")
-        with state.options.profiler.profile("server"), state.attributes.serving():
+        with state.options.profiler.profile("server"), state.attributes.server_training():
             done = _trained(state, round, plan, held, uploads)
         done["attributes"] = state.attributes.changes()
     done = broadcast(state.fabric, done)
@@ -93,14 +90,12 @@ def _trained(
 ) -> dict[str, Any]:
     """The server's state after its epochs, of its optimiser what is kept, and what it logged."""
     module = state.module
-    size = len(state.data.public_pool)
-    limit = DEV_SAMPLES if state.options.fast_dev_run else None
-    server = Server(SERVER, state.data.splits.num_classes, size, size, round, data=state.data, limit=limit)
+    server = state.server(round, limit=DEV_SAMPLES if state.options.fast_dev_run else None)
     state.live.reset_modes()
-    state.live.put(held)
+    state.live.load(held)
     try:
         with preserved(), restored_requires_grad(module):
-            trained = train(state.fabric, module, server, plan, state.server_memory, uploads)
+            trained = train(state.fabric, module, server, plan, state.server_training_state, uploads)
     except (UsageError, Interrupted):
         raise
     except Exception as error:
@@ -113,23 +108,29 @@ def _trained(
     return {"state": after, "momenta": momenta, "logs": trained.logs, "overflowed": trained.overflowed}
 
 
+CONSTANT = "constant"  # what is frozen and the same for all
+ONE_WAY = "one-way"  # what goes down only, or up only
+
+
 class Ledger:
-    """What the clients of one round are sent, and send."""
+    """Bytes that the clients of one round are sent, and send."""
 
     def __init__(self, state: FederationState, stage: Stage, number: int) -> None:
         self.state = state
-        self.stage = stage
         self.number = number
-        self.common = list(downloads(state, stage, None))
         self.one_way = state.upload_only if stage.upload == "aggregate" else []
+        self.model: list[tuple[str, int]] = []  # kind and bytes
+        if has_download(state, stage):
+            entries = {"model": state.shared_state, ONE_WAY: state.sent_state}
+            self.model = [(kind, num_bytes(sent)) for kind, sent in entries.items() if sent]
+        self.constant = [(CONSTANT, num_bytes(state.constant_state))] if state.constant else []
+        self.pool = [] if stage.public == "no" else [("public pool", state.data.public_pool.num_bytes)]
 
     def rows(self, k: int, result: ClientResult) -> list[LedgerRow]:
-        """Of one client; what only goes up stands apart from the model."""
-        rows = []
-        sent_down = self.common if result.sent is None else downloads(self.state, self.stage, result.sent)
-        for kind, size in sent_down:
-            if kind != CONSTANT or k not in self.state.received_constants:
-                rows.append(LedgerRow(self.number, k, "down", kind, size))
+        """Of one client, which is sent what is constant only once; what only goes up stands apart from the model."""
+        model = self.model if result.sent is None else [("model", result.sent)]
+        constant = [] if k in self.state.received_constants else self.constant
+        rows = [LedgerRow(self.number, k, "down", kind, size) for kind, size in (*model, *constant, *self.pool)]
         if result.outcome is None or result.outcome.upload is None:
             return rows
         sent_up = result.encoded or Encoded([], result.outcome.upload.state)
@@ -162,8 +163,10 @@ def train_on_processes(round: "ClientRound") -> Results:
             result = round.train_client(k, position)
             if result.outcome is not None and result.problem is None:
                 round.updates.keep(k, result.outcome)
-            own[k] = pack(without_values(result._replace(norm=round.updates.norms.get(k))))
-    packed = gathered(fabric, own)
+            own[k] = without_values(pack(result))
+    packed = all_gather(fabric, own)
+    if round.state.options.max_norm_ratio is not None:
+        round.updates.norms = all_gather(fabric, round.updates.norms)
     for k in round.clients:
         yield k, unpack(packed[k])
 
@@ -173,7 +176,7 @@ def train_on_hosts(round: "ClientRound") -> Results:
     assert round.state.hosts is not None
     for position, (k, result, sent) in enumerate(round.state.hosts.train(round), 1):
         round.progress.training(round.number, f"client {position}/{len(round.clients)}")
-        yield k, round.runner.validated_again(result, sent)
+        yield k, round.runner.revalidated(result, sent)
 
 
 class ClientRound:
@@ -208,6 +211,7 @@ class ClientRound:
         self.record = RoundRecord(is_whole=False)
         self.accepted: dict[int, tuple[LocalResult, Scores]] = {}
         self.ledger = Ledger(state, stage, number)
+        check_still_frozen(state.module, state.constant)
         plan_for = plans.__getitem__
         validator = UploadValidator(state, stage, number, plan_for)
         encoding = encoding_of(state, stage, number)
@@ -217,11 +221,10 @@ class ClientRound:
         owners = {}
         if state.fabric.world_size > 1:
             owners = dict(zip(self.clients, assign_ranks(state, self.clients), strict=True))
-        self.updates = RoundUpdates(state, stage, self._needs_each_upload(), owners)
+        self.updates = RoundUpdates(state, stage, self._needs_buffer(), owners)
 
     def run(self) -> RoundRecord:
         """Train the clients, aggregate their valid updates, commit; with too few of them the state stays as it was."""
-        check_still_frozen(self.state.module, self.state.constant)
         train_clients = self._executor()
         with preserved():
             for k, result in train_clients(self):
@@ -236,18 +239,12 @@ class ClientRound:
         needed = fewest_usable(self.state.options, self.stage, len(self.clients))
         self.record.is_whole = len(self.accepted) >= needed
         if self.record.is_whole:
-            self._commit(aggregated(self.state, self.stage, self.number, self.updates.uploads))
+            self._commit(aggregate_uploads(self.state, self.stage, self.number, self.updates.uploads))
         return self.record
-
-    def train_alone(self, k: int) -> ClientResult:
-        """Train one client, on its own host."""
-        check_still_frozen(self.state.module, self.state.constant)
-        with preserved():
-            return with_own_tensors(self.runner.train(k))
 
     def train_client(self, k: int, position: int) -> ClientResult:
         """Train one client in this process."""
-        self.progress.client(self.number, position, len(self.clients))
+        self.progress.training(self.number, f"client {position}/{len(self.clients)}")
         with self.state.options.profiler.profile("local_training"):
             return self.runner.train(k)
 
@@ -258,7 +255,7 @@ class ClientRound:
             return train_on_processes
         return train_here
 
-    def _needs_each_upload(self) -> bool:
+    def _needs_buffer(self) -> bool:
         """Whether uploads must be there together; only of the plain mean each can be forgotten when the next comes."""
         state = self.state
         options = state.options
@@ -279,11 +276,11 @@ class ClientRound:
         outcome = result.outcome
         assert outcome is not None  # else there is a problem
         if self.updates.owners:
-            self.updates.know(k, outcome, result.norm)
+            self.updates.record_remote(k, outcome)
         else:
             self.updates.keep(k, outcome)
         outcome.upload = None  # it is kept, or counted, by now
-        outcome.memory = ClientState()
+        outcome.client_state = ClientState()
         self.accepted[k] = (outcome, result.scores)
 
     def _leave_out_outliers(self) -> None:
@@ -305,15 +302,15 @@ class ClientRound:
             for epoch, data, name, value in outcome.epochs:
                 self.record.epochs.append(EpochRow(self.number, self.stage.name, epoch, k, model, data, name, value))
 
-    def _commit(self, aggregate: Aggregate) -> None:
+    def _commit(self, aggregate: AggregationResult) -> None:
         """The one place where a round of clients changes the federation."""
         state = self.state
         updates = self.updates
-        kept = UploadStore(state.memories.store)
+        kept = UploadStore(state.client_states.store)
         if self.follow_up is not None or self.stage.keep_uploads:
             for upload in updates.uploads:
                 kept[upload.client] = upload.state
-        served = ServerResult(aggregate.state, state.server_memory, [], {})
+        served = ServerResult(aggregate.state, state.server_training_state, [], {})
         if self.follow_up is not None:
             served = train_server(state, self.number, self.follow_up, aggregate.state, kept, self.progress)
         self.record.rows += [*aggregate.rows, *served.rows]
@@ -323,10 +320,10 @@ class ClientRound:
         hosts = state.hosts
         state.end_client_round(
             served.state,
-            served.memory,
+            served.client_state,
             aggregate.momenta,
             self.record.clients,
             updates,
             uploads=kept,
-            elsewhere={} if hosts is None else hosts.adopt(self.number, list(self.accepted)),
+            elsewhere={} if hosts is None else hosts.commit(self.number, list(self.accepted)),
         )

@@ -19,7 +19,7 @@ from fedlit.engine.checks import layout_for
 from fedlit.engine.liveness import ClientParallelStrategy
 from fedlit.engine.options import Options, first_line
 from fedlit.engine.precision import check_precision
-from fedlit.engine.processes import broadcast, meet
+from fedlit.engine.processes import barrier, broadcast
 from fedlit.engine.state import FederationState
 from fedlit.fast.memory import keep_large_blocks, lay_out
 from fedlit.methods.base import FederatedModule
@@ -88,7 +88,7 @@ def ready_data(fabric: Fabric, datamodule: FederatedData | None, resume_point: R
     try:
         if fabric.is_global_zero:
             data.prepare_data()
-        meet(fabric)
+        barrier(fabric)
         data.setup()
         return data
     except (OSError, ValueError, RuntimeError) as error:
@@ -153,7 +153,7 @@ class RunFolder(ExitStack):
         return self._hold(claim_folder(self.options.default_root_dir, self.options.run_name))
 
     def _hold(self, folder: Path) -> Path:
-        self.enter_context(lock_folder(folder))
+        self.enter_context(lock_folder(folder, is_inherited=False))
         sweep(folder)
         check_records(folder)
         return folder

@@ -72,30 +72,32 @@ class Schedule:
         within = min(max(number, 1), len(self))
         return next(part for part in self.parts if within <= part.before + part.length)
 
-    def plan(self, number: int, client: int, **watch: Any) -> Plan:
-        """How a client trains in a round; `watch` holds the functions of a plan."""
+    def plan(self, number: int, client: int, **plan_callbacks: Any) -> Plan:
+        """How a client trains in a round; `plan_callbacks` holds the functions of a plan."""
         part = self._part(number)
         lr_factor = part.lr_factors[number - part.before - 1] if part.lr_factors else 1.0
         is_over = self.is_last(number) and part.stage is not self.stages[-1]  # which may be made longer later
         optimizer_state = "reset" if is_over else self.options.optimizer_state
-        return self._plan(part.stage, client, optimizer_state, lr_factor, **watch)
+        return self._plan(part.stage, client, optimizer_state, lr_factor, **plan_callbacks)
 
-    def plans(self, number: int, clients: Sequence[int], **watch: Any) -> dict[int, Plan]:
+    def plans(self, number: int, clients: Sequence[int], **plan_callbacks: Any) -> dict[int, Plan]:
         """How each client trains in a round; clients with as many local epochs have one plan."""
         epochs = {k: self.options.epochs_of(k) for k in clients}
-        alike = {num: self.plan(number, k, **watch) for k, num in epochs.items()}
+        alike = {num: self.plan(number, k, **plan_callbacks) for k, num in epochs.items()}
         return {k: alike[num] for k, num in epochs.items()}
 
-    def follow_up(self, number: int, **watch: Any) -> Plan | None:
+    def follow_up(self, number: int, **plan_callbacks: Any) -> Plan | None:
         """How the server trains at the end of a round of clients, if it does."""
         follower = self._part(number).stage.followed_by
         if follower is None:
             return None
         # What it trains was overwritten by the clients' since.
-        return self._plan(follower, SERVER, "keep" if self.options.optimizer_state == "keep" else "reset", **watch)
+        return self._plan(
+            follower, SERVER, "keep" if self.options.optimizer_state == "keep" else "reset", **plan_callbacks
+        )
 
     def _plan(
-        self, stage: Stage, client: int, optimizer_state: KeepOptimizer, lr_factor: float = 1.0, **watch: Any
+        self, stage: Stage, client: int, optimizer_state: KeepOptimizer, lr_factor: float = 1.0, **plan_callbacks: Any
     ) -> Plan:
         options = self.options
         epochs = options.epochs_of(client) if stage.epochs is None else stage.epochs
@@ -114,7 +116,7 @@ class Schedule:
             gradient_clip_val=options.gradient_clip_val,
             limit_batches=limit,
             is_shuffled=options.overfit_batches is None,
-            **watch,
+            **plan_callbacks,
         )
 
 
@@ -140,17 +142,19 @@ def lr_factors(schedule: LRSchedulerCallable | None, rounds: int) -> list[float]
     return factors
 
 
-def sampled(state: FederationState, stage: Stage, round: int, attempt: int, failed: Collection[int]) -> list[int]:
+def select_clients(
+    state: FederationState, stage: Stage, round: int, attempt: int, failed: Collection[int]
+) -> list[int]:
     """The clients of a round, in order of their ids: a fraction of those that may; all if nothing is averaged.
 
     Each attempt at a round draws its own clients; those that have failed in earlier ones are the last to be drawn.
     """
     clients = candidates(state, stage, round)
     if stage.upload == "aggregate":
-        chosen = _selected(state, stage, round, attempt, [k for k in clients if k not in failed])
+        chosen = _chosen_by_method(state, stage, round, attempt, [k for k in clients if k not in failed])
         again = () if attempt == 1 else (attempt,)
         stream = generator(state.secret or state.options.seed, "sample", stage.name, round, *again)
-        clients = _drawn(state, clients, failed, stream) if chosen is None else chosen
+        clients = _drawn_at_random(state, clients, failed, stream) if chosen is None else chosen
     if state.options.fast_dev_run:  # two, or as many as the rule of the federation needs
         clients = clients[: max(2, fewest_uploads(state.options.aggregator))]
     return clients
@@ -162,7 +166,9 @@ def candidates(state: FederationState, stage: Stage, round: int) -> list[int]:
     return [k for k in may if state.has_trained(k, stage.needs)] if stage.needs else may
 
 
-def _selected(state: FederationState, stage: Stage, round: int, attempt: int, may: list[int]) -> list[int] | None:
+def _chosen_by_method(
+    state: FederationState, stage: Stage, round: int, attempt: int, may: list[int]
+) -> list[int] | None:
     """Whom the method chooses, on the first process for all; None leaves it to `trainer.fraction_fit`."""
     module = state.module
     if not is_overridden("select_clients", module, FederatedModule):
@@ -181,7 +187,9 @@ def _selected(state: FederationState, stage: Stage, round: int, attempt: int, ma
     return sorted(chosen)
 
 
-def _drawn(state: FederationState, clients: list[int], failed: Collection[int], stream: torch.Generator) -> list[int]:
+def _drawn_at_random(
+    state: FederationState, clients: list[int], failed: Collection[int], stream: torch.Generator
+) -> list[int]:
     options = state.options
     if options.privacy is not None:  # each by itself, whoever else is there: what amplification by sampling needs
         draws = torch.rand(state.data.num_clients, generator=stream)
@@ -226,7 +234,7 @@ def _has_samples(assignment: Assignment, k: int, stage: Stage) -> bool:
 
 def has_trained_or_may(state: FederationState, k: int, stage: Stage) -> bool:
     """Whether a client has a state of its own, or may still get one in this stage."""
-    return bool(state.memories.names(k)) or _has_samples(state.data.assignment, k, stage)
+    return bool(state.client_states.names(k)) or _has_samples(state.data.assignment, k, stage)
 
 
 def cohort_size(options: Options, num_candidates: int) -> int:

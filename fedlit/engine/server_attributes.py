@@ -4,22 +4,29 @@ The server's side is `aggregate`, `select_clients`, `download`, callbacks and st
 clients change is undone after their local training.
 """
 
-from collections.abc import Iterator, Mapping
+import io
+import pickle
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedlit.engine.plan import UsageError
 from fedlit.methods.base import OF_LOCAL_TRAINING
-from fedlit.records.plain_values import LIBRARIES, content_of, decoded, encoded, library_of
+from fedlit.records.plain_values import PLAIN
 
 Key = tuple[str, str]  # path of a part, name of its attribute
 Saved = dict[str, dict[str, Any]]  # by path and name, as a checkpoint holds it
 # Lightning's and the engine's own: saved elsewhere, or not at all.
 OWN = {*vars(LightningModule()), "_hparams", "_hparams_initial", "_hparams_name", *OF_LOCAL_TRAINING}
 OWN |= {"num_clients", "fast", "_rule", "_evaluated", "_evaluated_names"}
+LIBRARIES = ("torch", "torchmetrics", "lightning", "lightning_fabric")
+LARGE_TENSOR = 1_000_000  # values; a larger tensor is compared by its identity and version
+OLD_MARK = "fedlit:"  # version 0.2 wrote arrays and other containers as tuples that begin so
 
 
 class UnserializableAttribute(UsageError):
@@ -36,37 +43,37 @@ class ServerAttributes:
         parts: Of the live module, by path.
 
     Attributes:
-        noted: The changes as of the last complete round.
+        saved: The changes as of the last complete round.
     """
 
     def __init__(self, parts: Mapping[str, nn.Module]) -> None:
         self.parts = {path: part for path, part in parts.items() if library_of(part) not in LIBRARIES}
-        self.noted: Saved = {}
+        self.saved: Saved = {}
         self._in_state = parts
         self._initial: dict[Key, Any] = {}  # held, or other objects might get their ids
         self._contents: dict[Key, bytes] = {}
         self._of_training: set[Key] = set()
 
-    def begin(self) -> None:
+    def set_baseline(self) -> None:
         """A fit begins: what callbacks have set by now, they will set again in one that resumes it."""
         self._initial = self._attributes()
         self._contents = self._contents_of(self._initial)
 
     def note(self) -> None:
         """A round is complete; refuse what it has changed and no checkpoint can hold."""
-        self.noted = self.changes()
+        self.saved = self.changes()
 
     def changes(self) -> Saved:
         """What has changed; what was saved once is saved again, since a resumed fit begins with it."""
         attributes = self._attributes()
         contents = self._contents_of(attributes)
         changed = {key for key in contents.keys() | self._contents if contents.get(key) != self._contents.get(key)}
-        changed |= {(path, name) for path, values in self.noted.items() for name in values}
+        changed |= {(path, name) for path, values in self.saved.items() for name in values}
         in_state = self._ids_in_state()
         found: Saved = {}
         for path, name in sorted(changed - self._of_training):
             try:
-                found.setdefault(path, {})[name] = encoded(attributes.get((path, name)), in_state)
+                found.setdefault(path, {})[name] = copied(attributes.get((path, name)), in_state)
             except TypeError as error:
                 raise UnserializableAttribute(
                     f"`model`: `self.{name}` of {type(self.parts[path]).__name__} was changed, and stays so after "
@@ -80,11 +87,13 @@ class ServerAttributes:
         for path, values in changes.items():
             part = self.parts[path]
             for name, value in values.items():
-                setattr(part, name, decoded(value))
-        self.noted = changes
+                if isinstance(value, tuple) and value[:1] == (OLD_MARK,):
+                    raise ValueError(f"`--ckpt_path`: `self.{name}` is an array or container that only 0.2 can read.")
+                setattr(part, name, copied(value))
+        self.saved = changes
 
     @contextmanager
-    def serving(self) -> Iterator[None]:
+    def server_training(self) -> Iterator[None]:
         """The server trains."""
         before = self._attributes()
         yield
@@ -107,3 +116,70 @@ class ServerAttributes:
         """Of parts, parameters and buffers: they are saved as the method's state."""
         tensors = self._in_state[""].state_dict(keep_vars=True)
         return {*map(id, self._in_state.values()), *map(id, tensors.values())}
+
+
+def copied(value: Any, others: Collection[int] = ()) -> Any:
+    """A copy of a plain value; TypeError names what no checkpoint can hold.
+
+    Args:
+        value: To be saved.
+        others: Ids of tensors and parts that belong to the method and are saved with it.
+
+    Example:
+        >>> copied({"steps": [1, 2]})
+        {'steps': [1, 2]}
+    """
+    kind = type(value)
+    if id(value) in others:
+        raise TypeError("a parameter or buffer of the method")
+    if kind is Tensor:
+        return value.detach().clone()
+    if kind is dict:
+        return {copied(key, others): copied(entry, others) for key, entry in value.items()}
+    if kind in (list, tuple):
+        return kind(copied(entry, others) for entry in value)
+    if kind in PLAIN:
+        return value
+    raise TypeError(f"{'an' if kind.__name__[:1].lower() in 'aeiou' else 'a'} {kind.__name__}")
+
+
+def content_of(value: Any, others: Collection[int] = ()) -> bytes:
+    """What a value holds, down to containers and objects of a user's own, to be compared in this process.
+
+    Args:
+        value: Of any kind; objects of libraries, and what cannot be pickled, are told apart by identity.
+        others: Ids of tensors and parts that are, too.
+
+    Example:
+        >>> content_of({"seen": [torch.ones(2)]}) == content_of({"seen": [torch.ones(2)]})
+        True
+    """
+    file = io.BytesIO()
+    try:
+        _Content(file, others).dump(value)
+    except Exception:
+        return str(id(value)).encode()
+    return file.getvalue()
+
+
+class _Content(pickle.Pickler):
+    def __init__(self, file: io.BytesIO, others: Collection[int]) -> None:
+        super().__init__(file, protocol=4)
+        self.others = others
+
+    def persistent_id(self, value: Any) -> Any:
+        if id(value) in self.others:
+            return id(value)
+        if isinstance(value, Tensor):
+            if value.numel() > LARGE_TENSOR:
+                return id(value), value._version
+            content = value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+            return str(value.dtype), tuple(value.shape), content
+        if type(value) in PLAIN or isinstance(value, Optimizer):
+            return None
+        return id(value) if library_of(value) in (*LIBRARIES, "fedlit") else None
+
+
+def library_of(value: object) -> str:
+    """The package that its class is from."""
+    return type(value).__module__.partition(".")[0]

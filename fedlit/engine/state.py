@@ -6,7 +6,6 @@ checkpoint is resumed.
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -16,19 +15,20 @@ from torch import Tensor
 
 from fedlit.aggregation import State, Upload, defect
 from fedlit.data import FederatedData
-from fedlit.data.client import Client
+from fedlit.data.client import SERVER, Client, Server
 from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore, copy_to_all_ranks
 from fedlit.engine.live_module import LiveModule, constant_names, frozen_names
 from fedlit.engine.logged_values import refusing_logs
-from fedlit.engine.metrics import LOSS, MetricSet
+from fedlit.engine.metrics import MetricSet
 from fedlit.engine.options import Options
 from fedlit.engine.plan import ClientState, OptimizerState, UsageError
 from fedlit.engine.processes import broadcast
 from fedlit.engine.server_attributes import ServerAttributes
+from fedlit.heads import batch_norm_names
 from fedlit.methods.base import FederatedModule
-from fedlit.methods.parts import batch_norm_names
 from fedlit.methods.stage import Stage
-from fedlit.records.rows import Row, summary
+from fedlit.records.best import BestTracker
+from fedlit.records.rows import Row
 from fedlit.rng import derive, isolated
 
 if TYPE_CHECKING:
@@ -53,63 +53,17 @@ class Hosts(Protocol):
     def train(self, round: "ClientRound") -> Iterator[tuple[int, "ClientResult", Download | None]]:
         """Results in client order, without client states, and what each client was sent, if that differs."""
 
-    def found(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["EvaluationResult"]:
+    def evaluate(self, scorer: "Scorer", round: int, asked: Sequence[tuple[str, int]]) -> list["EvaluationResult"]:
         """The results of evaluations, each named by what is evaluated and whose it is."""
 
-    def adopt(self, round: int, clients: Sequence[int]) -> Names:
+    def commit(self, round: int, clients: Sequence[int]) -> Names:
         """The training of these clients is committed; the names of what each keeps from now on."""
 
-    def kept(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint: the last committed training of each client, and `names` of what it keeps."""
 
     def resume(self, kept: Mapping[str, Any]) -> Names:
         """Resume from there; what each client keeps."""
-
-
-# Unless the user says: the model that clients use themselves, on their own samples.
-WHERE = ("personal_on_own", "global_on_own", "global_on_pooled")
-
-
-class BestTracker:
-    """Means over clients, by key such as ``acc/global_on_own``.
-
-    Args:
-        measures: What is measured; the first is what counts unless the user says.
-        monitor: The key that best.ckpt is the best of; None is the first metric on the first of `WHERE` that is
-            measured.
-    """
-
-    def __init__(self, measures: MetricSet, monitor: str | None) -> None:
-        self.measures = measures
-        self.monitor = monitor
-        self.last: dict[str, dict[str, float]] = {}
-        self.best: dict[str, dict[str, float]] = {}
-
-    def note(self, round: int, rows: list[Row]) -> bool:
-        """Note a round's rows; whether the monitored metric improved."""
-        for key, parts in summary(rows).items():
-            self.last[key] = parts
-            value = parts["mean"]
-            sign = 1 if self.rises(key) else -1
-            if isfinite(value) and (key not in self.best or sign * value > sign * self.best[key]["value"]):
-                self.best[key] = {"value": value, "round": round}
-        monitors = [f"{self.measures.first}/{where}" for where in WHERE]
-        watched = self.monitor or next((key for key in monitors if key in self.best), None)
-        return watched in self.best and self.best[watched]["round"] == round
-
-    @property
-    def rated(self) -> dict[str, dict[str, float]]:
-        """The best of metrics and losses; of what else a method logs, the better direction is unknown."""
-        found = {}
-        for key, entry in self.best.items():
-            metric = key.rpartition("/")[0]
-            if metric in self.measures.names or LOSS in metric or key == self.monitor:
-                found[key] = entry
-        return found
-
-    def rises(self, key: str) -> bool:
-        """Whether a higher mean is a better one."""
-        return self.measures.rises(key.rpartition("/")[0])
 
 
 GIGABYTE = 1e9
@@ -140,7 +94,7 @@ class FederationState:
         memories: The client states that this rank owns; of others, the names.
         owner_ranks: On several ranks, the one that has a client's state, of clients that have one.
         uploads: The last upload of every client, where a stage keeps them.
-        server_memory: Of the optimiser of a stage that the server trains in.
+        server_training_state: Of the optimiser of a stage that the server trains in.
         server_momenta: What `trainer.server_optimizer` holds, by the stage that averages.
         round: Rounds done so far.
         stage: Of the last round; None before the first.
@@ -167,7 +121,7 @@ class FederationState:
         self.attributes = ServerAttributes(self.live.parts)
         own = {name: tensor.clone() for name, tensor in module.state_dict().items()}
         self.initial: State = broadcast(fabric, own)
-        self.live.put(self.initial)
+        self.live.load(self.initial)
         self.shared = shared_names(module, options.batch_norm)
         self.download_only = [name for name in self.initial if name.startswith(module.download_only)]
         self.upload_only = [name for name in self.initial if name.startswith(module.upload_only)]
@@ -176,16 +130,16 @@ class FederationState:
         server_only = [name for name in self.initial if name.startswith(module.server_only)]
         self.server_names = [*self.shared, *self.constant, *self.download_only, *server_only]
         self.global_state = {name: self.initial[name] for name in self.server_names}
-        self.memories = ClientStore(SpillStore(options.personal_memory * GIGABYTE, fabric.device))
-        self.collected = UploadStore(self.memories.store)
+        self.client_states = ClientStore(SpillStore(options.personal_memory * GIGABYTE, fabric.device))
+        self.collected = UploadStore(self.client_states.store)
         for k, upload in module.earlier_uploads().items():  # of an earlier run, on every process
             self.collected[k] = upload
         self.owner_ranks: dict[int, int] = {}
-        self.uploads = UploadStore(self.memories.store)
+        self.uploads = UploadStore(self.client_states.store)
         self.has_custom_download = has_custom_download(module)
         self.received_constants: set[int] = set()
-        self.server_memory = ClientState()
-        self.server_momenta: dict[str, OptimizerState] = {}
+        self.server_training_state = ClientState()
+        self.server_optimizer_state: dict[str, OptimizerState] = {}
         self.secret: str | None = None
         if options.privacy is not None and options.privacy.needs_secret:
             self.secret = broadcast(fabric, secrets.token_hex(SECRET_BYTES))
@@ -194,8 +148,7 @@ class FederationState:
         self.round = 0
         self.stage: Stage | None = None
         self.measures = MetricSet(module, options.metrics)
-        self.scores = BestTracker(self.measures, options.monitor or module.monitor)
-        module.num_clients = num_sharing(data)
+        self.scores = BestTracker(self.measures.directions, options.monitor or module.monitor)
 
     def use(self, data: FederatedData) -> None:
         """Use other data, to evaluate on them."""
@@ -240,30 +193,30 @@ class FederationState:
             personal |= self.collected[k]
         if self.has_custom_download and k in self.uploads:
             personal |= {name: tensor for name, tensor in self.uploads[k].items() if name in self.shared}
-        if k in self.memories.here:
-            personal |= self.memories[k].state
-        elif self.memories.names(k):
+        if k in self.client_states.here:
+            personal |= self.client_states[k].state
+        elif self.client_states.names(k):
             raise ValueError(f"What client {k} keeps is on its own host, and nowhere else.")
         return personal
 
     def personal_states(self) -> dict[int, State]:
         """The own entries of every client; collective."""
-        clients = sorted({*self.memories.here, *self.owner_ranks, *self.owners()})
+        clients = sorted({*self.client_states.here, *self.owner_ranks, *self.owners()})
         copy_to_all_ranks(self, clients)
         return {k: self.personal(k) for k in clients}
 
     def owners(self) -> list[int]:
         """Clients that have something of their own."""
-        kept = [k for k in (*self.memories.here, *self.owner_ranks) if self.memories.names(k)]
+        kept = [k for k in (*self.client_states.here, *self.owner_ranks) if self.client_states.names(k)]
         uploaded = self.uploads if self.has_custom_download else ()
         return sorted({*self.collected, *kept, *uploaded})
 
     def has_trained(self, k: int, prefix: str) -> bool:
         """Whether a client has state of its own with this prefix; everybody has nothing in particular."""
-        names = (*self.collected.names(k), *self.memories.names(k))
-        return not prefix or any(name.startswith(prefix) for name in names)
+        names = (*self.collected.names(k), *self.client_states.names(k))
+        return any(name.startswith(prefix) for name in names)
 
-    def enter(
+    def load_client(
         self,
         k: int,
         prefer: Literal["server", "personal"],
@@ -278,16 +231,16 @@ class FederationState:
         client = client or self.data.client(k, round)
         personal = self.personal(k)
         if sent is None and self.has_custom_download and not personal.keys() >= set(self.shared):
-            sent = self.sent_to(k, round)
+            sent = self.download_for(k, round)
         server = self.global_state
         if sent is not None:
             travels = {*self.shared, *self.download_only}
             unsent = {name: tensor for name, tensor in server.items() if name not in travels}
             server = {**unsent, **sent.state}
-        self.live.enter(client, self.initial, server, personal, prefer)
+        self.live.load_client(client, self.initial, server, personal, prefer)
         self.module.received = self.live.nothing_received if sent is None else sent.received
 
-    def sent_to(self, k: int, round: int) -> Download:
+    def download_for(self, k: int, round: int) -> Download:
         """The method's download for a client, validated and copied; the live module then holds the server's state."""
         if self.own_download is not None:
             return self.own_download
@@ -310,17 +263,22 @@ class FederationState:
         received = {name: copied.pop(name) for name in given if name not in live}
         return Download(copied, received)
 
+    def server(self, round: int, limit: int | None = None) -> Server:
+        """The server as the method sees it in a round; `limit` is of samples of the public pool."""
+        size = len(self.data.public_pool)
+        return Server(SERVER, self.data.splits.num_classes, size, size, round, data=self.data, limit=limit)
+
     def load_global(self) -> None:
         """Put the server's state into the live module."""
         self.module.received = self.live.nothing_received
         self.live.reset_modes()
-        self.live.put(self.global_state)
+        self.live.load(self.global_state)
 
     def end_client_round(
         self,
         global_state: State,
-        server_memory: ClientState,
-        server_momenta: dict[str, OptimizerState],
+        server_training_state: ClientState,
+        server_optimizer_state: dict[str, OptimizerState],
         clients: Iterable[int],
         updates: "RoundUpdates",
         uploads: UploadStore,
@@ -331,20 +289,20 @@ class FederationState:
         `elsewhere` has the names of client states on hosts of their own.
         """
         self.global_state = global_state
-        self.server_memory = server_memory
-        self.server_momenta = server_momenta
-        self.memories.adopt(updates.memories)
-        self.memories.know(elsewhere)
-        self.owner_ranks |= {k: rank for k, rank in updates.owners.items() if k in updates.memories}
-        self.collected.adopt(updates.collected)
-        self.uploads.adopt(uploads)
+        self.server_training_state = server_training_state
+        self.server_optimizer_state = server_optimizer_state
+        self.client_states.merge(updates.client_states)
+        self.client_states.record_remote(elsewhere)
+        self.owner_ranks |= {k: rank for k, rank in updates.owners.items() if k in updates.client_states}
+        self.collected.merge(updates.collected)
+        self.uploads.merge(uploads)
         if self.constant:
             self.received_constants.update(clients)
 
-    def end_server_round(self, state: State, memory: ClientState) -> None:
+    def end_server_round(self, state: State, client_state: ClientState) -> None:
         """The server has trained what it holds."""
         self.global_state = state
-        self.server_memory = memory
+        self.server_training_state = client_state
 
     def count_round(self, number: int, stage: Stage, rows: list[Row]) -> bool:
         """A round is evaluated; whether what best.ckpt is the best of improved."""
@@ -369,5 +327,4 @@ def shared_names(module: FederatedModule, batch_norm: Literal["average", "local"
 
 def num_sharing(data: FederatedData) -> int:
     """Clients that may take part in what is averaged: those with a sample that is opted in, and none of the unseen."""
-    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
-    return sum(1 for mask in masks if mask.any())
+    return sum(1 for number in data.assignment.num_opted_in[: data.num_clients - data.unseen_clients] if number)

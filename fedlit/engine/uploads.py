@@ -11,7 +11,7 @@ from fedlit.aggregation import NOTHING, RoundUploads, RunningMean, State, Upload
 from fedlit.aggregation.uploads import out_of_proportion
 from fedlit.data.client import SERVER
 from fedlit.engine.client_store import ClientStore, SpillStore, UploadStore
-from fedlit.engine.live_module import failed
+from fedlit.engine.live_module import client_failure
 from fedlit.engine.plan import ClientState, LocalResult, Plan, UsageError
 from fedlit.engine.processes import broadcast
 from fedlit.engine.state import Download, FederationState
@@ -37,11 +37,11 @@ class UploadValidator:
             if outcome.validation_logs:
                 self._check_names(outcome.validation_logs)
             problem = None if outcome.upload is None else self._defect(outcome.upload, sent)
-            for kept in (outcome.memory.state, outcome.memory.residual):
+            for kept in (outcome.client_state.state, outcome.client_state.residual):
                 if kept and problem is None:
                     problem = defect(Upload(SERVER, kept), kept)
         except Exception as error:  # tensors of unknown kinds may refuse any operation
-            return failed(error)
+            return client_failure(error)
         return None if problem is None else Failure(f"unusable state: {problem}{hint(problem)}")
 
     def _defect(self, upload: Upload, sent: Download | None) -> str | None:
@@ -100,9 +100,9 @@ class BufferedUploads(RoundUploads):
     def add(self, upload: Upload) -> None:
         """Keep a copy on this rank: the tensors may be the live ones."""
         self._own[upload.client] = upload.copy().state
-        self.know(upload.client, upload.weight, self.fabric.global_rank)
+        self.record_remote(upload.client, upload.weight, self.fabric.global_rank)
 
-    def know(self, client: int, weight: float, rank: int) -> None:
+    def record_remote(self, client: int, weight: float, rank: int) -> None:
         """Note that a rank keeps a client's upload."""
         self._ranks[client] = rank
         self.weights[client] = weight
@@ -140,23 +140,23 @@ class RoundUpdates:
     On several processes tensors are kept on the rank that trained the client (`keep`); all ranks know whose (`know`).
     """
 
-    def __init__(self, state: FederationState, stage: Stage, are_together: bool, owners: Mapping[int, int]) -> None:
-        store = state.memories.store
+    def __init__(self, state: FederationState, stage: Stage, is_buffered: bool, owners: Mapping[int, int]) -> None:
+        store = state.client_states.store
         self.state = state
         self.stage = stage
         self.owners = owners
-        self.memories = ClientStore(store)
+        self.client_states = ClientStore(store)
         self.collected = UploadStore(store)
         self.norms: dict[int, float] = {}
         self.uploads: RunningMean | BufferedUploads = RunningMean()
-        if are_together or owners:
+        if is_buffered or owners:
             like = None if state.has_custom_download else state.expected_upload(SERVER)
             self.uploads = BufferedUploads(state.fabric, store, like)
 
     def keep(self, k: int, outcome: LocalResult) -> None:
         """Keep what a client of this rank returns."""
-        if self._has_state(k, outcome.memory):
-            self.memories[k] = outcome.memory
+        if self._has_state(k, outcome.client_state):
+            self.client_states[k] = outcome.client_state
         upload = outcome.upload
         if upload is None:
             return
@@ -167,27 +167,25 @@ class RoundUpdates:
         if self.state.options.max_norm_ratio is not None:
             self.norms[k] = update_norm(upload.state, self.state.shared_state)
 
-    def know(self, k: int, outcome: LocalResult, norm: float | None) -> None:
+    def record_remote(self, k: int, outcome: LocalResult) -> None:
         """Note what the rank that trained a client keeps of it."""
         if self.owners[k] == self.state.fabric.global_rank:
             return
-        if self._has_state(k, outcome.memory):
-            self.memories.know({k: tuple(outcome.memory.state)})
-        if norm is not None:
-            self.norms[k] = norm
+        if self._has_state(k, outcome.client_state):
+            self.client_states.record_remote({k: tuple(outcome.client_state.state)})
         upload = outcome.upload
         if upload is None:
             return
         if self.stage.upload == "collect":
-            self.collected.know({k: tuple(upload.state)})
+            self.collected.record_remote({k: tuple(upload.state)})
         elif isinstance(self.uploads, BufferedUploads):
-            self.uploads.know(k, upload.weight, self.owners[k])
+            self.uploads.record_remote(k, upload.weight, self.owners[k])
 
-    def _has_state(self, k: int, memory: ClientState) -> bool:
+    def _has_state(self, k: int, client_state: ClientState) -> bool:
         """Whether anything stays with a client; one that had something may have given all away."""
-        is_something = bool(memory.state or memory.optimizer or memory.residual)
+        is_something = bool(client_state.state or client_state.optimizer or client_state.residual)
         is_collected = self.stage.upload == "collect" and bool(self.owners)  # its rank is known by what it keeps
-        return is_something or is_collected or k in self.state.memories
+        return is_something or is_collected or k in self.state.client_states
 
     def outliers(self) -> dict[int, str]:
         """The clients whose weight or update is out of all proportion to the others', and why."""
@@ -202,7 +200,7 @@ class RoundUpdates:
         """Leave a client out."""
         assert isinstance(self.uploads, BufferedUploads)
         self.uploads.drop(k)
-        self.memories.forget(k)
+        self.client_states.forget(k)
 
 
 def update_norm(state: State, before: State) -> float:

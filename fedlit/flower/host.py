@@ -17,7 +17,7 @@ from fedlit.data import FederatedData
 from fedlit.data.preprocessing import kept_preprocessing
 from fedlit.engine.client_runner import ClientResult, pack
 from fedlit.engine.evaluation import EvaluationJob, Scorer
-from fedlit.engine.live_module import failed
+from fedlit.engine.live_module import client_failure
 from fedlit.engine.plan import ClientState, LocalResult
 from fedlit.engine.round import ClientRound
 from fedlit.engine.scheduling import Schedule
@@ -28,6 +28,7 @@ from fedlit.flower.own_files import OwnFiles
 from fedlit.methods.base import FederatedModule
 from fedlit.records.progress import Progress
 from fedlit.records.round_record import Failure
+from fedlit.rng import preserved
 
 
 class Host:
@@ -72,7 +73,7 @@ class Host:
                 raise ValueError(f"the server speaks protocol {asked['protocol']}, this host {wire.PROTOCOL}.")
             return wire.pack(answers[what](common, asked, letter.digest))
         except Exception as error:
-            return wire.pack(_failure(failed(error)))
+            return wire.pack(_failure(client_failure(error)))
 
     def _join(self, common: dict[str, Any], asked: dict[str, Any], digest: str) -> dict[str, Any]:
         """Who this is, and what the server must know to plan its rounds: numbers of samples, and of what kind."""
@@ -101,12 +102,13 @@ class Host:
         if done is not None and done["digest"] == digest:
             return done["answer"]
         self._load(common, asked, before)
-        result = self._round(asked).train_alone(self.client)
+        with preserved():
+            result = self._round(asked).runner.train(self.client)
         answer = self._answer(result)
         if result.outcome is not None and result.problem is None:
-            memory = vars(result.outcome.memory)
+            client_state = vars(result.outcome.client_state)
             given = self._given(result.outcome, number, before)
-            files.write(number, wire.compact({"digest": digest, "memory": memory, "answer": answer, **given}))
+            files.write(number, wire.compact({"digest": digest, "memory": client_state, "answer": answer, **given}))
         return answer
 
     def _round(self, asked: dict[str, Any]) -> ClientRound:
@@ -120,8 +122,8 @@ class Host:
         if result.problem is not None:
             return _failure(result.problem)
         packed = pack(result)
-        memory = packed.pop("memory")
-        return {**packed, "names": list(memory["state"])}
+        client_state = packed.pop("memory")
+        return {**packed, "names": list(client_state["state"])}
 
     def _given(self, outcome: LocalResult, number: int, before: dict[str, Any]) -> dict[str, Any]:
         """What the client goes on with although it has given it to the server; its own copy is here."""
@@ -171,10 +173,10 @@ class Host:
         state.global_state = {**self._first, **common["state"]}
         state.load_global()
         on_device = wire.to(before, state.fabric.device)
-        for store in (state.memories, state.collected, state.uploads):
+        for store in (state.client_states, state.collected, state.uploads):
             store.clear()
         if before:
-            state.memories[k] = ClientState(**on_device["memory"])
+            state.client_states[k] = ClientState(**on_device["memory"])
         if before and before["collected"]:
             state.collected[k] = on_device["collected"]
         if before and before["uploaded"]:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fedlit.aggregation import State, num_bytes
 from fedlit.engine.child_process import unusable
-from fedlit.engine.client_runner import ClientResult, is_sent, received
+from fedlit.engine.client_runner import ClientResult, has_download, unpack_untrusted
 from fedlit.engine.evaluation import EvaluationResult, Scorer, received_result
 from fedlit.engine.round import ClientRound
 from fedlit.engine.state import Download, FederationState, Names
@@ -51,7 +51,7 @@ class RemoteHosts:
         self._digest: str | None = None
         self._answered: Names = {}  # in the round that is under way
 
-    def kept(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         names = {k: list(names) for k, names in self.names.items()}
         return {"experiment": self.experiment, "rounds": dict(self.rounds), "names": names}
 
@@ -61,7 +61,7 @@ class RemoteHosts:
         self.names = {k: tuple(names) for k, names in kept["names"].items()}
         return self.names
 
-    def adopt(self, round: int, clients: Sequence[int]) -> Names:
+    def commit(self, round: int, clients: Sequence[int]) -> Names:
         found = {k: self._answered[k] for k in clients}
         self.rounds |= dict.fromkeys(clients, round)
         self.names |= found
@@ -71,8 +71,8 @@ class RemoteHosts:
         """Let all train at once; results are yielded in client order."""
         state = round.state
         stage = round.stage
-        is_apart = state.has_custom_download and is_sent(state, stage)
-        sent = {k: state.sent_to(k, round.number) for k in round.clients} if is_apart else {}
+        is_apart = state.has_custom_download and has_download(state, stage)
+        sent = {k: state.download_for(k, round.number) for k in round.clients} if is_apart else {}
         common = wire.pack({"state": {} if is_apart else travelling(state)})
         letters = {}
         for k in round.clients:
@@ -84,7 +84,7 @@ class RemoteHosts:
                 result = result._replace(sent=num_bytes({**sent[k].state, **sent[k].received}))
             yield k, result, sent.get(k)
 
-    def found(self, scorer: Scorer, round: int, asked: Sequence[tuple[str, int]]) -> list[EvaluationResult]:
+    def evaluate(self, scorer: Scorer, round: int, asked: Sequence[tuple[str, int]]) -> list[EvaluationResult]:
         """Let all evaluate at once, each with one letter for all that is asked of it."""
         state = scorer.state
         jobs: dict[int, list[str]] = {}
@@ -93,7 +93,7 @@ class RemoteHosts:
         common = wire.pack({"state": {**travelling(state), **evaluated(scorer)}})
         letters = {}
         for k in sorted(jobs):
-            sent = state.sent_to(k, round) if state.has_custom_download else None
+            sent = state.download_for(k, round) if state.has_custom_download else None
             one = {**self._asked(state, k, round, sent), "jobs": jobs[k]}
             letters[k] = wire.Letter(common, wire.pack(one))
         answers = {k: _found(k, jobs[k], data) for k, data in self._answers("evaluate", letters)}
@@ -141,7 +141,7 @@ class RemoteHosts:
             if answer["failed"]:
                 return ClientResult(None, {}, reported(answer))
             names = tuple(map(str, answer.pop("names")))
-            result = received({**answer, "memory": {}}, stage, k)
+            result = unpack_untrusted({**answer, "memory": {}}, stage, k)
             self._answered[k] = names
             return result
         except Exception as error:  # it may hold anything

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from fedlit.records.checkpoint import save
-from fedlit.records.torch_file import damage
+from fedlit.records.checkpoint import damage, save
 
 EXPERIMENT = re.compile(r"[0-9a-f]{32}")
 

@@ -1,13 +1,8 @@
-"""One paper, one file. A new method is a file here and a line below.
-
-Beside the methods there is what the author of another one needs: the contract, stages, and what
-networks are built and copied with.
-"""
+"""The methods, one file per paper, and what methods of your own need: the base class, stages, factories, copies."""
 
 from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.methods.apfl import APFL
-from fedlit.methods.architectures import Architectures
 from fedlit.methods.base import Card, FederatedModule, Weighting
 from fedlit.methods.ditto import Ditto
 from fedlit.methods.dlad import DLAD
@@ -23,7 +18,7 @@ from fedlit.methods.factories import (
 from fedlit.methods.fd import FD
 from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.fedbn import FedBN
-from fedlit.methods.feddf import FedDF
+from fedlit.methods.feddf import Architectures, FedDF
 from fedlit.methods.feddyn import FedDyn
 from fedlit.methods.fedfusion import FedFusion
 from fedlit.methods.fedmd import FedMD
@@ -34,14 +29,13 @@ from fedlit.methods.fedproto import FedProto
 from fedlit.methods.fedprox import FedProx
 from fedlit.methods.fedrep import FedRep
 from fedlit.methods.finetuned import FineTuned
-from fedlit.methods.fml import FML
+from fedlit.methods.fml import FML, Ramp
 from fedlit.methods.lgfedavg import LGFedAvg
 from fedlit.methods.local import LocalOnly
 from fedlit.methods.moe import MixtureOfExperts
 from fedlit.methods.moon import MOON
 from fedlit.methods.perfedavg import PerFedAvg
 from fedlit.methods.pfedme import PFedMe
-from fedlit.methods.ramp import Ramp
 from fedlit.methods.scaffold import SCAFFOLD
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.methods.states import Vectors, copy_into, frozen, mean_gradient, numbers, record, trained

@@ -7,10 +7,9 @@ A client mixes the shared network w with a network v_i of its own and predicts w
     v_i     <- v_i - lr * grad_v f_i(vbar_i)
     alpha_i <- clip(alpha_i - lr * <v_i - w_i, grad f_i(vbar_i)>, 0, 1),    in the first step of a round
 
-As in the paper, weights are mixed, all three steps start from the values before them, and clients
-count alike. The authors' code mixes outputs, steps w_i first, and adds 0.02 alpha_i to the gradient
-of alpha_i. All v_i start where w does; statistics of BatchNorm in the mixture are v_i's. What
-alpha_i has come to at the end of local training is recorded as `alpha`.
+As in the paper, weights are mixed, all three steps start from the values before them, and clients count alike. The
+authors' code mixes outputs, steps w_i first, and adds 0.02 alpha_i to the gradient of alpha_i. All v_i start where w
+does; statistics of BatchNorm in the mixture are v_i's. The alpha_i after local training is recorded as `alpha`.
 
 Invariants: alpha held at 0, the mixture is w; held at 1, it is v_i, trained alone; w is FedAvg's whatever alpha.
 """
@@ -26,14 +25,15 @@ from fedlit.bounds import check_number, check_share
 from fedlit.data.client import Client
 from fedlit.heads import Mixed
 from fedlit.inputs import applied
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import groups
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.states import groups
 from fedlit.rng import Stream, derive
 from fedlit.tasks import Task
 
 
-class APFL(FederatedModule):
+class APFL(FedAvg):
     """A shared and a personal network, mixed by a weight that every client finds for itself.
 
     Args:
@@ -41,10 +41,6 @@ class APFL(FederatedModule):
         optimizer: Builds a client's optimiser from the parameters of both.
         alpha: Weight in [0, 1] of the personal network that clients start with; 0 is the shared one.
         alpha_lr: Learning rate of alpha; 0 holds it, none is the optimiser's (the paper).
-        weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -72,14 +68,9 @@ class APFL(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        check_share("model.alpha", alpha)
-        if alpha_lr is not None:
-            check_number("model.alpha_lr", alpha_lr, least=0)
-        self.network = Mixed(build(network, "model.network"), alpha)
-        self.alpha = alpha
-        self.alpha_lr = alpha_lr
-        self.weighting = weighting
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
+        self.network = Mixed(self.network, check_share("model.alpha", alpha))
+        self.alpha_lr = None if alpha_lr is None else check_number("model.alpha_lr", alpha_lr, least=0)
         self.personal_stream = Stream(0)
 
     def on_client_start(self, client: Client | None) -> None:

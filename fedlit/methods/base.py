@@ -1,12 +1,11 @@
-"""The contract of a method: an ordinary LightningModule that also says what of it is shared.
+"""The base class of methods: an ordinary LightningModule that also declares what of it is shared.
 
-The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in
-a `Federation`.
+The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in a `Federation`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
+from inspect import cleandoc, signature
 from types import MethodType
 from typing import Any, Literal
 
@@ -21,42 +20,39 @@ from fedlit.bounds import check_choice, check_kind
 from fedlit.data.client import Client, Server
 from fedlit.data.federated import FederatedData
 from fedlit.inputs import applied, batch_size
-
-# All of them, used here or not: methods written for 0.1 import them from this module.
-from fedlit.methods.factories import (  # noqa: F401
-    ClientNetworks,
-    ClientOptimizers,
-    NetworkFactory,
-    build,
-    check_builders,
-    check_choices,
-    for_client,
-    kind,
-)
+from fedlit.methods.factories import ClientOptimizers, check_builders, check_choices, for_client
 from fedlit.methods.stage import Stage
-from fedlit.methods.states import copy_into, frozen, record, twin  # noqa: F401
 from fedlit.tasks import Classification, Task
 
 OF_THE_TASK = ("loss", "metrics")
-PER_CLIENT = {"client_networks", "client_optimizers"}  # what a constructor calls so is for some clients by their ids
+PER_CLIENT = {"client_networks", "client_optimizers"}  # arguments of a constructor that choose for some clients
 OF_LOCAL_TRAINING = frozenset({"client", "stage", "received", "_log_sink", "_trainer", "_fabric"})  # set anew in each
+# Arguments that most methods have, for docstrings that leave them out.
+COMMON_ARGS = {
+    "network": "Builds the network.",
+    "optimizer": "Builds a client's optimiser from the parameters.",
+    "weighting": "A client counts by its `examples`, or all count the same (`uniform`).",
+    "client_networks": "Another network for some clients: a list with one for each, or a mapping from client id.",
+    "client_optimizers": "Another optimiser for some clients: a list with one for each, or a mapping from client id.",
+    "task": "What outputs are for, of fedlit.tasks; classification by default.",
+}
 PARTS = (nn.Module, Tensor)
 Weighting = Literal["examples", "uniform"]
 
 
 @dataclass(frozen=True)
 class Card:
-    """What `fedlit methods` and the README say of a method, declared by its class as `card`.
+    """A method's entry in `fedlit methods` and in the docs, declared by its class as `card`.
 
     Attributes:
         invariant: The special case in which it is a simpler method.
-        travels: What crosses a client's border.
+        travels: What a client sends and receives.
         stays: What a client keeps for itself.
-        paper: Authors and year; none is a baseline.
-        link: Where the paper is.
-        stages: Names of its programme, in order.
-        recipes: That come with fedlit.
-        tasks: Names of the tasks that it is for, as fedlit.tasks has them; any by default.
+        paper: Authors and year; None for a baseline.
+        link: Address of the paper.
+        stages: Names of its stages, in order.
+        recipes: Recipes that come with fedlit.
+        tasks: Names of the tasks that it supports, as in fedlit.tasks; any by default.
         use: When to use it, and what it costs.
     """
 
@@ -82,49 +78,56 @@ class FederatedModule(LightningModule):
     """
 
     network: nn.Module
-    """What all clients agree on; a method that has several networks overrides `forward` or `global_model` instead."""
+    """The global network; a method with several networks overrides `forward` or `global_model` instead."""
 
     shared: tuple[str, ...] = ("",)
     """Name prefixes of the state that travels; `("",)` is everything, `()` nothing."""
 
     server_only: tuple[str, ...] = ()
-    """Name prefixes of what the server keeps for itself beside the shared state; it never travels."""
+    """Name prefixes of what only the server has; it never travels."""
 
     download_only: tuple[str, ...] = ()
-    """Name prefixes of what the server holds and clients receive, but do not send back; `aggregate` renews it."""
+    """Name prefixes of what clients receive but do not send back; `aggregate` renews it."""
 
     upload_only: tuple[str, ...] = ()
-    """Name prefixes of what clients send and the server does not hold, such as a buffer that `on_client_end` fills.
+    """Name prefixes of what clients send and the server does not keep, such as a buffer that `on_client_end` fills.
 
-    Local training begins with its initial value; in `aggregate` it stands in the uploads, beside what is shared.
+    Local training begins with its initial value; `aggregate` finds it in the uploads.
     """
 
     collected: tuple[str, ...] = ()
-    """Name prefixes of what a client uploads once, in a stage that collects; the server keeps every client's apart."""
+    """Name prefixes of what a client uploads once, in a stage that collects; the server keeps each client's upload."""
+
+    part_of: str | None = None
+    """The method that this is a part of and cannot be run without."""
 
     labelled_pool: bool = False
-    """Whether the labels of the public pool are public, too: only then clients may train on them."""
+    """Whether clients may train on the labels of the public pool."""
 
     wants_index: bool = False
-    """Whether a batch also holds its samples' positions among the client's: `(x, y, index)`."""
+    """Whether a batch also has its samples' positions among the client's: `(x, y, index)`."""
 
     weighting: Weighting = "examples"
-    """What a client's upload counts by."""
+    """Whether uploads count by the clients' examples, or all the same."""
 
     fast: bool = False
-    """Whether other rounding is welcome if it is faster; `trainer.fast` says so."""
+    """Whether results may round differently if that is faster; set by `trainer.fast`."""
 
     card: Card | None = None
-    """What `fedlit methods` says of it."""
+    """Its entry in `fedlit methods`."""
 
     num_clients: int = 1
-    """Clients that may take part in what is averaged; the federation sets it, under a plain Trainer there is one."""
+    """Clients that may take part in rounds that average; set by the federation, and 1 under a plain Trainer."""
 
     monitor: str | None = None
-    """What best.ckpt is the best of, unless `trainer.monitor` says; None is the first of `metrics`, on clients' own."""
+    """What best.ckpt is the best of, unless `trainer.monitor` is set; None is the first of `metrics`, on own data."""
 
     task: Task = Classification()
     """What outputs are for: the loss, the metrics and what a prediction means."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.__doc__ = _with_common_args(cls)
 
     def __init__(
         self, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers = None, task: Task | None = None
@@ -149,17 +152,20 @@ class FederatedModule(LightningModule):
 
     def check(self, data: FederatedData) -> None:
         """Refuse data that this method cannot use, before the first round, in the user's words."""
+        if self.part_of is not None:
+            kind = type(self).__name__
+            raise ValueError(f"`model`: {kind} is a part of {self.part_of}; give that, it cannot be run by itself.")
         for name in PER_CLIENT & signature(type(self)).parameters.keys():
             check_choices(f"model.{name}", getattr(self, name, None), data.num_clients)
         if type(self).client_weight is FederatedModule.client_weight:  # else it may mean anything
             check_choice("model.weighting", self.weighting, Weighting)
 
     def configure_stages(self) -> list[Stage]:
-        """The programme of the method: one federated stage, unless it is overridden."""
+        """The stages of the method, in order; by default one that federates."""
         return [Stage("federate")]
 
     def select_clients(self, round: int, candidates: Sequence[int]) -> Sequence[int] | None:
-        """Who takes part in a round that averages, of those who may; None leaves it to `trainer.fraction_fit`.
+        """The clients of a round that averages, chosen from the candidates; None leaves it to `trainer.fraction_fit`.
 
         The module holds the server's state, so that what the choice depends on can be a `server_only` buffer.
         """
@@ -169,50 +175,50 @@ class FederatedModule(LightningModule):
         """Build this client's own submodules; runs under the client's own seed before local training."""
 
     def on_client_start(self, client: Client | None) -> None:
-        """The client's state is loaded; take frozen copies here (keep them out of the state dict).
+        """Called when the client's state is loaded; take frozen copies here (keep them out of the state dict).
 
-        None is whoever owns all data under a plain Trainer.
+        Under a plain Trainer the client is None.
         """
 
     def on_client_end(self, client: Client) -> None:
-        """Local training is over; the upload is taken next."""
+        """Called after local training, before the upload is taken."""
 
     def earlier_uploads(self) -> dict[int, State]:
-        """Uploads of clients that need not train again, by client id."""
+        """Uploads of clients that do not train again, by client id."""
         return {}
 
     def on_server_start(self, server: Server, uploads: Mapping[int, State]) -> None:
-        """The server is about to train; what clients uploaded, by client id: all that is collected, or this round's."""
+        """Called before the server trains, with the uploads by client id: all that were collected, or this round's."""
 
     def client_weight(self, client: Client) -> float:
-        """How much this client counts: by its opted-in samples, or as much as any other."""
+        """The weight of this client: its number of opted-in samples, or 1."""
         if self.weighting == "examples":
             return client.num_opted_in
         return 1.0
 
     def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
-        """Refuse what no client can have sent, such as a count below 0; the client is left out of the round.
+        """Refuse values that no client can have sent, such as a count below 0; the client is left out of the round.
 
         Names, shapes, dtypes, finiteness and the weight are checked for every method.
 
         Args:
-            client: Who sends it.
+            client: The sender.
             upload: What it sends.
-            most_steps: Batches that local training can have.
+            most_steps: Most batches that local training can have.
         """
 
     def download(self, client: Client, current: State, uploads: Mapping[int, State]) -> State:
-        """What the server sends this client, in place of what is shared; it runs on the server, with its state.
+        """What the server sends this client, by default the shared state; runs on the server, with its state.
 
         Entries of the method's state are loaded; others are in `self.received` during local training. A client uploads
-        what it holds of the shared state: what it was sent, or has uploaded before where that is kept. Who has uploaded
-        nothing yet must be sent what it begins with. Entries may be of other shapes than the server's where
-        `configure_client` builds such; then `aggregate` is the method's own.
+        the shared entries that it holds: those it was sent, or its last upload where that is kept. A client without an
+        upload must be sent its first state. Shapes may differ from the server's if `configure_client` builds such
+        networks; then `aggregate` must be overridden, too.
 
         Args:
-            client: Who trains next, or is evaluated.
-            current: What everybody would be sent.
-            uploads: The last upload of every client, where the stage says `keep_uploads`; of who has one.
+            client: Trains next, or is evaluated.
+            current: The shared state, which every client is sent by default.
+            uploads: The clients' last uploads, if the stage has `keep_uploads`.
         """
         return current
 
@@ -221,9 +227,9 @@ class FederatedModule(LightningModule):
         return self.combine(uploads, current)
 
     def combine(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
-        """The uploads by the rule of the federation, for your own `aggregate`: `trainer.aggregator`, or their mean.
+        """Combine uploads by `trainer.aggregator`, or their mean, for an `aggregate` of your own.
 
-        Rules see what is shared, and nothing that is `upload_only`.
+        Rules get what is shared, and nothing that is `upload_only`.
         """
         if self.upload_only:
             uploads = (self._only_shared(upload) for upload in uploads)
@@ -234,29 +240,29 @@ class FederatedModule(LightningModule):
         return replace(upload, state=shared)
 
     def global_model(self) -> nn.Module:
-        """The network that all clients agree on; evaluated as `global`, and as `trained` right after local training.
+        """The global network; evaluated as `global`, and as `trained` right after local training.
 
-        It is `network`, or the method itself, by its own `forward`, if it has no `network`.
+        By default `network`, or the method itself, by its own `forward`, if it has no `network`.
         """
         return getattr(self, "network", self)
 
     def forward(self, x: Any, /) -> Any:
-        """The network that a client uses for itself; evaluated as `personal`."""
+        """A client's own model; evaluated as `personal`."""
         network = self.global_model()
         if network is self:
             raise TypeError(f"{type(self).__name__} must build `self.network`, or override `forward`")
         return applied(network, x)
 
     def loss(self, output: Any, target: Any) -> Tensor:
-        """The mean over a batch, of what a network gives and the targets: what is trained, watched and reported."""
+        """The mean loss of a batch, in training, early stopping and evaluation."""
         return task_of(self).loss(output, target)
 
     def metrics(self) -> dict[str, Metric]:
-        """What is measured beside the loss, by name; the first says what best.ckpt is the best of."""
+        """Metrics beside the loss, by name; best.ckpt is the best of the first."""
         return task_of(self).metrics()
 
     def parameters_of(self, client: Client | None) -> Iterable[nn.Parameter] | Iterable[dict[str, Any]]:
-        """What a client's optimiser trains; in groups, if you like, each clipped by itself."""
+        """The parameters of a client's optimiser, or groups of them, each clipped by itself."""
         return (p for p in self.parameters() if p.requires_grad)
 
     def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
@@ -266,21 +272,21 @@ class FederatedModule(LightningModule):
         return loss
 
     def validation_loss(self, z: Any, y: Any) -> Tensor:
-        """What early stopping watches, of outputs and targets."""
+        """The loss that early stopping watches."""
         return loss_of(self)(z, y)
 
     def personalise(self, client: Client) -> None:
-        """Adapt a client's model before it is evaluated, exported or predicts: its state is loaded, gradients are on.
+        """Adapt a client's model before it is evaluated, exported or predicts; its state is loaded, gradients are on.
 
-        What it changes is forgotten afterwards. A method that overrides this has a `personal` model for every client.
+        Changes do not last. A method that overrides this has a `personal` model for every client.
         """
 
     def probe(self, client: Client) -> dict[str, float]:
-        """More numbers of a client's model, such as the mean of a gate; recorded beside its metrics."""
+        """Further numbers of a client's model, such as the mean of a gate, recorded beside its metrics."""
         return {}
 
     def on_fit_start(self) -> None:
-        """Under a plain Trainer, all of training is one local training; in a federation it has begun already."""
+        """Under a plain Trainer, all of training is one local training; a federation calls `on_client_start` itself."""
         if self._log_sink is None:
             self.num_clients = 1
             self.on_client_start(self.client)
@@ -308,7 +314,7 @@ class FederatedModule(LightningModule):
             self.log(f"{prefix}_{name}", metric, prog_bar=True, batch_size=size)
 
     def _metrics_of(self, prefix: Literal["val", "test"]) -> Iterator[tuple[str, Metric]]:
-        """Made when they are first asked for, under a Trainer; parts of the module, so that Lightning resets them."""
+        """Built at the first use, under a Trainer; submodules, so that Lightning resets them."""
         if not hasattr(self, "_evaluated"):
             own = {key: metrics_of(self) for key in ("val", "test")}
             parts = {key: nn.ModuleList(metrics.values()) for key, metrics in own.items()}
@@ -328,7 +334,7 @@ class FederatedModule(LightningModule):
     def log(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """As in Lightning; in a federation, the mean over local training (or `reduce_fx`) is recorded for the client.
 
-        Also in `aggregate` and `probe`; elsewhere nobody would record it, and it is refused.
+        Works in `aggregate` and `probe`, too; elsewhere in a federation it is refused.
         """
         if self._log_sink is not None:
             self._log_sink(name, value, *args, **kwargs)
@@ -340,8 +346,22 @@ class FederatedModule(LightningModule):
             self.log(name, value, *args, **kwargs)
 
 
+def _with_common_args(method: type) -> str | None:
+    """A class docstring, which help and pages show, with the arguments that it shares with most methods."""
+    text = cleandoc(method.__doc__ or "")
+    if not text or "__init__" not in vars(method):
+        return method.__doc__
+    title, section, others = text.partition("\n\nArgs:\n")
+    names = signature(method.__init__).parameters.keys() & COMMON_ARGS.keys()  # type: ignore[misc]
+    lines = [f"    {name}: {COMMON_ARGS[name]}" for name in COMMON_ARGS if name in names]
+    missing = [line for line in lines if f"\n{line.partition(':')[0]}:" not in text]
+    if not missing:
+        return text
+    return title + "\n\nArgs:\n" + "\n".join(missing) + (f"\n{others}" if section else "\n")
+
+
 def loss_of(method: FederatedModule) -> Callable[[Any, Any], Tensor]:
-    """A method's `loss`; an attribute of this name that is not callable is ignored."""
+    """A method's `loss`; ignores an attribute of this name that is not callable."""
     found = method.loss
     if callable(found):
         return found
@@ -349,7 +369,7 @@ def loss_of(method: FederatedModule) -> Callable[[Any, Any], Tensor]:
 
 
 def task_of(method: FederatedModule) -> Task:
-    """A method's `task`; an attribute of this name that is no `Task` is ignored."""
+    """A method's `task`; ignores an attribute of this name that is no `Task`."""
     found = method.task
     if isinstance(found, Task):
         return found
@@ -357,7 +377,7 @@ def task_of(method: FederatedModule) -> Task:
 
 
 def metrics_of(method: FederatedModule) -> dict[str, Metric]:
-    """What the class returns from `metrics`; an attribute of this name is ignored."""
+    """The class's own `metrics`; ignores an attribute of this name."""
     return type(method).metrics(method)
 
 
@@ -386,6 +406,6 @@ def check_travels(model: FederatedModule) -> None:
                 f"`model`: {method} has {name!r}, which could not be shared: leave out `get_extra_state`; what is to "
                 "travel is a buffer, and plain attributes that the server's side changes are saved by themselves."
             )
-        said = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
-        if len(said) > 1:
-            raise ValueError(f"`model`: {name!r} of {method} is said to be both `{said[0]}` and `{said[1]}`; say one.")
+        found = [declared for declared in ONE_PLACE if name.startswith(getattr(model, declared))]
+        if len(found) > 1:
+            raise ValueError(f"`model`: {name!r} of {method} is both `{found[0]}` and `{found[1]}`; choose one.")

@@ -1,7 +1,7 @@
 """Ditto. Li et al., 2021. https://arxiv.org/abs/2012.04221
 
-The shared network w is FedAvg's. Beside it a client trains a network v_k of its own, held near the
-w_t that it received:
+The shared network w is FedAvg's. Beside it a client trains a network v_k of its own, held near the w_t that it
+received:
 
     w_k <- w_k - lr * grad f_k(w_k);    v_k <- v_k - lr * (grad f_k(v_k) + lam * (v_k - w_t))
 
@@ -23,26 +23,22 @@ from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.inputs import applied
 from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import groups
-from fedlit.methods.states import frozen, trained
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.states import frozen, groups, trained
 from fedlit.rng import Stream, derive
 from fedlit.tasks import Task
 
 
-class Ditto(FederatedModule):
+class Ditto(FedAvg):
     """A shared network, and a personal one that is held near it.
 
     Args:
         network: Builds both networks.
         optimizer: Builds a client's optimiser from the parameters of both.
-        lam: Strength of the pull towards the network that a client received; 0 trains the personal
-            one alone. The authors: 0.1 to 2.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
+        lam: Strength of the pull towards the network that a client received; 0 trains the personal one alone. The
+            authors: 0.1 to 2.
     """
 
     card = Card(
@@ -51,7 +47,7 @@ class Ditto(FederatedModule):
         travels="the network",
         stays="a personal network",
         recipes=("ditto_fashion.yaml", "ditto_cifar10.yaml"),
-        use="Clients want a model of their own and a global one that is exactly FedAvg's; lam says how near. "
+        use="Clients want a model of their own and a global one that is exactly FedAvg's; lam is how near. "
         "Local training trains both, which costs the time of two.",
         invariant="the global model is FedAvg's; lam = 0: the personal one is trained alone",
     )
@@ -67,17 +63,13 @@ class Ditto(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        check_number("model.lam", lam, least=0)
-        self.network = build(network, "model.network")
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         self.personal = copy.deepcopy(self.network)
-        self.lam = lam
-        self.weighting = weighting
-        self.anchors: list[Tensor] = []
+        self.lam = check_number("model.lam", lam, least=0)
         self.personal_stream = Stream(0)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.anchors = frozen(trained(self.network))
+        self.w_t = frozen(trained(self.network))
         self.v = trained(self.personal)
         # Dropout of the personal network must not move the shared one's random numbers, or that were not FedAvg's.
         self.personal_stream = Stream(derive(torch.initial_seed(), "personal"))
@@ -98,4 +90,4 @@ class Ditto(FederatedModule):
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         # grad F(v) + lam (v - w)
-        add_to_gradients(self.v, proximal_gradient(self.v, self.anchors, self.lam))
+        add_to_gradients(self.v, proximal_gradient(self.v, self.w_t, self.lam))

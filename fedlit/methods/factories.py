@@ -1,4 +1,4 @@
-"""What a method builds networks and optimisers with, and how some clients come to have others than the rest."""
+"""Factories of networks and optimisers, and choices of them for some clients."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
 from fedlit.data.client import Client
@@ -39,11 +39,25 @@ def build(network: NetworkFactory, option: str) -> nn.Module:
         raise ValueError(f"`{option}` cannot be built: {problem}") from error
     if not isinstance(built, nn.Module):
         raise TypeError(f"`{option}` must build a network, got a {type(built).__name__}.")
+    _check_copyable(built, option)
     return built
 
 
+def _check_copyable(network: nn.Module, option: str) -> None:
+    """Refuse tensors that are computed from parameters once, such as by torch's old `weight_norm`."""
+    for path, part in network.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                full_name = f"{path}.{name}".lstrip(".")
+                raise ValueError(
+                    f"`{option}`: {full_name!r} is computed from parameters when the network is built, and cannot be "
+                    "copied; in place of torch.nn.utils.weight_norm, spectral_norm or prune, use "
+                    "torch.nn.utils.parametrizations."
+                )
+
+
 def check_builders(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
-    """Refuse an optimiser that is built already: every client has its own."""
+    """Refuse optimisers that are built already: every client has its own."""
     check_builder("model.optimizer", optimizer)
     if not isinstance(client_optimizers, list | dict | None):
         raise TypeError(
@@ -65,12 +79,12 @@ def check_builder(option: str, optimizer: OptimizerCallable) -> None:
 def check_sgd(
     optimizer: OptimizerCallable, client_optimizers: ClientOptimizers, may_have: Collection[str], why: str
 ) -> None:
-    """Refuse what is not torch's SGD, for a method that reckons with its steps.
+    """Refuse what is not torch's SGD, for a method whose equations hold for its steps alone.
 
     Args:
-        optimizer: For all.
-        client_optimizers: For some.
-        may_have: What the steps may have beside a rate, such as momentum.
+        optimizer: Of all clients.
+        client_optimizers: Of some clients.
+        may_have: Settings that are allowed beside a rate, such as momentum.
         why: Ends the error message.
     """
     for option, built in _built(optimizer, client_optimizers):
@@ -97,7 +111,7 @@ def _built(optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) ->
     for option, factory in chosen.items():
         try:
             yield option, factory([nn.Parameter(torch.zeros(1))])
-        except Exception:  # what is wrong with it is said later
+        except Exception:  # reported later, with the client's own parameters
             continue
 
 
@@ -118,13 +132,26 @@ def numbered(per_client: list | dict | None) -> dict[int, Any]:
     return dict(enumerate(per_client or []))
 
 
-def built_once(configure: Configure) -> Configure:
-    """For `configure_client`: what it builds for a client differs from round to round in its state alone.
+def draws_initial_values(*options: str) -> Callable[[Configure], Configure]:
+    """For `configure_client`: what it builds for most clients is as the method's own, but for its initial values.
 
-    So it need not be called again for a client whose state has all values.
+    It is then called for these values alone, and clients train the method's own networks in turn.
+
+    Args:
+        options: Names of the attributes by which some clients have networks of another architecture.
     """
-    configure.is_built_once = True  # type: ignore[attr-defined]
-    return configure
+
+    def mark(configure: Configure) -> Configure:
+        configure.own_networks = options  # type: ignore[attr-defined]
+        return configure
+
+    return mark
+
+
+def has_common_networks(module: Any, client: Client) -> bool:
+    """Whether a client's networks are as the method's own, but for their values; see `draws_initial_values`."""
+    options = getattr(module.configure_client, "own_networks", None)
+    return options is not None and all(for_client(None, getattr(module, name), client) is None for name in options)
 
 
 def for_client(common: Any, per_client: list | dict | None, client: Client | None) -> Any:
@@ -133,10 +160,6 @@ def for_client(common: Any, per_client: list | dict | None, client: Client | Non
         return common
     if isinstance(per_client, dict):
         return per_client.get(client.id, common)
-    if client.id >= len(per_client):
-        raise ValueError(
-            f"A list of choices per client has {len(per_client)} entries, but there is a client {client.id}."
-        )
     return per_client[client.id]
 
 
@@ -164,7 +187,7 @@ def check_ids(option: str, ids: Iterable[int], num_clients: int) -> None:
 
 
 def kind(choice: Any) -> Any:
-    """What a choice amounts to: equal for two factories of the same call, as a configuration makes them.
+    """A key of a choice, equal for two factories of the same call, as a configuration makes them.
 
     Example:
         >>> kind(partial(nn.Linear, 2)) == kind(partial(nn.Linear, 2))

@@ -7,8 +7,8 @@ vector:
     Fhat_i^l = mean of F_j^l over the others, j != i, that hold label l
     loss = CE(p, y) + gamma * CE(p, Fhat_i^y)                   where there is an Fhat_i^y
 
-What comes down is the sum over all clients of the last round and their number; a client that was among them takes its
-own part out again, and so has the mean of the others.
+The server sends the sum over all clients of the last round and their number; a client that was among them subtracts its
+own part, and so has the mean of the others.
 
 Invariants: gamma = 0 is local training; of two clients, each learns from the other alone.
 """
@@ -24,19 +24,19 @@ from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.heads import last_linear
 from fedlit.losses import class_sums, soft_cross_entropy
-from fedlit.methods.base import Card, FederatedModule, loss_of
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
+from fedlit.methods.base import Card, loss_of
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory
+from fedlit.methods.local import LocalOnly
+from fedlit.methods.stage import Stage
 
 
-class FD(FederatedModule):
-    """A network per client; each learns what the others say of a label on the mean.
+class FD(LocalOnly):
+    """A network per client; each learns the others' mean output for a label.
 
     Args:
         network: Builds the network of a client; it ends in a linear layer.
         optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
         gamma: Weight of the others' mean output; 0 is local training.
-        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
     """
 
     card = Card(
@@ -45,13 +45,12 @@ class FD(FederatedModule):
         travels="mean outputs per label, and counts",
         stays="the network, and what it sent last",
         recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
-        use="Clients have networks of their own and next to nothing to send: a vector for each label. It "
-        "teaches about labels that several hold; there is no global model.",
+        use="Clients have networks of their own and next to nothing to send: a vector for each label. They learn "
+        "from each other where several hold a label; there is no global model.",
         invariant="gamma = 0 is local training",
         tasks=("classification",),
     )
 
-    shared = ()
     download_only = ("total", "holders", "number")
     upload_only = ("means", "counts")
     total: Tensor
@@ -71,25 +70,21 @@ class FD(FederatedModule):
         client_networks: ClientNetworks = None,
         client_optimizers: ClientOptimizers = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
-        self.factory = network
-        self.client_networks = client_networks
-        self.network = build(network, "model.network")
+        super().__init__(network, optimizer, client_networks, client_optimizers)
         self.gamma = check_number("model.gamma", gamma, least=0)
         classes = last_linear(self.network)[1].out_features
         for name in ("total", "means", "own_means"):
             self.register_buffer(name, torch.zeros(classes, classes))
         for name in ("holders", "counts", "own_counts"):
             self.register_buffer(name, torch.zeros(classes, dtype=torch.int64))
-        for name in ("number", "own_number"):  # of the mean: how many were taken before
+        for name in ("number", "own_number"):  # of the mean that is sent down
             self.register_buffer(name, torch.zeros(1, dtype=torch.int64))
 
-    @built_once
-    def configure_client(self, client: Client) -> None:
-        self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
+    def configure_stages(self) -> list[Stage]:
+        return [Stage("federate")]
 
     def on_client_start(self, client: Client | None) -> None:
-        own_part = (self.own_number == self.number) * self.own_counts.sign()  # 0 of what others sent without me
+        own_part = (self.own_number == self.number) * self.own_counts.sign()  # 0 if it sent nothing in the last round
         self.others = self.holders - own_part
         self.teacher = (self.total - own_part[:, None] * self.own_means) / self.others.clamp_min(1)[:, None]
 

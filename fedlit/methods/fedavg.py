@@ -6,8 +6,7 @@ A client trains a copy of the global model on its own data; the server averages 
 
 FedAvgM, FedAdam and FedYogi are FedAvg with a `trainer.server_optimizer`.
 
-Invariants: one client that holds all data is a plain training loop; with clients of equal size both
-weightings agree.
+Invariants: one client that holds all data is a plain training loop; with clients of equal size both weightings agree.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
@@ -18,16 +17,7 @@ from fedlit.tasks import Task
 
 
 class FedAvg(FederatedModule):
-    """One network for all, averaged every round.
-
-    Args:
-        network: Builds the network.
-        optimizer: Builds a client's optimiser from the parameters.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
-    """
+    """One network for all, averaged every round."""
 
     card = Card(
         paper="McMahan et al., 2017",

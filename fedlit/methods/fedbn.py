@@ -2,33 +2,28 @@
 
 As FedAvg, but BatchNorm layers stay with their client, weights and statistics alike:
 
-    w_{t+1}^(l) = sum_k a_k w_k^(l)   of a layer l that is no BatchNorm;   w_k^(l) stays of one that is
+    w_{t+1}^(l) = sum_k a_k w_k^(l)   if layer l is no BatchNorm;   else w_k^(l) stays
 
-The authors' code weighs all clients alike and knows such layers by `bn` in their names; here they are
-known by their kind. `trainer.batch_norm: local` does the same for any method.
+The authors' code weighs all clients alike and finds such layers by `bn` in their names; here they are found by their
+class. `trainer.batch_norm: local` does the same for any method.
 
 Invariants: a network without BatchNorm is FedAvg's; FedAvg under `trainer.batch_norm: local` is this.
 """
 
 from lightning.pytorch.cli import OptimizerCallable
 
-from fedlit.methods.base import Card, FederatedModule, Weighting
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import batch_norm_names
+from fedlit.heads import batch_norm_names
+from fedlit.methods.base import Card, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
 from fedlit.tasks import Task
 
 
-class FedBN(FederatedModule):
-    """One network for all but for its BatchNorm layers, which every client has for itself.
+class FedBN(FedAvg):
+    """One network for all, except for its BatchNorm layers, which stay with each client.
 
     Args:
-        network: Builds the network.
-        optimizer: Builds a client's optimiser from the parameters.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the
-            authors' code).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
+        weighting: A client counts by its `examples`, or all count the same (`uniform`, as in the authors' code).
     """
 
     card = Card(
@@ -50,10 +45,8 @@ class FedBN(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        self.network = build(network, "model.network")
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         self.own_names = batch_norm_names(self)
-        self.weighting = weighting
 
     def is_shared(self, name: str) -> bool:
         return super().is_shared(name) and name not in self.own_names

@@ -1,7 +1,7 @@
 """Ensemble distillation for model fusion (FedDF). Lin et al., 2020. https://arxiv.org/abs/2006.07242
 
-As FedAvg; but the mean x of a round's networks x_k is only where the server starts from. On a public pool without
-labels it learns what they say together:
+As FedAvg, but the server trains the mean x of a round's networks x_k further: on a public pool without labels it learns
+the mean of their logits:
 
     L(x) = KL(softmax(1/|S_t| * sum_k f(x_k, d)) || softmax(f(x, d)))        over batches d of the pool
 
@@ -26,13 +26,64 @@ from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_count
 from fedlit.data.client import Client, Server
 from fedlit.losses import distillation_loss
-from fedlit.methods.architectures import Architectures, by_architecture, number_in
 from fedlit.methods.base import Card, FederatedModule, Weighting
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, for_client, kind, numbered
 from fedlit.methods.stage import EarlyStopping, Stage
-from fedlit.methods.teachers import Ensemble
+from fedlit.methods.states import Ensemble
 
 RATE = 1e-3  # of the paper's Adam
+
+
+class Architectures(nn.ModuleList):
+    """A network of each architecture among the clients, the common one first.
+
+    Args:
+        network: Builds the common one, which is also the server's.
+        client_networks: Another for some clients: a list with one for each, or a mapping from client id.
+
+    Example:
+        >>> Architectures(nn.Flatten, {1: nn.ReLU, 4: nn.ReLU})
+        Architectures(
+          (0): Flatten(start_dim=1, end_dim=-1)
+          (1): ReLU()
+        )
+    """
+
+    def __init__(self, network: NetworkFactory, client_networks: ClientNetworks) -> None:
+        others = numbered(client_networks).values()
+        factories = {kind(factory): factory for factory in (network, *others)}
+        super().__init__(build(factory, "model.network") for factory in factories.values())
+        self.kinds = list(factories)
+        self.common = network
+        self.per_client = client_networks
+
+    def number_of(self, client: Client | None) -> int:
+        """The place of the client's network."""
+        if client is None or isinstance(client, Server):
+            return 0
+        return self.kinds.index(kind(for_client(self.common, self.per_client, client)))
+
+    def of(self, client: Client | None) -> nn.Module:
+        """The client's network."""
+        return self[self.number_of(client)]
+
+
+def number_in(names: Iterable[str]) -> int:
+    """The architecture of a state, from the names of its entries in a method's `networks`.
+
+    Example:
+        >>> number_in(["networks.1.weight", "networks.1.bias"])
+        1
+    """
+    return int(next(iter(names)).split(".")[1])
+
+
+def by_architecture(uploads: Iterable[Upload]) -> dict[int, list[Upload]]:
+    """The uploads of clients with the same architecture, in client order."""
+    alike: dict[int, list[Upload]] = {}
+    for upload in uploads:
+        alike.setdefault(number_in(upload.state), []).append(upload)
+    return alike
 
 
 class FedDF(FederatedModule):
@@ -40,17 +91,12 @@ class FedDF(FederatedModule):
 
     Args:
         network: Builds the network; the global model is of its architecture.
-        optimizer: Builds a client's optimiser from the parameters.
         distil_epochs: Passes over the public pool in every round, at most; 0 is FedAvg.
         patience: Stop after so many epochs without a better accuracy on the clients' validation samples, and keep the
             best state; None takes all epochs.
         distil_optimizer: Builds the server's optimiser; Adam with rate 1e-3 by default.
-        client_networks: Another network for some clients: a list with one for each, or a mapping
-            from client id.
         weighting: A client counts by its `examples`, or all count the same (`uniform`), in the mean of networks; as
             teachers all count the same.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
     """
 
     card = Card(
@@ -88,9 +134,7 @@ class FedDF(FederatedModule):
         self.recorded: Tensor | None = None
 
     def configure_stages(self) -> list[Stage]:
-        stopping = None
-        if self.patience is not None:
-            stopping = EarlyStopping("acc", self.patience, check_every=1)
+        stopping = None if self.patience is None else EarlyStopping("acc", self.patience, check_every=1)
         distil = Stage(
             "distil",
             side="server",
@@ -132,10 +176,10 @@ class FedDF(FederatedModule):
         if server.sees_the_same_inputs and self.distil_epochs:
             batches = server.train_batches(None).to(self.device)
             batches.drop_last = False
-            self.recorded = torch.cat([self._taught(x.to(self.dtype)) for x, _ in batches])
+            self.recorded = torch.cat([self.target(x.to(self.dtype)) for x, _ in batches])
 
-    def _taught(self, x: Tensor) -> Tensor:
-        """What all teachers say together, logits ``[N, C]``."""
+    def target(self, x: Tensor) -> Tensor:
+        """The mean of all teachers' logits, ``[N, C]``."""
         assert self.teachers is not None  # set before the server trains
         return self.teachers(x).mean(dim=0)
 
@@ -146,9 +190,9 @@ class FedDF(FederatedModule):
         if not isinstance(self.client, Server):
             return super().training_step(batch, batch_idx)  # type: ignore[arg-type]
         x, _, index = batch
-        taught = self._taught(x) if self.recorded is None else self.recorded[index]
+        target = self.target(x) if self.recorded is None else self.recorded[index]
         # Each student's gradient is its own: no other loss depends on it.
-        loss = torch.stack([distillation_loss(student(x), taught) for student in self.networks]).sum()
+        loss = torch.stack([distillation_loss(student(x), target) for student in self.networks]).sum()
         self.log("distillation_loss", loss)
         return loss
 
@@ -166,5 +210,5 @@ class FedDF(FederatedModule):
 
 
 def _of(number: int, state: Mapping[str, Tensor]) -> State:
-    """What is an architecture's of a state."""
+    """The entries of an architecture."""
     return {name: tensor for name, tensor in state.items() if number_in([name]) == number}

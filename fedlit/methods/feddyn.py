@@ -1,16 +1,17 @@
 """FedDyn. Acar et al., 2021. https://arxiv.org/abs/2111.04263 (algorithm 1)
 
-Every client's loss is bent in every round so that the clients' optima and the global one come to agree. A client has
-h_i, the server h, all zero at first:
+Every client's loss is corrected in every round so that the clients' optima and the global one agree in the end. A
+client has h_i, the server h, all zero at first:
 
     y_i = argmin_y f_i(y) - <h_i, y> + alpha/2 ||y - x||^2,    h_i <- h_i - alpha (y_i - x)
     h  <- h - alpha/N sum_S (y_i - x),                         x  <- mean_S y_i - h / alpha
 
 N clients may take part, those in S do; local epochs stand for the argmin, every client counts the same, buffers are the
-mean. We follow the paper; the authors' code divides alpha by a client's share of the samples, and clips gradients.
+mean. We follow the paper; the authors' code divides alpha by a client's share of the samples, and clips gradients. With
+h_i = 0 a client trains as in FedProx, where y is w, x is w_t and alpha is mu.
 
-Invariants: h is the mean of all N h_i after every round, whoever took part (rounding); in the first round the uploads
-are FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
+Invariants: h is the mean of all N h_i after every round, whichever clients took part (rounding); in the first round the
+uploads are FedProx's with mu = alpha; where h = 0 and every y_i = x, nothing moves.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,28 +19,22 @@ from collections.abc import Iterable, Mapping
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
-from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload, watched
 from fedlit.bounds import check_positive
 from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
-from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import Card, FederatedModule
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_no_line_search
-from fedlit.methods.states import Vectors, frozen, shared_numbers, trained
+from fedlit.methods.base import Card
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedprox import FedProx
+from fedlit.methods.states import Vectors, shared_numbers, trained
 from fedlit.tasks import Task
 
 
-class FedDyn(FederatedModule):
+class FedDyn(FedProx):
     """One network for all; a client's loss is corrected by how far it has moved in all rounds.
 
     Args:
-        network: Builds the network.
-        optimizer: Builds a client's optimiser from the parameters.
         alpha: Strength of the pull and of its memory; the paper has 0.01 to 0.1.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -55,7 +50,6 @@ class FedDyn(FederatedModule):
 
     shared = ("network.",)
     server_only = ("h.",)
-    weighting = "uniform"
 
     def __init__(
         self,
@@ -65,27 +59,19 @@ class FedDyn(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        self.network = build(network, "model.network")
-        self.alpha = check_positive("model.alpha", alpha)
+        check_positive("model.alpha", alpha)
+        super().__init__(network, optimizer, alpha, "uniform", client_optimizers, task)
+        self.alpha = alpha
         self.h = Vectors(trained(self.network))
         self.h_i = Vectors(trained(self.network))
 
-    def check(self, data: FederatedData) -> None:
-        super().check(data)
-        check_no_line_search(self.optimizer, self.client_optimizers)
-
-    def on_client_start(self, client: Client | None) -> None:
-        self.y = trained(self.network)
-        self.x = frozen(self.y)
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        bend = proximal_gradient(self.y, self.x, self.alpha)
-        torch._foreach_sub_(bend, list(self.h_i))  # alpha (y - x) - h_i
-        add_to_gradients(self.y, bend)
+    def gradient_of_term(self) -> list[Tensor]:
+        gradient = super().gradient_of_term()
+        torch._foreach_sub_(gradient, list(self.h_i))  # alpha (y - x) - h_i
+        return gradient
 
     def on_client_end(self, client: Client) -> None:
-        moved = zip(self.h_i, self.y, self.x, strict=True)
+        moved = zip(self.h_i, self.w, self.w_t, strict=True)
         self.h_i.put([h_i - self.alpha * (y.detach() - x) for h_i, y, x in moved])
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:

@@ -1,14 +1,14 @@
 """Federated learning by model distillation (FedMD). Li and Wang, 2019. https://arxiv.org/abs/1910.03581
 
-Clients have networks f_k of their own, of any architecture, and speak of a labelled public pool D_0. Each first learns
-D_0, then its own samples. In round j, of a subset d_j of D_0 that is drawn anew:
+Clients have networks f_k of their own, of any architecture, and exchange scores of a labelled public pool D_0. Each
+first learns D_0, then its own samples. In round j, on a subset d_j of D_0 that is drawn anew:
 
-    digest:   min |f_k(x) - f~(x)|       over x in d_j, with what all said of it, f~ = 1/m * sum_k f_k
+    digest:   min |f_k(x) - f~(x)|       over x in d_j, with the consensus f~ = 1/m * sum_k f_k
     revisit:  min CE(softmax(f_k(x)), y) over own samples
     communicate: f_k(x), x in d_{j+1}
 
-Scores are logits, and the distance is their mean absolute difference: the paper says "class scores" and "approach",
-its authors' code has these. In the first round there is nothing to digest yet.
+Scores are logits, and the distance is their mean absolute difference, as in the authors' code; the paper has "class
+scores" and "approach". In the first round there is nothing to digest yet.
 
 Invariants: with one client the consensus is its own scores; without digestion a client is alone.
 """
@@ -25,14 +25,15 @@ from fedlit.bounds import check_count
 from fedlit.data.batches import num_batches
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.methods.base import Card, FederatedModule
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
+from fedlit.methods.base import Card
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, for_client
+from fedlit.methods.local import LocalOnly
 from fedlit.methods.stage import Stage
 from fedlit.rng import generator
 
 
-class FedMD(FederatedModule):
-    """A network per client; they agree on what they say of public samples.
+class FedMD(LocalOnly):
+    """A network per client; they agree on their scores of public samples.
 
     Args:
         network: Builds the network of a client; every client draws its own initial weights.
@@ -41,10 +42,6 @@ class FedMD(FederatedModule):
         digest_epochs: Passes over them in a round; 0 leaves every client alone.
         public_epochs: Passes over the public pool and its labels before the first round, at most.
         private_epochs: Passes over a client's own samples after that.
-        client_networks: Another network for some clients: a list with one for each, or a mapping
-            from client id.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
     """
 
     card = Card(
@@ -75,14 +72,11 @@ class FedMD(FederatedModule):
         client_networks: ClientNetworks = None,
         client_optimizers: ClientOptimizers = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(network, optimizer, client_networks, client_optimizers)
         self.subset = check_count("model.subset", subset)
         self.digest_epochs = check_count("model.digest_epochs", digest_epochs, least=0)
         self.public_epochs = check_count("model.public_epochs", public_epochs, least=0)
         self.private_epochs = check_count("model.private_epochs", private_epochs, least=0)
-        self.factory = network
-        self.client_networks = client_networks
-        self.network = build(network, "model.network")
         self.scores: Tensor
         self.register_buffer("scores", torch.zeros(0, 0))  # `check` knows how many samples and classes there are
 
@@ -99,22 +93,17 @@ class FedMD(FederatedModule):
             Stage("exchange"),
         ]
 
-    @built_once
-    def configure_client(self, client: Client) -> None:
-        factory = for_client(self.factory, self.client_networks, client)
-        self.network = build(factory, "model.client_networks")
-
     def on_client_start(self, client: Client | None) -> None:
-        if client is None or not self._exchanges or not self.scores.any():  # nobody has said anything yet
+        if client is None or not self._exchanges or not self.scores.any():  # there is no consensus yet
             return
         optimizer = for_client(self.optimizer, self.client_optimizers, client)(self.network.parameters())
         # As many as in local training by `data.drop_last`: a last batch of one sample is no step.
         num_steps = max(1, num_batches(len(self.scores), client.data.batch_size, client.data.drop_last))
         for _ in range(self.digest_epochs):
-            said = 0
+            start = 0
             for x in islice(self._public(client, client.round), num_steps):
-                consensus = self.scores[said : said + len(x)]
-                said += len(x)
+                consensus = self.scores[start : start + len(x)]
+                start += len(x)
                 optimizer.zero_grad()
                 loss = F.l1_loss(self.network(x), consensus)
                 loss.backward()

@@ -1,13 +1,13 @@
 """FedNova. Wang et al., 2020. https://arxiv.org/abs/2007.07481 (equations 6 to 8)
 
-Who takes more steps counts more in FedAvg than its samples say. FedNova averages clients' directions, each divided by
-the norm of what its steps add up to, and then goes as far as the clients did on the mean:
+A client that takes more steps counts more in FedAvg than its number of samples. FedNova averages clients' directions,
+each divided by the norm of its steps, and then goes as far as the clients did on average:
 
     d_i = (x - y_i) / |a_i|,    x <- x - tau_eff sum_i p_i d_i,    tau_eff = sum_i p_i |a_i|
 
     |a_i| = tau                                                   tau steps of SGD
     |a_i| = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho)     with momentum rho
-    |a_i| = (1 - (1 - lr mu)^tau) / (lr mu)                       with a proximal term mu/2 ||y - x||^2
+    |a_i| = (1 - (1 - lr mu)^tau) / (lr mu)                       with FedProx's term mu/2 ||y - x||^2
 
 Buffers are the plain mean. Momentum begins anew in every round (`trainer.optimizer_state: keep` would break the norm).
 
@@ -16,7 +16,6 @@ Invariants: equal norms are FedAvg (rounding), also with momentum; mu alone with
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -24,28 +23,24 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
-from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import Card, FederatedModule, Weighting
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd, for_client
-from fedlit.methods.states import frozen, shared_numbers, trained
+from fedlit.methods.base import Card, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_sgd, for_client
+from fedlit.methods.fedprox import FedProx
+from fedlit.methods.states import num_steps_taken, shared_numbers
 from fedlit.tasks import Task
 
 LEAST_NORM = 1e-3  # of steps that were taken; 1, unless lr mu is above 1
 
 
-class FedNova(FederatedModule):
+class FedNova(FedProx):
     """One network for all; clients' directions count by samples, however many steps they took.
 
     Args:
-        network: Builds the network.
         optimizer: Builds a client's optimiser: torch.optim.SGD, with momentum or without.
         mu: Strength of the pull towards the global model, as in FedProx; 0 is none.
         weighting: A client counts by its `examples` (the paper), or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -70,10 +65,7 @@ class FedNova(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        self.network = build(network, "model.network")
-        self.mu = check_number("model.mu", mu, least=0)
-        self.weighting = weighting
+        super().__init__(network, optimizer, mu, weighting, client_optimizers, task)
         self.norm: Tensor
         self.register_buffer("norm", torch.zeros(1))
 
@@ -84,21 +76,17 @@ class FedNova(FederatedModule):
         check_sgd(self.optimizer, self.client_optimizers, may_have, why)
 
     def on_client_start(self, client: Client | None) -> None:
-        self.w = trained(self.network)
-        self.anchors = frozen(self.w)
-        self.tau = 0
-
-    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
-        self.tau += 1
-        return super().training_step(batch, batch_idx)
+        super().on_client_start(client)
+        self.tau: Tensor | int = 0
+        self.may_skip_steps = self._trainer is not None and self._trainer.precision == "16-mixed"
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        if self.mu:
-            add_to_gradients(self.w, proximal_gradient(self.w, self.anchors, self.mu))
+        self.tau += num_steps_taken(optimizer) if self.may_skip_steps else 1
+        super().on_before_optimizer_step(optimizer)
 
     def on_client_end(self, client: Client) -> None:
         settings = self.trainer.optimizers[0].param_groups[0]
-        self.norm.fill_(norm_of_steps(self.tau, settings["momentum"], settings["lr"] * self.mu))
+        self.norm.fill_(norm_of_steps(int(self.tau), settings["momentum"], settings["lr"] * self.mu))
 
     def check_upload(self, client: Client, upload: State, most_steps: int) -> None:
         settings = for_client(self.optimizer, self.client_optimizers, client)([torch.zeros(1)]).param_groups[0]
@@ -125,7 +113,7 @@ class FedNova(FederatedModule):
 
 
 def norm_of_steps(tau: int, rho: float = 0.0, lr_mu: float = 0.0) -> float:
-    """How much ``tau`` gradients count together in what a client has moved, in units of lr.
+    """The norm of the weights of ``tau`` gradients in a client's update, in units of lr.
 
     Example:
         >>> norm_of_steps(3), norm_of_steps(3, rho=0.5), norm_of_steps(3, lr_mu=0.5)

@@ -29,15 +29,17 @@ from fedlit.bounds import check_choice, check_number
 from fedlit.data.client import Client
 from fedlit.heads import last_linear, with_features
 from fedlit.losses import PrototypeReduction, prototype_distance
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, build, built_once, for_client
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientNetworks, ClientOptimizers, NetworkFactory, draws_initial_values
+from fedlit.methods.local import LocalOnly
+from fedlit.methods.stage import Stage
 from fedlit.methods.states import class_means
 from fedlit.modes import evaluating
 
 Predict = Literal["classifier", "prototype"]
 
 
-class FedProto(FederatedModule):
+class FedProto(LocalOnly):
     """A network per client; they agree on what features of a class should be.
 
     Args:
@@ -46,8 +48,6 @@ class FedProto(FederatedModule):
         lam: Strength of the pull of features towards prototypes; 0 is local training. The authors: 1, for CIFAR-10 0.1.
         predict: By the network's `classifier`, or the class of the nearest `prototype`.
         weighting: Prototypes count by `examples` of their class (the paper), or all the same (`uniform`, the code).
-        client_networks: Another network for some clients: a list with one for each, or a mapping from client id.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
         distance: What `lam` multiplies: the `mean` square over samples and features (the code), or the paper's `sum`.
     """
 
@@ -63,7 +63,6 @@ class FedProto(FederatedModule):
         tasks=("classification",),
     )
 
-    shared = ()
     download_only = ("prototypes", "known")
     upload_only = ("means", "counts")
     prototypes: Tensor
@@ -82,12 +81,9 @@ class FedProto(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         distance: PrototypeReduction = "mean",
     ) -> None:
-        super().__init__(optimizer, client_optimizers)
+        super().__init__(network, optimizer, client_networks, client_optimizers)
         check_choice("model.predict", predict, Predict)
         check_choice("model.distance", distance, PrototypeReduction)
-        self.factory = network
-        self.client_networks = client_networks
-        self.network = build(network, "model.network")
         self.lam = check_number("model.lam", lam, least=0)
         self.distance = distance
         self.predict = predict
@@ -99,9 +95,12 @@ class FedProto(FederatedModule):
         self.register_buffer("means", features.clone())
         self.register_buffer("counts", torch.zeros(last.out_features, dtype=torch.int64))
 
-    @built_once
+    def configure_stages(self) -> list[Stage]:
+        return [Stage("federate")]
+
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
-        self.network = build(for_client(self.factory, self.client_networks, client), "model.client_networks")
+        super().configure_client(client)
         _, last = last_linear(self.network)
         wanted = self.prototypes.shape[1]
         if last.in_features != wanted:

@@ -15,23 +15,18 @@ from fedlit.bounds import check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients, proximal_gradient
-from fedlit.methods.base import Card, FederatedModule, Weighting
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_no_line_search
+from fedlit.methods.base import Card, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_no_line_search
+from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.states import frozen, trained
 from fedlit.tasks import Task
 
 
-class FedProx(FederatedModule):
+class FedProx(FedAvg):
     """One network for all; a client pays for drifting away from it.
 
     Args:
-        network: Builds the network.
-        optimizer: Builds a client's optimiser from the parameters.
         mu: Strength of the pull towards the global model; 0 is FedAvg.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -53,12 +48,8 @@ class FedProx(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        check_number("model.mu", mu, least=0)
-        self.network = build(network, "model.network")
-        self.mu = mu
-        self.weighting = weighting
-        self.anchors: list[Tensor] = []
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
+        self.mu = check_number("model.mu", mu, least=0)
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
@@ -66,7 +57,12 @@ class FedProx(FederatedModule):
 
     def on_client_start(self, client: Client | None) -> None:
         self.w = trained(self.network)
-        self.anchors = frozen(self.w)
+        self.w_t = frozen(self.w)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        add_to_gradients(self.w, proximal_gradient(self.w, self.anchors, self.mu))
+        if self.mu:
+            add_to_gradients(self.w, self.gradient_of_term())
+
+    def gradient_of_term(self) -> list[Tensor]:
+        """The gradient of what the loss has beside CE."""
+        return proximal_gradient(self.w, self.w_t, self.mu)

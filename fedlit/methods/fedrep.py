@@ -1,15 +1,14 @@
 """FedRep: exploiting shared representations. Collins et al., 2021. https://arxiv.org/abs/2102.07078
 
-A client's network is a representation phi, the body, that all share, and a head h_i of its own. In
-local training it first fits its head to the body that it received, then the body to that head:
+A client's network is a representation phi, the body, that all share, and a head h_i of its own. In local training it
+first fits its head to the body that it received, then the body to that head:
 
     h_i   <- h_i   - lr * grad_h   f_i(h_i, phi)      for tau_h epochs, phi frozen
     phi_i <- phi_i - lr * grad_phi f_i(h_i, phi_i)    for tau_b epochs, h_i frozen
     phi   <- mean_i phi_i
 
-The paper's algorithm counts steps, its experiments epochs, as here. Its mean is uniform, the
-authors' code weighs by examples. As in that code what is frozen is weights: statistics of BatchNorm
-follow the samples in both phases.
+The paper's algorithm counts steps, its experiments epochs, as here. Its mean is uniform, the authors' code weighs by
+examples. As in that code, only weights are frozen: statistics of BatchNorm follow the samples in both phases.
 
 Invariants: tau_b = 0, the body never moves; what is frozen has no gradient.
 """
@@ -19,14 +18,14 @@ from torch import nn
 
 from fedlit.bounds import check_count
 from fedlit.data.client import Client
-from fedlit.methods.base import Card, FederatedModule, Weighting
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import head_names
+from fedlit.methods.base import Card, Weighting
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedper import FedPer
 from fedlit.methods.stage import Stage
 from fedlit.tasks import Task
 
 
-class FedRep(FederatedModule):
+class FedRep(FedPer):
     """A shared body and a personal head, trained one after the other.
 
     Args:
@@ -35,11 +34,7 @@ class FedRep(FederatedModule):
         head_epochs: tau_h, epochs of a round that train the head, in place of `trainer.local_epochs`.
         body_epochs: tau_b, epochs after them that train the body; with 0 it never moves.
         head_layers: Linear layers that stay with the client, the last of the network.
-        weighting: A client counts by its `examples` (the authors' code), or all count the same
-            (`uniform`, the paper).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
+        weighting: A client counts by its `examples` (the authors' code), or all count the same (`uniform`, the paper).
     """
 
     card = Card(
@@ -64,23 +59,16 @@ class FedRep(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
         check_count("model.head_epochs", head_epochs, least=0)
         check_count("model.body_epochs", body_epochs, least=0)
         check_count("model.head_layers", head_layers)
         if head_epochs + body_epochs == 0:
             raise ValueError("`model.head_epochs` and `model.body_epochs` must not both be 0.")
-        self.network = build(network, "model.network")
+        super().__init__(network, optimizer, head_layers, weighting, client_optimizers, task)
         self.head_epochs = head_epochs
         self.body_epochs = body_epochs
-        self.head_layers = head_layers
-        self.own_names = head_names(self.network, head_layers)
-        self.weighting = weighting
         self._head: list[nn.Parameter] = []
         self._body: list[nn.Parameter] = []
-
-    def is_shared(self, name: str) -> bool:
-        return super().is_shared(name) and name.removeprefix("network.") not in self.own_names
 
     def configure_stages(self) -> list[Stage]:
         return [Stage("federate", epochs=self.head_epochs + self.body_epochs)]
@@ -91,8 +79,8 @@ class FedRep(FederatedModule):
         self._body = [p for name, p in trained if name not in self.own_names]
 
     def on_train_epoch_start(self) -> None:
-        is_heads_turn = self.current_epoch < self.head_epochs
+        trains_head = self.current_epoch < self.head_epochs
         for parameter in self._head:
-            parameter.requires_grad_(is_heads_turn)
+            parameter.requires_grad_(trains_head)
         for parameter in self._body:
-            parameter.requires_grad_(not is_heads_turn)
+            parameter.requires_grad_(not trains_head)

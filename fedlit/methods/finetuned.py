@@ -1,7 +1,6 @@
 """Fine-tuned FedAvg: federate as FedAvg, then every client trains its copy of the global model on all of its own data.
 
-Invariants: with no epochs of fine-tuning every personal model is the global one; the global model is
-FedAvg's.
+Invariants: with no epochs of fine-tuning every personal model is the global one; the global model is FedAvg's.
 """
 
 import warnings
@@ -10,27 +9,22 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from fedlit.bounds import check_count
 from fedlit.data.federated import FederatedData
-from fedlit.methods.base import Card, FederatedModule, Weighting, metrics_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.base import Card, Weighting, metrics_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
 from fedlit.methods.stage import EarlyStopping, Stage
 from fedlit.notices import Notice
 from fedlit.tasks import Task
 
 
-class FineTuned(FederatedModule):
+class FineTuned(FedAvg):
     """FedAvg, then fine-tuning on each client, which keeps the result.
 
     Args:
-        network: Builds the network.
-        optimizer: Builds a client's optimiser from the parameters.
         finetune_epochs: Epochs of fine-tuning, at most; 0 leaves every client with the global model.
-        stop_on: Stop fine-tuning early on the client's own validation samples, by `loss` or a
-            metric of the task, such as `acc`, and keep the best state.
-        weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
+        stop_on: Stop fine-tuning early on the client's own validation samples, by `loss` or a metric of the task, such
+            as `acc`, and keep the best state.
         monitor: The name of `stop_on` in 0.1, for one release more.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -54,17 +48,13 @@ class FineTuned(FederatedModule):
         monitor: str | None = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        check_count("model.finetune_epochs", finetune_epochs, least=0)
-        self.network = build(network, "model.network")
-        self.finetune_epochs = finetune_epochs
-        self.weighting = weighting
-        self.stop_on = stop_on
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
+        self.finetune_epochs = check_count("model.finetune_epochs", finetune_epochs, least=0)
+        self.stop_on = stop_on or monitor
         if monitor is not None and stop_on is not None:
             raise ValueError("`model.monitor` of FineTuned is now `model.stop_on`; give one of them.")
         if monitor is not None:
             warnings.warn("`model.monitor` of FineTuned is now `model.stop_on`.", Notice, stacklevel=2)
-            self.stop_on = monitor
 
     def check(self, data: FederatedData) -> None:
         super().check(data)
@@ -73,10 +63,8 @@ class FineTuned(FederatedModule):
             raise ValueError(f"`model.stop_on` must be one of {', '.join(watched)}, got {self.stop_on!r}.")
 
     def configure_stages(self) -> list[Stage]:
-        early_stopping = None
-        if self.stop_on is not None:
-            early_stopping = EarlyStopping(self.stop_on)
-        last = Stage(
+        early_stopping = None if self.stop_on is None else EarlyStopping(self.stop_on)
+        finetune = Stage(
             "finetune",
             rounds=1,
             epochs=self.finetune_epochs,
@@ -84,4 +72,4 @@ class FineTuned(FederatedModule):
             upload="none",
             early_stopping=early_stopping,
         )
-        return [Stage("federate"), last]
+        return [Stage("federate"), finetune]

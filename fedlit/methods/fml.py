@@ -1,21 +1,22 @@
 """Federated Mutual Learning. Shen et al., 2020. https://arxiv.org/abs/2006.16765
 
-A client owns a *personal* network that never leaves it and a copy of the shared *meme*. They teach
-each other:
+A client owns a *personal* network that never leaves it and a copy of the global network, which the paper calls the
+*meme* network: it carries knowledge from client to client. They teach each other:
 
     L_personal = alpha * CE(p_personal, y) + (1 - alpha) * KL(p_meme     || p_personal)
     L_meme     = beta  * CE(p_meme, y)     + (1 - beta)  * KL(p_personal || p_meme)
 
-The server averages the memes, all counting the same. A meme's optimiser starts anew with every
-fork, the personal one's goes on. With `share: extractor` only the meme's trunk travels; the head
-(the paper's adaptor) stays with its client. With `personal_from: server` a personal network starts
-from the model that its client receives first, a newcomer's too.
+The server averages the memes, all counting the same. A meme's optimiser starts anew in every round, the personal one's
+goes on. With `share: extractor` only the meme's extractor travels; the head (the paper's adaptor) stays.
+With `personal_from: server` a personal network starts from the model that its client receives first, a newcomer's too.
+A variant overrides `imitation_loss`.
 
-Invariants: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal
-network as if alone; with both, and a start from the server, the first local training ends with two equal networks.
+Invariants: beta = 1, the meme is trained as in FedAvg with uniform weights; alpha = 1, the personal network as if
+alone; with both, and a start from the server, the first local training ends with two equal networks.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, cast
 
@@ -23,59 +24,80 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from fedlit.bounds import check_choice, check_kind, check_number
+from fedlit.bounds import check_choice, check_count, check_kind, check_number
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
-from fedlit.losses import mutual_loss
+from fedlit.losses import kl_divergence, mutual_loss
 from fedlit.methods.base import Card, FederatedModule
 from fedlit.methods.factories import (
     ClientNetworks,
     ClientOptimizers,
     NetworkFactory,
     build,
-    built_once,
     check_choices,
     check_ids,
+    draws_initial_values,
     for_client,
     numbered,
 )
-from fedlit.methods.parts import groups
-from fedlit.methods.ramp import Ramp
-from fedlit.methods.states import copy_into, twin
+from fedlit.methods.states import copy_into, groups, twin
 from fedlit.rng import Stream, derive, isolated
 
 Share = Literal["all", "extractor"]
 Start = Literal["own", "server"]
 
 
+@dataclass(frozen=True)
+class Ramp:
+    """A weight that moves from its first value to another over rounds.
+
+    Example:
+        >>> [Ramp(until=0.5, rounds=4)(0.9, round) for round in (1, 2, 3, 4, 5, 6)]
+        [0.9, 0.8, 0.7, 0.6, 0.5, 0.5]
+        >>> [Ramp(until=0.5, rounds=4, steps=2)(0.9, round) for round in (1, 2, 3, 4, 5, 6)]
+        [0.9, 0.9, 0.7, 0.7, 0.5, 0.5]
+
+    Args:
+        until: Its last value.
+        rounds: Rounds until it is reached.
+        steps: Equal steps in which it moves; None is a straight line.
+    """
+
+    until: float
+    rounds: int
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_number("until", self.until)
+        check_count("rounds", self.rounds)
+        if self.steps is not None:
+            check_count("steps", self.steps)
+
+    def __call__(self, start: float, round: int) -> float:
+        part = min(max(round - 1, 0) / self.rounds, 1.0)
+        if self.steps is not None:
+            part = int(part * self.steps) / self.steps
+        return start * (1 - part) + self.until * part  # in this form never beyond either end
+
+
 class FML(FederatedModule):
     """A personal and a shared network in deep mutual learning.
 
     Args:
-        personal: Builds the network that stays with the client; its architecture is free. By
-            default as `network`.
-        meme: Builds the network that travels; the same architecture everywhere. By default as
-            `network`.
+        personal: Builds the network that stays with the client; its architecture is free. By default as `network`.
+        meme: Builds the network that travels; the same architecture everywhere. By default as `network`.
         optimizer: Builds a client's optimiser from the parameters of both.
-        alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as
-            if alone.
+        alpha: Weight in [0, 1] of the labels in the personal loss; 1 trains the personal network as if alone.
         beta: Weight in [0, 1] of the labels in the meme's loss; 1 trains the meme as FedAvg.
         alpha_ramp: Lets alpha fall over rounds.
         beta_ramp: Lets beta rise over rounds.
-        share: What of the meme travels: `all`, or its `extractor` only, so that clients may differ
-            in their classes.
-        client_networks: Another personal network for some clients (a catfish): a list, or a mapping
-            from client id.
-        client_memes: With `share: extractor`, a meme with another head for some clients: a list, or
-            a mapping.
-        untrained_clients: Clients whose personal network stays as it was drawn: the converse of a
-            catfish.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        personal_from: Where a personal network starts: drawn for each client (`own`), or a copy of
-            the meme that it receives first (`server`), which must be of the same architecture.
-        network: Builds `personal` and `meme` where they are not given: FML in place of a method with
-            one network.
+        share: What of the meme travels: `all`, or its `extractor` only, so that clients may differ in their classes.
+        client_networks: Another personal network for some clients (a catfish): a list, or a mapping from client id.
+        client_memes: With `share: extractor`, a meme with another head for some clients: a list, or a mapping.
+        untrained_clients: Clients whose personal network stays as it was drawn: the converse of a catfish.
+        personal_from: Where a personal network starts: drawn for each client (`own`), or a copy of the meme that it
+            receives first (`server`), which must be of the same architecture.
+        network: Builds `personal` and `meme` where they are not given.
     """
 
     card = Card(
@@ -167,13 +189,12 @@ class FML(FederatedModule):
                 trial.configure_client(data.client(k))
                 _check_alike(trial.personal, trial.meme, f"`model.client_networks` of client {k}")
 
-    @built_once
+    @draws_initial_values("client_networks", "client_memes")
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
         self.personal = build(factory, "model.client_networks")
         if self.share == "extractor":
-            meme_factory = for_client(self.meme_factory, self.client_memes, client)
-            self.meme = build(meme_factory, "model.client_memes")
+            self.meme = build(for_client(self.meme_factory, self.client_memes, client), "model.client_memes")
 
     def is_untrained(self, client: Client | None) -> bool:
         return client is not None and client.id in self.untrained_clients
@@ -205,6 +226,10 @@ class FML(FederatedModule):
         beta = self.beta if self.beta_ramp is None else self.beta_ramp(self.beta, number)
         return alpha, beta
 
+    def imitation_loss(self, log_p: Tensor, log_q: Tensor) -> Tensor:
+        """KL(q || p): how far a network is from its peer, a constant; both are log-probabilities ``[N, C]``."""
+        return kl_divergence(log_p, log_q)
+
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         alpha, beta = self.weights()
@@ -213,8 +238,8 @@ class FML(FederatedModule):
             self.personal.eval()  # statistics stay as they were, too
         with self.personal_stream:
             z_personal = self.personal(x)
-        personal_loss = mutual_loss(z_personal, z_meme, y, alpha)
-        meme_loss = mutual_loss(z_meme, z_personal, y, beta)
+        personal_loss = mutual_loss(z_personal, z_meme, y, alpha, self.imitation_loss)
+        meme_loss = mutual_loss(z_meme, z_personal, y, beta, self.imitation_loss)
         self.log_dict({"personal_loss": personal_loss, "meme_loss": meme_loss})
         # Peers are constants in mutual_loss, so the gradient of the sum is each network's own gradient.
         return personal_loss + meme_loss

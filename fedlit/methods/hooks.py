@@ -110,4 +110,4 @@ def _check_part(part: FederatedModule, command: Command) -> None:
     parameters = inspect.signature(part.training_step).parameters
     for name, instead in (("dataloader_iter", "take a `batch`"), ("optimizer_idx", "optimise manually")):
         if name in parameters:
-            raise ValueError(f"`model`: `training_step` of {kind} asks for `{name}`; {instead}.")
+            raise ValueError(f"`model`: `training_step` of {kind} takes `{name}`; {instead}.")

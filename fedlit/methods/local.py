@@ -12,7 +12,7 @@ from fedlit.methods.factories import (
     ClientOptimizers,
     NetworkFactory,
     build,
-    built_once,
+    draws_initial_values,
     for_client,
 )
 from fedlit.methods.stage import Stage
@@ -25,11 +25,6 @@ class LocalOnly(FederatedModule):
     Args:
         network: Builds the network of a client; every client draws its own initial weights.
         optimizer: Builds the optimiser from the parameters; its state is kept between rounds.
-        client_networks: Another network for some clients: a list with one for each, or a mapping
-            from client id.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -42,7 +37,7 @@ class LocalOnly(FederatedModule):
         invariant="other clients make no difference",
     )
 
-    shared = ()
+    shared: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -60,7 +55,7 @@ class LocalOnly(FederatedModule):
     def configure_stages(self) -> list[Stage]:
         return [Stage("local", samples="all", upload="none")]
 
-    @built_once
+    @draws_initial_values("client_networks")
     def configure_client(self, client: Client) -> None:
         factory = for_client(self.factory, self.client_networks, client)
         self.network = build(factory, "model.client_networks")

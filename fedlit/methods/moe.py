@@ -1,15 +1,14 @@
 """Federated learning using a mixture of experts. Zec et al., 2020. https://arxiv.org/abs/2010.02056
 
-Clients federate on what they share. Then each trains a local expert f_l on all of its samples, and
-last a gate h that mixes it with the client's own copy of the global expert f_g, all three together:
+Clients federate on what they share. Then each trains a local expert f_l on all of its samples, and last a gate h that
+mixes it with the client's own copy of the global expert f_g, all three together:
 
     y = h(x) f_l(x) + (1 - h(x)) f_g(x)
 
-The authors mix log-probabilities, so that NLL(y) = h NLL(f_l) + (1 - h) NLL(f_g); see
-fedlit.losses.mixture. Only the FedAvg on shared samples talks to the server.
+The authors mix log-probabilities, so that NLL(y) = h NLL(f_l) + (1 - h) NLL(f_g); see fedlit.losses.mixture. Only the
+FedAvg on shared samples sends anything to the server. A variant overrides `build_mixture`.
 
-Invariants: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not
-shared.
+Invariants: h = 1 is the local expert, h = 0 the global one; no upload depends on a sample that is not shared.
 """
 
 from collections.abc import Iterable
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 
 from fedlit.bounds import check_count
 from fedlit.data.client import Client
-from fedlit.data.federated import FederatedData
 from fedlit.heads import Gated, with_outputs
 from fedlit.losses import Mix
 from fedlit.methods.base import Card, FederatedModule
@@ -35,18 +33,16 @@ class Mixture(FederatedModule):
     """The two experts and their gate, trained together at one client."""
 
     network: Gated
+    part_of = "MixtureOfExperts"
 
     def __init__(self, network: Gated, optimizer: OptimizerCallable, client_optimizers: ClientOptimizers) -> None:
         super().__init__(optimizer, client_optimizers)
         self.network = network
 
-    def check(self, data: FederatedData) -> None:
-        raise ValueError("`model`: Mixture is a part of MixtureOfExperts; give that, it cannot be run by itself.")
-
     def validation_loss(self, z: Tensor, y: Tensor) -> Tensor:
         if self.network.mix == "logits":
             return F.cross_entropy(z, y)
-        # Cross-entropy would normalise the mixture of log-probabilities, and the gate's mean of two losses were lost.
+        # Cross-entropy would normalise the mixture of log-probabilities; it would not be the gate's mean of two losses.
         return F.nll_loss(z, y)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -56,7 +52,7 @@ class Mixture(FederatedModule):
         return loss
 
     def probe(self, client: Client) -> dict[str, float]:
-        return self.network.judged(client.val_batches().to(self.device))
+        return self.network.summary(client.val_batches().to(self.device))
 
 
 class MixtureOfExperts(FederatedModule):
@@ -64,21 +60,16 @@ class MixtureOfExperts(FederatedModule):
 
     Args:
         network: Builds the global expert.
-        optimizer: Builds a client's optimiser from the parameters.
-        gate: Builds the gate, with one output; by default the global expert's network with a head of
-            one.
+        gate: Builds the gate, with one output; by default the global expert's network with a head of one.
         mix: What is mixed: `log_prob` (the authors' code), `prob`, or `logits`.
-        epochs: Of local expert, mixture and baselines, at most; they stop after 50 without a lower
-            validation loss.
-        freeze_global: Leave the global expert as it came (the authors' later variant).
-        baselines: Train at every client also a fine-tuned global model (`finetuned`), and the local
-            expert for as long again as the mixture (`longer`), to compare it with.
+        epochs: Of local expert, mixture and baselines, at most; they stop after 50 without a lower validation loss.
+        freeze_global: Leave the global expert as the federation trained it (the authors' later variant).
+        baselines: Train at every client also a fine-tuned global model (`finetuned`), and the local expert for as long
+            again as the mixture (`longer`), to compare it with.
         mixture_optimizer: Another optimiser for the mixture.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
         local_network: Builds the local expert, whose architecture is free; by default as `network`.
-        first_check: The epoch after which they first look at the validation loss, and then every
-            fifth: 1 is the authors' 1, 6, 11 ...; with 0 a model may stay as it came.
+        first_check: The epoch after which the validation loss is first checked, and then every fifth: 1 is the authors'
+            1, 6, 11 ...; with 0 a model may stay as it was.
     """
 
     card = Card(
@@ -111,10 +102,8 @@ class MixtureOfExperts(FederatedModule):
         first_check: int = 1,
     ) -> None:
         super().__init__(optimizer, client_optimizers)
-        check_count("model.epochs", epochs)
-        check_count("model.first_check", first_check, least=0)
-        self.epochs = epochs
-        self.first_check = first_check
+        self.epochs = check_count("model.epochs", epochs)
+        self.first_check = check_count("model.first_check", first_check, least=0)
         local = local_network or network
         # In this order: it is the order of the state and of the initial draws, which checkpoints and seeds rely on.
         self.federated = FedAvg(network, optimizer, client_optimizers=client_optimizers)
@@ -125,10 +114,16 @@ class MixtureOfExperts(FederatedModule):
             self.longer = FedAvg(local, optimizer, client_optimizers=client_optimizers)
             self.finetuned = FedAvg(network, optimizer, client_optimizers=client_optimizers)
         h = _gate(gate, network)
-        local_expert = build(local, "model.local_network")
-        global_expert = build(network, "model.network")
-        gated = Gated(local_expert, global_expert, h, mix, freeze_global)
-        self.mixture = Mixture(gated, mixture_optimizer or optimizer, client_optimizers)
+        f_l = build(local, "model.local_network")
+        f_g = build(network, "model.network")
+        mixed = self.build_mixture(f_l, f_g, h, mix, freeze_global)
+        self.mixture = Mixture(mixed, mixture_optimizer or optimizer, client_optimizers)
+
+    def build_mixture(
+        self, local_expert: nn.Module, global_expert: nn.Module, gate: nn.Module, mix: Mix, freeze_global: bool
+    ) -> Gated:
+        """The network that is trained last, of f_l, f_g and h."""
+        return Gated(local_expert, global_expert, gate, mix, freeze_global)
 
     def configure_stages(self) -> list[Stage]:
         stages = [

@@ -1,15 +1,15 @@
 """MOON: model-contrastive federated learning. Li et al., 2021. https://arxiv.org/abs/2103.16257
 
-As FedAvg, but features z of a client's network are drawn to z_glob, those of the network that it
-received, and away from z_prev, those of the network that it had after its last round:
+As FedAvg, but features z of a client's network are drawn to z_glob, those of the network that it received, and away
+from z_prev, those of the network that it had after its last round:
 
     L = CE(p, y) + mu * -log( e^{s(z, z_glob)/T} / (e^{s(z, z_glob)/T} + e^{s(z, z_prev)/T}) ),    s the cosine
 
-Features are what the last linear layer is given. Before it a projection head of two layers is put
-into the network; the output layer takes projections in paper and authors' code alike. That code
-puts the head into the network of every method that it compares, so `mu: 0` is the FedAvg to compare
-with: the deeper network learns more slowly at first, whatever mu. Both other networks are frozen and
-in evaluation mode, as in that code. In a client's first round z_prev = z_glob.
+Features are what the last linear layer is given. Before it a projection head of two layers is put into the network; the
+output layer takes projections in paper and authors' code alike. That code puts the head into the network of every
+method that it compares, so `mu: 0` is the FedAvg to compare with: the deeper network learns more slowly at first,
+whatever mu. Both other networks are frozen and in evaluation mode, as in that code. In a client's first round
+z_prev = z_glob.
 
 Invariants: mu = 0 is FedAvg of the same network; in a client's first round the term starts at log 2.
 """
@@ -24,29 +24,24 @@ from torch import Tensor, nn
 
 from fedlit.bounds import check_count, check_number, check_positive
 from fedlit.data.client import Client
-from fedlit.heads import with_features, with_projection
+from fedlit.heads import check_head, with_features, with_projection
 from fedlit.losses import model_contrastive
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import check_head, groups
-from fedlit.methods.states import copy_into
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.states import copy_into, groups
 from fedlit.tasks import Task
 
 
-class MOON(FederatedModule):
+class MOON(FedAvg):
     """One network for all; a client's features keep to the global model's, and away from its own last ones.
 
     Args:
         network: Builds the network, with a linear layer as its last.
-        optimizer: Builds a client's optimiser from the parameters.
         mu: Strength of the contrast; 0 is FedAvg. The authors: 1, 5 or 10.
         temperature: T of the contrast.
-        projection: Width of the projection head that is put before the last layer; none leaves the
-            network as it is, and compares what its last layer is given (as PFLlib and FL-bench do).
-        weighting: A client counts by its `examples`, or all count the same (`uniform`).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
+        projection: Width of the projection head that is put before the last layer; None leaves the network as it is,
+            and compares what its last layer is given (as PFLlib and FL-bench do).
     """
 
     card = Card(
@@ -74,18 +69,14 @@ class MOON(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        check_number("model.mu", mu, least=0)
-        check_positive("model.temperature", temperature)
-        self.network = build(network, "model.network")
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
+        self.mu = check_number("model.mu", mu, least=0)
+        self.temperature = check_positive("model.temperature", temperature)
         check_head(self.network, 1)
         if projection is not None:
             with_projection(self.network, check_count("model.projection", projection))
         self.previous = copy.deepcopy(self.network)
-        self.mu = mu
-        self.temperature = temperature
         self.projection = projection
-        self.weighting = weighting
         self.register_buffer("has_previous", torch.tensor(False))
         self._received: list[nn.Module] = []  # in a list, so that it is no part of the state
 

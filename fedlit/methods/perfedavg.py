@@ -24,8 +24,9 @@ from torch import Tensor
 from fedlit.bounds import check_choice, check_number, check_positive
 from fedlit.data.client import Client
 from fedlit.inputs import applied, batch_size, like
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory
+from fedlit.methods.fedavg import FedAvg
 from fedlit.tasks import Task
 
 Variant = Literal["fo", "hf"]
@@ -34,19 +35,15 @@ Weights = dict[str, Tensor]
 NUM_BATCHES = {"fo": 2, "hf": 3}  # of an update
 
 
-class PerFedAvg(FederatedModule):
+class PerFedAvg(FedAvg):
     """One network for all, which a single step on a client's samples makes its own.
 
     Args:
-        network: Builds the network.
         optimizer: Builds a client's optimiser from the parameters; its learning rate is beta.
         alpha: Rate of the step that makes the network a client's own; 0 is FedAvg on every second batch.
         variant: First order (`fo`), or `hf`, which takes the curvature from a difference of gradients.
         delta: Length of that difference, in `hf`.
         weighting: A client counts as much as any other (`uniform`, the paper's), or by its `examples`.
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -54,7 +51,7 @@ class PerFedAvg(FederatedModule):
         link="https://arxiv.org/abs/2002.07948",
         travels="the network",
         recipes=("perfedavg_fashion.yaml", "perfedavg_cifar10.yaml"),
-        use="Whoever joins should be one step away from a good model of its own. It needs two or three "
+        use="A client that joins should be one step away from a good model of its own. It needs two or three "
         "batches for each step, and alpha must suit the data.",
         invariant="alpha = 0 is FedAvg with uniform weights on every second batch",
     )
@@ -70,13 +67,11 @@ class PerFedAvg(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         self.alpha = check_number("model.alpha", alpha, least=0)
         check_choice("model.variant", variant, Variant)
         self.delta = check_positive("model.delta", delta)
-        self.network = build(network, "model.network")
         self.variant = variant
-        self.weighting = weighting
         self.batches: list[Batch] = []
         self.num_batches = NUM_BATCHES[variant]
 

@@ -6,9 +6,9 @@ A client's personal network theta_i is what is best for it near w_i; w_i follows
     w_i     <- w_i - eta * lam * (w_i - theta_i)
     w       <- (1 - beta) w + beta * mean_i w_i                              on the server
 
-As in the authors' code theta_i starts from the w that a client receives and goes on from batch to
-batch; that code also adds 0.001 theta_i to its gradient (here: the optimiser's `weight_decay`) and
-weighs by examples. As w is never run in training, its statistics of BatchNorm are theta_i's.
+As in the authors' code theta_i starts from the w that a client receives and goes on from batch to batch; that code also
+adds 0.001 theta_i to its gradient (here: the optimiser's `weight_decay`) and weighs by examples. As w is never run in
+training, its statistics of BatchNorm are theta_i's.
 
 Invariants: lam = 0, w does not move; beta = 0, the server's w does not.
 """
@@ -20,20 +20,22 @@ from typing import Any
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State, Upload
 from fedlit.bounds import check_count, check_number
 from fedlit.data.client import Client
+from fedlit.data.federated import FederatedData
 from fedlit.inputs import applied
-from fedlit.losses import proximal_penalty
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build
-from fedlit.methods.parts import groups
-from fedlit.methods.states import copy_into
+from fedlit.losses import add_to_gradients, proximal_gradient
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_no_line_search
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.states import copy_into, groups, trained
 from fedlit.tasks import Task
 
 
-class PFedMe(FederatedModule):
+class PFedMe(FedAvg):
     """A personal network near the shared one, which follows it.
 
     Args:
@@ -43,11 +45,7 @@ class PFedMe(FederatedModule):
         eta: Learning rate of the shared network, whose step is eta * lam of the way.
         inner_steps: K, steps of the personal network on each batch.
         beta: How far the server goes towards the mean; 1 is all the way, 0 stays.
-        weighting: A client counts by its `examples` (the authors' code), or all count the same
-            (`uniform`, the paper).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a
-            mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
+        weighting: A client counts by its `examples` (the authors' code), or all count the same (`uniform`, the paper).
     """
 
     card = Card(
@@ -75,20 +73,21 @@ class PFedMe(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
-        for name, value in {"lam": lam, "eta": eta, "beta": beta}.items():
-            check_number(f"model.{name}", value, least=0)
-        check_count("model.inner_steps", inner_steps)
-        self.network = build(network, "model.network")
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         self.personal = copy.deepcopy(self.network)
-        self.lam = lam
-        self.eta = eta
-        self.inner_steps = inner_steps
-        self.beta = beta
-        self.weighting = weighting
+        self.lam = check_number("model.lam", lam, least=0)
+        self.eta = check_number("model.eta", eta, least=0)
+        self.K = check_count("model.inner_steps", inner_steps)
+        self.beta = check_number("model.beta", beta, least=0)
+
+    def check(self, data: FederatedData) -> None:
+        super().check(data)
+        check_no_line_search(self.optimizer, self.client_optimizers)
 
     def on_client_start(self, client: Client | None) -> None:
         copy_into(self.personal.state_dict(keep_vars=True), self.network.state_dict())
+        self.w = trained(self.network)
+        self.theta = trained(self.personal)
 
     def on_client_end(self, client: Client) -> None:
         copy_into(dict(self.network.named_buffers()), dict(self.personal.named_buffers()))
@@ -103,14 +102,17 @@ class PFedMe(FederatedModule):
         x, y = batch
         loss = loss_of(self)(applied(self.personal, x), y)
         self.log("train_loss", loss)
-        return loss + proximal_penalty(self.personal.parameters(), self.network.parameters(), self.lam)
+        return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        # grad f(theta) + lam (theta - w)
+        add_to_gradients(self.theta, proximal_gradient(self.theta, self.w, self.lam))
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        for _ in range(self.inner_steps):
+        for _ in range(self.K):
             optimizer.step(closure=optimizer_closure)
         with torch.no_grad():
-            for w, theta in zip(self.network.parameters(), self.personal.parameters(), strict=True):
-                w.lerp_(theta, self.eta * self.lam)
+            torch._foreach_lerp_(self.w, self.theta, self.eta * self.lam)
 
     def aggregate(self, uploads: Iterable[Upload], current: Mapping[str, Tensor]) -> State:
         agreed = self.combine(uploads, current)

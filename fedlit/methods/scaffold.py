@@ -15,7 +15,7 @@ every round, and one client is a plain loop of SGD (both but for rounding).
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -28,25 +28,23 @@ from fedlit.bounds import check_choice, check_positive
 from fedlit.data.client import Client
 from fedlit.data.federated import FederatedData
 from fedlit.losses import add_to_gradients
-from fedlit.methods.base import Card, FederatedModule, Weighting, loss_of
-from fedlit.methods.factories import ClientOptimizers, NetworkFactory, build, check_sgd
-from fedlit.methods.states import Vectors, frozen, mean_gradient, shared_numbers, trained
+from fedlit.methods.base import Card, Weighting, loss_of
+from fedlit.methods.factories import ClientOptimizers, NetworkFactory, check_sgd
+from fedlit.methods.fedavg import FedAvg
+from fedlit.methods.states import Vectors, frozen, mean_gradient, num_steps_taken, shared_numbers, trained
 from fedlit.tasks import Task
 
 Option = Literal["I", "II"]
 
 
-class SCAFFOLD(FederatedModule):
+class SCAFFOLD(FedAvg):
     """One network for all; control variates keep clients from drifting apart.
 
     Args:
-        network: Builds the network.
         optimizer: Builds a client's optimiser: torch.optim.SGD without momentum.
         option: How c_i is renewed: `II` from the steps taken, `I` by one more pass over the samples.
         lr_g: How far the server goes towards the mean; 1 is there.
         weighting: A client counts by its `examples`, or all count the same (`uniform`, the paper).
-        client_optimizers: Another optimiser for some clients: a list with one for each, or a mapping from client id.
-        task: What outputs are for, of fedlit.tasks; classification by default.
     """
 
     card = Card(
@@ -74,12 +72,10 @@ class SCAFFOLD(FederatedModule):
         client_optimizers: ClientOptimizers = None,
         task: Task | None = None,
     ) -> None:
-        super().__init__(optimizer, client_optimizers, task)
+        super().__init__(network, optimizer, weighting, client_optimizers, task)
         check_choice("model.option", option, Option)
-        self.network = build(network, "model.network")
         self.option = option
         self.lr_g = check_positive("model.lr_g", lr_g)
-        self.weighting = weighting
         self.c = Vectors(trained(self.network))
         self.c_i = Vectors(trained(self.network))
         self.change = Vectors(trained(self.network))
@@ -92,24 +88,22 @@ class SCAFFOLD(FederatedModule):
         self.y = trained(self.network)
         self.x = frozen(self.y)
         self.drift = list(torch._foreach_sub(list(self.c), list(self.c_i)))
-        self.steps = 0
+        self.K: Tensor | int = 0
+        self.may_skip_steps = self._trainer is not None and self._trainer.precision == "16-mixed"
         if self.option == "I" and client is not None:
             self.renewed = mean_gradient(self.network, client, like=self.x[0], loss=loss_of(self))
 
-    def training_step(self, batch: tuple[Any, Any], batch_idx: int) -> Tensor:
-        self.steps += 1
-        return super().training_step(batch, batch_idx)
-
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        self.K += num_steps_taken(optimizer) if self.may_skip_steps else 1
         add_to_gradients(self.y, self.drift)  # g + c - c_i
 
     @torch.no_grad()
     def on_client_end(self, client: Client) -> None:
-        if self.steps == 0:
+        if self.K == 0:
             return
         if self.option == "II":
             self.renewed = list(torch._foreach_sub(self.x, self.y))
-            torch._foreach_div_(self.renewed, self.steps * self.trainer.optimizers[0].param_groups[0]["lr"])
+            torch._foreach_div_(self.renewed, int(self.K) * self.trainer.optimizers[0].param_groups[0]["lr"])
             torch._foreach_sub_(self.renewed, self.drift)
         self.change.put(torch._foreach_sub(self.renewed, list(self.c_i)))
         self.c_i.put(self.renewed)

@@ -1,10 +1,8 @@
-"""A part of a method's programme, such as federating, training on the client alone, or distilling on the server."""
+"""Stages of a method, such as federating, training on the client alone, or distilling on the server."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
-
-import numpy as np
 
 if TYPE_CHECKING:
     from fedlit.data import FederatedData
@@ -16,11 +14,11 @@ class EarlyStopping:
     """Stop local training on the client's own validation samples, and keep the best state.
 
     Attributes:
-        metric: What is watched: `loss`, or one of the method's `metrics`, such as `acc`, which knows whether to rise.
+        metric: `loss`, or one of the method's `metrics`, such as `acc`.
         patience: Checks without improvement before training stops.
         check_every: Epochs between checks.
-        first_check: The epoch after which the first check comes; 0 is before any training, so that the state which
-            came may be the best.
+        first_check: The epoch after which the first check comes; 0 is before any training, so that the first state may
+            be the best.
     """
 
     metric: str = "loss"
@@ -53,23 +51,22 @@ class Stage:
     Attributes:
         name: Shown in every record.
         module: The child whose `training_step` runs; None is the method itself.
-        side: Who trains: the `clients`, or the `server`, on the public pool.
-        rounds: How many; None is `trainer.num_rounds`.
+        side: The `clients` train, or the `server`, on the public pool.
+        rounds: Number of rounds; None is `trainer.num_rounds`.
         epochs: Local epochs in a round; None is `trainer.local_epochs` or `trainer.local_steps`.
-        samples: Train on `opted_in` samples only, or on `all` of the client's; what is uploaded must not know the rest.
-            `public` are those of the public pool alone.
+        samples: Train on `opted_in` samples only, on `all` of the client's, which must not shape an upload, or on the
+            `public` pool alone.
         upload: `aggregate` the shared state; `collect` what the method names in `collected`, once, which the server
-            keeps as it came; or `none`: nothing leaves a client, and every client trains.
+            keeps for each client; or `none`: nothing leaves a client, and every client trains.
         public: Use of the public pool: `no`; `inputs`, mixed into a client's batches with target -1 or as the server's
-            only samples; `labels`, which only a server may see, for an upper bound, and clients where the method says
-            that labels are public, too (`labelled_pool`).
-        needs: Prefix of state that a client must have trained in an earlier stage; one that failed there sits this out.
+            only samples; `labels`, for a server, as an upper bound, and for clients if the method has `labelled_pool`.
+        needs: Prefix of state that a client must have trained in an earlier stage; one that failed there is left out.
         early_stopping: When training stops before its last epoch; None is never.
-        reported_as: What a client's model is called in the records; None: the stage trains nothing that classifies.
+        reported_as: Name of a client's model in the records; None if the stage trains nothing that can be evaluated.
         reported_on_pooled: Evaluate the clients' models on the pooled test set, too.
-        followed_by: What the server trains at the end of every round, with this round's uploads and from what was
-            aggregated; the round is evaluated after it. Its optimiser is new in every round, and at a constant rate,
-            unless `trainer.optimizer_state` keeps all.
+        followed_by: A stage of the server at the end of every round, with this round's uploads and from the aggregated
+            state; the round is evaluated after it. Its optimiser is new in every round, and at a constant rate, unless
+            `trainer.optimizer_state` keeps all.
         keep_uploads: The server keeps every client's last upload, for the method's `download`; where that is
             overridden, a client's model is the one that it has uploaded last.
         own_models: Clients' models differ although the server holds all of them (networks of several architectures):
@@ -115,7 +112,7 @@ class Stage:
 
 
 def with_followers(stages: Iterable[Stage]) -> list[Stage]:
-    """The stages of a programme, each before the one that it is followed by.
+    """The stages of a method, each before the one that it is followed by.
 
     Example:
         >>> distil = Stage("distil", side="server", upload="none", public="inputs")
@@ -131,7 +128,7 @@ def with_followers(stages: Iterable[Stage]) -> list[Stage]:
 
 
 def check_stages(stages: Sequence[Stage], model: "FederatedModule", data: "FederatedData") -> None:
-    """Names differ, somebody has a batch to train on, and no stage uploads or sees what it must not."""
+    """Refuse stages without different names or a batch to train on, and those that use samples which they must not."""
     names = [stage.name for stage in with_followers(stages)]
     if not stages or len(set(names)) < len(names):
         raise ValueError(f"`configure_stages` of {type(model).__name__} must give stages of different names.")
@@ -141,12 +138,12 @@ def check_stages(stages: Sequence[Stage], model: "FederatedModule", data: "Feder
 
 
 def _check_trainable(stages: Sequence[Stage], data: "FederatedData") -> None:
-    """Somebody has a batch to train on, in every stage."""
-    masks = data.assignment.opted_in[: data.num_clients - data.unseen_clients]
+    """Refuse stages in which no client has a batch to train on."""
     for stage in stages:
         if stage.side == "server":
             continue
-        sizes = [len(mask) if stage.samples == "all" else int(np.count_nonzero(mask)) for mask in masks]
+        sizes = data.assignment.sizes.tolist() if stage.samples == "all" else data.assignment.num_opted_in
+        sizes = sizes[: data.num_clients - data.unseen_clients]
         if not any(sizes):
             raise ValueError(f"No client may train in stage {stage.name!r}: all have opted out (see `data.opt_out`).")
         if (
@@ -172,7 +169,7 @@ def _check_opt_out(stages: Sequence[Stage], data: "FederatedData") -> None:
 
 
 def _check_public(stages: Sequence[Stage], model: "FederatedModule", data: "FederatedData") -> None:
-    """Stages that use the public pool have one, and clients see its labels only where those are public, too."""
+    """Refuse stages that need a public pool which is not there, or labels of it that are not public."""
     for stage in stages:
         if stage.public == "no":
             continue
@@ -180,8 +177,8 @@ def _check_public(stages: Sequence[Stage], model: "FederatedModule", data: "Fede
             raise ValueError(f"Stage {stage.name!r} needs a public pool; set `data.public`, such as 0.8.")
         if stage.side == "clients" and stage.public == "labels" and not model.labelled_pool:
             raise ValueError(
-                f"Stage {stage.name!r}: clients never see the labels of the public pool, unless the method says that "
-                "they are public (`labelled_pool = True`)."
+                f"Stage {stage.name!r}: clients never see the labels of the public pool, unless the method declares "
+                "them public (`labelled_pool = True`)."
             )
         is_alone = stage.side == "server" or stage.samples == "public"
         if is_alone and data.drop_last is True and len(data.public_pool) < data.batch_size:

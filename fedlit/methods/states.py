@@ -1,4 +1,4 @@
-"""Copies of what a network knows: into another network, frozen beside it, or recorded sample by sample."""
+"""What methods take from networks: their parameters, copies of their state, their outputs, means and gradients."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fedlit.aggregation import State
 from fedlit.data.client import Client
@@ -46,39 +47,36 @@ def frozen(tensors: Iterable[Tensor]) -> list[Tensor]:
 def record(network: Callable[[Any], Tensor], client: Client | None, like: Tensor) -> Tensor | None:
     """A frozen network's outputs for a client's training samples, by position; None where they may differ in training.
 
-    They do if inputs vary, or outputs in shape, or if a processor rounds a sample by its place in a batch.
+    They differ if inputs or the outputs' shapes vary, or if a processor rounds a sample by its place in a batch.
 
     Args:
         network: Does not change in local training.
-        client: Whose samples; None, under a plain Trainer, records nothing.
+        client: Has the samples; None, under a plain Trainer, records nothing.
         like: A tensor of the dtype and on the device that inputs are to have.
     """
     if client is None or not client.sees_the_same_inputs:
         return None
     batches = client.train_batches()
     batches.drop_last = False
-    said = [network(made_like(x, like)) for x, _ in batches]
-    if len({part.shape[1:] for part in said}) > 1:  # texts of different lengths
+    outputs = [network(made_like(x, like)) for x, _ in batches]
+    if len({part.shape[1:] for part in outputs}) > 1:  # texts of different lengths
         return None
-    if not _says_the_same_anywhere(network, said[0], next(iter(batches))[0], like):
+    if not _is_independent_of_places(network, outputs[0], next(iter(batches))[0], like):
         return None
-    return torch.cat(said)
+    return torch.cat(outputs)
 
 
-def _says_the_same_anywhere(network: Callable[[Any], Tensor], said: Tensor, x: Any, like: Tensor) -> bool:
-    """Whether a sample's output has the same bits elsewhere in its batch, which depends on the processor.
-
-    Kernels as narrow as those of `losses.mmd` would make much of a last bit.
-    """
-    turned = apply_to_collection(made_like(x, like), Tensor, lambda tensor: tensor.flip(0))
-    return torch.equal(network(turned), said.flip(0))
+def _is_independent_of_places(network: Callable[[Any], Tensor], outputs: Tensor, x: Any, like: Tensor) -> bool:
+    """Whether a sample has the same bits elsewhere in its batch: kernels as narrow as those of `losses.mmd` need it."""
+    flipped = apply_to_collection(made_like(x, like), Tensor, lambda tensor: tensor.flip(0))
+    return torch.equal(network(flipped), outputs.flip(0))
 
 
 class Vectors(nn.Module):
-    """Buffers in the shapes of some parameters, zeros at first: what is remembered of each, by its number.
+    """Buffers in the shapes of some parameters, zeros at first, named by number.
 
     Args:
-        parameters: What they are like.
+        parameters: Give the shapes.
 
     Example:
         >>> c = Vectors([torch.ones(2), torch.ones(1, 3)])
@@ -105,8 +103,19 @@ def trained(network: nn.Module) -> list[Tensor]:
     return [parameter for parameter in network.parameters() if parameter.requires_grad]
 
 
+def num_steps_taken(optimizer: Optimizer) -> Tensor:
+    """1 if 16-mixed is about to take an optimiser's step, 0 if it skips the step because a gradient overflowed."""
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return torch.stack(torch._foreach_norm(gradients)).isfinite().all()  # a tensor: the host need not wait for it
+
+
+def groups(*networks: nn.Module) -> list[dict[str, Any]]:
+    """A group of trained parameters for each network, so that clipping one's gradient does not depend on another's."""
+    return [{"params": trained(network)} for network in networks]
+
+
 def numbers(module: nn.Module) -> dict[str, int]:
-    """Where each name of a parameter that trains stands in `trained`; one that has two names stands there once.
+    """The place in `trained` of each parameter that trains, by name; a parameter with two names has one place.
 
     Example:
         >>> numbers(nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1, bias=False)))
@@ -126,11 +135,11 @@ def shared_numbers(module: nn.Module, shared: Iterable[str]) -> dict[str, int]:
 def mean_gradient(
     network: nn.Module, client: Client, like: Tensor, loss: Callable[[Any, Any], Tensor] = F.cross_entropy
 ) -> list[Tensor]:
-    """Of a loss over all training samples, in evaluation mode, for each parameter that trains.
+    """The gradient of a loss over all training samples, in evaluation mode, for each parameter that trains.
 
     Args:
-        network: Whose outputs are compared with the targets.
-        client: Whose samples.
+        network: Gives the outputs.
+        client: Has the samples.
         like: A tensor of the dtype and on the device that inputs are to have.
         loss: The mean over a batch.
     """
@@ -149,11 +158,11 @@ def mean_gradient(
 def class_means(
     values: Callable[[Tensor], Tensor], client: Client, like: Tensor, num_classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Of each class of the training samples, the mean of what is computed of them, ``[C, D]``, and how many, ``[C]``.
+    """The mean of some values of the training samples of each class, ``[C, D]``, and their counts, ``[C]``.
 
     Args:
         values: Gives ``[N, D]``.
-        client: Whose samples.
+        client: Has the samples.
         like: A tensor of the dtype and on the device that inputs are to have.
         num_classes: ``C``.
     """
@@ -165,7 +174,44 @@ def class_means(
     return sums / counts.clamp_min(1)[:, None], counts
 
 
+class Ensemble:
+    """Networks of many clients, of which only one per architecture is live: clients' states are loaded in turn.
+
+    Args:
+        uploads: States by client id.
+        prefix: What the names of the networks' entries begin with.
+        build: Gives a client's network; it is called once per architecture.
+        architecture: Clients for which this is equal share a live network.
+        device: Where the networks run.
+    """
+
+    def __init__(
+        self,
+        uploads: Mapping[int, State],
+        prefix: str,
+        build: Callable[[int], nn.Module],
+        architecture: Callable[[int], object],
+        device: torch.device,
+    ) -> None:
+        live: dict[object, nn.Module] = {}
+        self.members: list[tuple[nn.Module, State]] = []
+        for k in sorted(uploads):
+            state = {name.removeprefix(prefix): t for name, t in uploads[k].items() if name.startswith(prefix)}
+            key = architecture(k)
+            if key not in live:
+                live[key] = build(k).requires_grad_(False).eval().to(device)
+            self.members.append((live[key], state))
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs of all for a batch, ``[K, N, C]``, in the order of their ids."""
+        return torch.stack([applied(network, x, state) for network, state in self.members])
+
+
 def twin(module: "FederatedModule") -> "FederatedModule":
-    """A copy with networks of its own, on the same fabric and data."""
+    """A copy of a method with networks of its own, on the same fabric and data."""
     shared = (module.fabric, module.client)
     return copy.deepcopy(module, {id(thing): thing for thing in shared if thing is not None})

@@ -1,22 +1,28 @@
-"""Checkpoints that survive a kill at any moment and tell a flipped bit.
+"""Checkpoints that survive a kill at any moment, and whose damage is detected.
 
-A file is written beside its target and moved over it in one step.
+A file is written beside its target and moved over it in one step. It is a torch file: a zip archive with the CRC-32 of
+every entry, at which `torch.load` does not look.
+
+What stays with clients may stand in files beside the checkpoint, so that what did not change is not written again. Such
+a file has a name of its own, never changes, and is written before the checkpoint that names it.
 """
 
 import os
+import secrets
 import shutil
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedlit.records import client_files
-from fedlit.records.client_files import FILES
-from fedlit.records.torch_file import damage, dump
+from fedlit.records.plain_values import to_bytes
 
 FORMAT = 4
 WITH_FILES = 5  # the same, with clients in files beside it
+FILES = "client_files"  # in a checkpoint: the names of these files, by client
+CLIENTS = "clients"  # their folder, below the checkpoints
 KEYS = (
     "format",
     "round",
@@ -33,7 +39,6 @@ KEYS = (
     "made_with",  # versions that wrote it
     "choices",  # the options that its rounds were run with
 )
-Signature = tuple[int, int, int]
 
 
 class Damaged(ValueError):
@@ -41,75 +46,56 @@ class Damaged(ValueError):
 
 
 class Checkpoints:
-    """`last.ckpt`, the one before it and the best of a run. At every moment, one that is good stands there.
+    """`last.ckpt`, the one before it and the best of a run. At every moment, one of the first two is valid.
 
     Args:
         folder: Where they are.
-        checked: The file that a fit goes on from, which was checked when it was read.
+        checked: The file that a fit resumes from, which was checked when it was read.
     """
 
     def __init__(self, folder: Path, checked: Path | None = None) -> None:
         self.last = folder / "last.ckpt"
         self.previous = folder / "previous.ckpt"
         self.best = folder / "best.ckpt"
-        self._good: Signature | None = None
-        if checked is not None and checked.resolve() == self.last.resolve():
-            self._good = _signature(self.last)
+        self._is_good = checked is not None and checked.resolve() == self.last.resolve()
 
     def save(self, content: dict[str, Any], improved: bool) -> None:
-        """A checkpoint; the one before is kept, and the best."""
-        if self._is_last_good():  # else previous.ckpt may be the only good one
+        """Write a checkpoint; the one before is kept, and the best."""
+        if self.last.is_file() and (self._is_good or damage(self.last) is None):  # else only previous.ckpt may be valid
             keep(self.last, self.previous)
-        # The best first: killed in between, the run goes on from the last and comes to the same best again.
+        # The best first: killed in between, the run resumes from the last and comes to the same best again.
         target = self.best if improved else self.last
         save(content, target)
         if improved:
             keep(target, self.last)
-        self._good = _signature(self.last)
+        self._is_good = True
         if FILES in content:
-            self.sweep_clients(content[FILES].values())
+            self._sweep_clients(content[FILES].values())
 
     def go_back(self, content: dict[str, Any], origin: Path) -> None:
-        """Let a run that goes on from another checkpoint than its last have none that is ahead of it.
-
-        Killed before its first save, it would else go on from rounds that its records have forgotten.
+        """Make the checkpoint that a run resumes from its last: one that is ahead has rounds that the records lack.
 
         Args:
-            content: Of the checkpoint that it goes on from.
+            content: Of the checkpoint that it resumes from.
             origin: Where that lies.
         """
         save(content, self.last)
         if origin.resolve().parent == self.last.resolve().parent:
             keep(origin, self.previous)
-        self._good = _signature(self.last)
+        self._is_good = True
 
-    def sweep_clients(self, named: Iterable[str]) -> None:
-        """Remove files of clients that are in no checkpoint any more, once they are as many as those that are.
-
-        Args:
-            named: Those that the last names.
-        """
-        folder = self.last.parent
+    def _sweep_clients(self, named: Iterable[str]) -> None:
+        """Remove files of clients that no checkpoint names, once they are as many as those that the last one names."""
+        files = [*(self.last.parent / CLIENTS).glob("*.pt")]
         wanted = {*named}
-        if client_files.num_files(folder) <= 2 * len(wanted):
+        if len(files) <= 2 * len(wanted):
             return
         for path in (self.previous, self.best):
             if path.is_file():
-                content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
-                wanted |= {*content.get(FILES, {}).values()}
-        client_files.sweep(folder, wanted)
-
-    def _is_last_good(self) -> bool:
-        """Whether the last is as it was written or read here; one that is not is looked at again."""
-        if not self.last.is_file():
-            return False
-        return _signature(self.last) == self._good or damage(self.last) is None
-
-
-def _signature(path: Path) -> Signature:
-    """What changes when somebody else writes a file."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
+                wanted |= {*_load(path).get(FILES, {}).values()}
+        for file in files:
+            if file.stem not in wanted:
+                file.unlink(missing_ok=True)
 
 
 def save(content: dict[str, Any], path: Path) -> None:
@@ -163,16 +149,11 @@ def load(
     problem = damage(path)
     if problem is None:
         content = _read(path, option)
-        problem = client_files.damage(content.get(FILES, {}), path.parent)
+        problem = _damaged_client(content.get(FILES, {}), path.parent)
     if problem is not None:
         raise Damaged(f"`{option}` {path} is damaged: {problem}.")
-    return _with_clients(content, path.parent)
-
-
-def _with_clients(content: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """As if all stood in the checkpoint."""
-    for client, name in content.get(FILES, {}).items():
-        for key, kept in client_files.read(name, folder).items():
+    for client, name in content.get(FILES, {}).items():  # as if all stood in the checkpoint
+        for key, kept in _load(_client_file(path.parent, name)).items():
             content.setdefault(key, {})[client] = kept
     return content
 
@@ -180,7 +161,7 @@ def _with_clients(content: dict[str, Any], folder: Path) -> dict[str, Any]:
 def load_last(path: Path) -> tuple[dict[str, Any], Path, str | None]:
     """Read a checkpoint; in place of a `last.ckpt` that is damaged or gone, the one before it, and why.
 
-    Nothing else is fallen back upon: to evaluate another round than `best` would be to evaluate another model.
+    There is no other fallback: to evaluate another round than `best` would be to evaluate another model.
     """
     previous = path.with_name("previous.ckpt")
     if path.name != "last.ckpt" or not previous.is_file():
@@ -200,8 +181,7 @@ def load_last(path: Path) -> tuple[dict[str, Any], Path, str | None]:
 def _read(path: Path, option: str) -> dict[str, Any]:
     """The content of a file, if it is a checkpoint of a format that is known."""
     try:
-        # Mapped, not read: what clients keep may be larger than memory.
-        content = torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+        content = _load(path)
     except Exception as error:
         raise Damaged(f"`{option}` {path} is not a checkpoint that can be read safely.") from error
     if not isinstance(content, dict) or "format" not in content:
@@ -216,3 +196,51 @@ def _read(path: Path, option: str) -> dict[str, Any]:
         if key not in content:
             raise ValueError(f"`{option}` {path} is not a checkpoint of fedlit: it lacks {key}.")
     return content
+
+
+def _load(path: Path) -> Any:
+    """Read without running code; mapped, for what clients keep may be larger than memory."""
+    return torch.load(path, weights_only=True, map_location="cpu", mmap=True)
+
+
+def write_client(kept: Mapping[str, Any], checkpoints: Path) -> str:
+    """Write what stays with a client into a file of its own; returns its name."""
+    name = secrets.token_hex(16)
+    file = _client_file(checkpoints, name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    dump(kept, file)
+    return name
+
+
+def _damaged_client(names: Mapping[int, str], checkpoints: Path) -> str | None:
+    """What is wrong with the files of clients; None if they are as they were written."""
+    for client, name in names.items():
+        file = _client_file(checkpoints, name)
+        if not file.is_file():
+            return f"{CLIENTS}/{file.name}, of client {client}, is gone"
+        if problem := damage(file):
+            return f"{CLIENTS}/{file.name}, of client {client}: {problem}"
+    return None
+
+
+def _client_file(checkpoints: Path, name: str) -> Path:
+    return checkpoints / CLIENTS / f"{name}.pt"
+
+
+def dump(content: Any, path: Path) -> None:
+    """Write plain tensors, numbers, strings and containers of them; what cannot be written whole leaves nothing."""
+    try:
+        path.write_bytes(to_bytes(content))  # `torch.save` to a path would hide the error of a full disk
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a torch file, by its checksums; None if it holds what was written."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entry = archive.testzip()
+    except Exception as error:  # of zipfile, or of the decoders that a flipped bit names
+        return f"it cannot be read ({error})"
+    return None if entry is None else f"{entry!r} in it does not match its checksum"

@@ -1,8 +1,10 @@
-"""The options of a run, as its records have them, and which of them a resumed run has changed."""
+"""The options and the environment of a run, as its records have them, and what of them a resumed run has changed."""
 
+import platform
 import re
 from collections.abc import Mapping
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from inspect import isclass, isfunction, isroutine, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
 NOT_THERE = "none"
 MADE_WITH = ("fedlit", "torch", "cpu")  # what bits depend on
-DEPTH = 4  # of what stands in what
+DEPTH = 4  # of containers in containers
 FEW = 32  # values of a tensor that are written one by one
 # How long, how fast, where and what is reported: the rounds themselves are the same.
 NOT_COMPARED = re.compile(
@@ -39,6 +41,24 @@ class Change(NamedTuple):
         return f"`{self.option}`: {self.before} -> {self.now}"
 
 
+def environment() -> dict[str, str | int]:
+    """Versions of what computes, the processor by name, and torch's threads."""
+    found: dict[str, str | int] = {}
+    for name in ("fedlit", "torch", "lightning"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:  # a copy that was never installed
+            found[name] = "unknown"
+    return {**found, "python": platform.python_version(), "cpu": _processor(), "threads": torch.get_num_threads()}
+
+
+def _processor() -> str:
+    """The processor's model name; its architecture, such as x86_64, where the name is unknown."""
+    cpuinfo = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: *(\S.*)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.is_file() else []
+    return names[0].strip() if names else platform.processor() or platform.machine() or "unknown"
+
+
 def arguments_of(made: object) -> dict[str, Any]:
     """The attributes that have the name of a constructor's argument."""
     names: set[str] = set()
@@ -49,7 +69,7 @@ def arguments_of(made: object) -> dict[str, Any]:
     return {name: value for name, value in getattr(made, "__dict__", {}).items() if name in names}
 
 
-def arguments(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, dict[str, Any]]:
+def _arguments(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, dict[str, Any]]:
     """What federation, data, partition, method and optimiser were made with."""
     parts = {
         "trainer": vars(options),
@@ -68,7 +88,7 @@ def arguments(options: object, data: FederatedData, method: "FederatedModule") -
 
 def chosen_values(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, Any]:
     """The options of trainer, data, partition, method and optimiser that are plain values."""
-    parts = arguments(options, data, method)
+    parts = _arguments(options, data, method)
     if data.train_dataset is not None:  # given as objects, so none was chosen by name
         parts["data"].pop("dataset", None)
     values: dict[str, Any] = {"method": type(method).__name__, "partition": type(data.partition).__name__}
@@ -82,7 +102,7 @@ def chosen_values(options: object, data: FederatedData, method: "FederatedModule
 def choices(options: object, data: FederatedData, method: "FederatedModule") -> dict[str, str]:
     """The options of trainer, data, method and optimiser, and the layers of the network, as text."""
     found: dict[str, str] = {}
-    for part, given in arguments(options, data, method).items():
+    for part, given in _arguments(options, data, method).items():
         found |= {f"{part}.{name}": as_text(value) for name, value in given.items()}
     found = {name: text for name, text in found.items() if not NOT_COMPARED.fullmatch(name)}
     for name, layer in method.named_modules():

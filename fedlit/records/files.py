@@ -51,17 +51,8 @@ def explain_unwritable(folder: Path | None) -> Iterator[None]:
             raise NotWritten(f"{folder} is gone: it was deleted while the run was writing it.") from error
         if not is_full(error):
             raise
-        raise NotWritten(f"{_where(error, folder)}: {error.strerror}; {_how_to_go_on(folder)}") from error
-
-
-def _where(error: OSError, folder: Path | None) -> str:
-    if error.filename is not None:
-        return f"{error.filename} cannot be written"
-    return f"The run{'' if folder is None else f' in {folder}'} cannot be written"
-
-
-def _how_to_go_on(folder: Path | None) -> str:
-    last = None if folder is None else folder / "checkpoints" / "last.ckpt"
-    if last is None or not last.is_file():
-        return "nothing was saved."
-    return f"make room, and go on with --ckpt_path {last}"
+        what = error.filename or ("The run" if folder is None else f"The run in {folder}")
+        last = None if folder is None else folder / "checkpoints" / "last.ckpt"
+        is_there = last is not None and last.is_file()
+        how = f"make room, and go on with --ckpt_path {last}" if is_there else "nothing was saved."
+        raise NotWritten(f"{what} cannot be written: {error.strerror}; {how}") from error

@@ -1,43 +1,47 @@
-"""The log of a fit: its folder, from the first picture to the last table. Only the first process keeps it."""
+"""The log of a fit: records, loggers, pictures and what is printed. Only the first process keeps it."""
 
+import errno
+import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
 from fedlit.data import FederatedData
 from fedlit.data.client import SERVER
 from fedlit.records.checkpoint import sync
+from fedlit.records.loggers import Loggers
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_who_holds_what
-from fedlit.records.progress import Progress, table
-from fedlit.records.reading import EPOCHS
-from fedlit.records.recorder import Recorder
+from fedlit.records.progress import Progress, in_notebook, table
+from fedlit.records.reading import EPOCHS, EVENTS, LEDGER, METRICS, rewind
 from fedlit.records.round_record import RoundRecord
-from fedlit.records.rows import Row
+from fedlit.records.rows import EpochRow, Row, lines
 
 CONFUSION = "confusion.csv"
 Means = Mapping[str, Mapping[str, float]]
 
 
 class FitLog:
-    """The records of a fit in a run's folder; as a context, it closes them if an error ends the fit.
+    """The records of a fit in a run's folder; as a context, it closes the loggers if an error ends the fit.
 
     Args:
         folder: None on other processes and in a development run: then nothing is written.
         data: Of the clients.
         logger: As the user gave it to the federation.
-        done: Rounds that a run has behind it; 0 starts anew.
-        progress: Prints what a person is to see.
-        draws: Whether to leave pictures, too.
-        metric: What curves are drawn of.
+        done: Rounds that a resumed run starts with, whose records stay; 0 starts anew.
+        progress: Prints what the user is to see.
+        draws: Whether to draw pictures.
+        metric: The metric of the curves.
         title: Of pictures, before the name of the run.
         saves: Whether there are to be checkpoints.
 
     Attributes:
-        noted_round: Of the last round that is whole in the records.
+        noted_round: The last round that is whole in the records.
     """
 
     def __init__(
@@ -58,10 +62,15 @@ class FitLog:
         self.draws = draws
         self.title = title if folder is None else f"{title}: {folder.name}".lstrip(": ")
         self.progress = progress
-        self.recorder = Recorder(folder, _loggers(folder, logger, done), done)
+        self.loggers = Loggers(folder, logger, done)
         self.saves = saves
         self.noted_round = done
-        if folder is not None and done == 0 and not data.is_placeholder:
+        self._options: Mapping[str, Any] = {}
+        if folder is None:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        rewind(folder, done)
+        if done == 0 and not data.is_placeholder:
             data.assignment.write(folder / "partition.csv", data.labels("train"), data.labels("test"))
 
     def __enter__(self) -> "FitLog":
@@ -70,115 +79,125 @@ class FitLog:
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is not None:
             self.progress.close()
-            self.recorder.abandon()
+            self.loggers.abandon()
+
+    def options(self, options: Mapping[str, Any]) -> None:
+        """Log the options of the run, as plain values."""
+        self._options = options
+        self.loggers.options(options)
 
     def round(self, number: int, stage: str, record: RoundRecord, rows: list[Row], seconds: float) -> None:
-        """A round has ended."""
-        self.recorder.ledger(record.ledger)
-        self.recorder.metrics(number, rows)
-        self.recorder.epochs(record.epochs)
+        """Record a round that has ended."""
+        self._append(LEDGER, lines(record.ledger))
+        self._append(METRICS, lines(rows))
+        self.loggers.metrics(rows, number, record.ledger)
+        self._epochs(record.epochs)
         self._left_out(number, record)
-        self._overflowed(number, record)
         clients = {"attempt": record.attempt, "clients": record.clients}
-        self.recorder.event("round", round=number, stage=stage, **clients, seconds=round(seconds, 3))
+        self.event("round", round=number, stage=stage, **clients, seconds=round(seconds, 3))
         self.noted_round = number
         self.progress.round(number, stage, rows, seconds)
-        self._draw_partition()  # training comes first
-
-    def _draw_partition(self) -> None:
-        """Who holds what, if there is no picture of it yet."""
-        if self.folder is None or not self.draws or self.data.is_placeholder:
-            return
-        picture = self.folder / "partition.png"
-        if not picture.exists():
-            draw_who_holds_what(self.data, picture, self.title)
-            self.recorder.picture("partition", picture, 0)
 
     def repeated(self, number: int, record: RoundRecord) -> None:
-        """An attempt at a round had too few usable clients."""
+        """Record an attempt at a round that had too few valid updates."""
         self._left_out(number, record)
-        self._overflowed(number, record)
         usable = len(record.clients) - len(record.failures)
-        self.recorder.event("too_few", round=number, attempt=record.attempt, clients=record.clients, usable=usable)
+        self.event("too_few", round=number, attempt=record.attempt, clients=record.clients, usable=usable)
 
-    def _left_out(self, number: int, record: RoundRecord) -> None:
-        for k, failure in record.failures.items():
-            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
-            why = {"reason": failure.reason, "details": failure.details}
-            self.recorder.event("left_out", round=number, attempt=record.attempt, client=k, **why)
-
-    def _overflowed(self, number: int, record: RoundRecord) -> None:
-        """Who took part without a single step."""
-        for k, steps in record.overflowed.items():
-            who = "the server" if k == SERVER else f"client {k}"
-            self.progress.say(
-                f"round {number}: {who} was not trained: gradients overflowed and every step ({steps}) was skipped "
-                "(`trainer.precision` 16-mixed)"
-            )
-            client = "server" if k == SERVER else k
-            self.recorder.event("steps_skipped", round=number, attempt=record.attempt, client=client, steps=steps)
+    def event(self, what: str, **details: Any) -> None:
+        """Record an event with its time."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._append(EVENTS, [json.dumps({"time": time, "event": what, **details}) + "\n"])
 
     def confusion(self, counts: Tensor | None) -> None:
-        """Samples of each class by what the global model takes them for, ``[C, C]``, if that is known."""
+        """Record how many samples of each class the global model predicts as which, ``[C, C]``, if that is known."""
         if self.folder is None or counts is None:
             return
-        lines = ["label,predicted,samples\n"]
+        found = ["label,predicted,samples\n"]
         for label, row in enumerate(counts.tolist()):
-            lines += [f"{label},{predicted},{samples}\n" for predicted, samples in enumerate(row)]
-        (self.folder / CONFUSION).write_text("".join(lines))
+            found += [f"{label},{predicted},{samples}\n" for predicted, samples in enumerate(row)]
+        (self.folder / CONFUSION).write_text("".join(found))
 
-    def _draw(self, folder: Path, round: int) -> None:
-        """The pictures of the end: curves over rounds, over the epochs at home that were followed, and the confusion
-        of the global model, if there is one.
-        """
-        if round:
-            draw_curves(folder / "metrics.csv", folder / "curves.png", metric=self.metric, title=self.title)
-        if (folder / EPOCHS).exists():
-            draw_curves(folder / EPOCHS, folder / "epochs.png", over="epoch", metric=self.metric, title=self.title)
-        if (folder / CONFUSION).exists():
-            draw_confusion(folder / CONFUSION, folder / "confusion.png", self.title)
-        for name in ("curves", "epochs", "confusion"):
-            if (folder / f"{name}.png").exists():
-                self.recorder.picture(name, folder / f"{name}.png", round)
-
-    def close(
-        self,
-        round: int,
-        chosen: Mapping[str, Any],
-        last: Means,
-        best: Means,
-        rated: Means,
-        stopped_by: int | None,
-    ) -> None:
-        """The curves and a table; where to look, and how to go on if the run was stopped.
+    def close(self, round: int, last: Means, best: Means, rated: Means, stopped_by: int | None) -> None:
+        """Draw the pictures; print a table, where to look, and how to resume if the run was stopped.
 
         Args:
-            round: How far the run has come.
-            chosen: The options, as plain values, for TensorBoard's hparams.
+            round: The last round.
             last: The last mean of every metric.
             best: The best one, and its round; the highest where nobody knows.
             rated: Of those of which it is known what is better.
             stopped_by: The signal that ended the run early, if one did.
         """
-        folder = self.folder
-        if folder is not None:
+        if self.folder is not None:
             if self.draws:
-                self._draw(folder, round)
-            self.recorder.options(chosen, {f"best/{key}": entry["value"] for key, entry in best.items()})
-            self.recorder.event("end", round=round, stopped_by=stopped_by)
+                self._draw(self.folder, round)
+            self.loggers.results(self._options, {f"best/{key}": entry["value"] for key, entry in best.items()})
+            self.event("end", round=round, stopped_by=stopped_by)
             if self.saves:
-                sync(folder / "checkpoints")
+                sync(self.folder / "checkpoints")
         self.progress.close()
-        self.recorder.close()
-        if last:
-            self.progress.print("\n" + table(last, rated))
-        if folder is not None:
-            self.progress.print(f"\n{self._where_to_look(folder)}")
-            if stopped_by is not None and not self.saves:
-                self.progress.print(f"Stopped after round {round}; without checkpoints, it cannot go on.")
-            elif stopped_by is not None:
-                checkpoint_path = folder / "checkpoints" / "last.ckpt"
-                self.progress.print(f"Stopped after round {round}; to go on, add --ckpt_path {checkpoint_path}")
+        self.loggers.close()
+        if not in_notebook():  # where FitResult shows both
+            if last:
+                self.progress.print("\n" + table(last, rated))
+            if self.folder is not None:
+                self.progress.print(f"\n{self._where_to_look(self.folder)}")
+        if self.folder is not None:
+            self._print_how_to_resume(self.folder, round, stopped_by)
+
+    def _print_how_to_resume(self, folder: Path, round: int, stopped_by: int | None) -> None:
+        if stopped_by is not None:
+            how = f"to go on, add --ckpt_path {folder / 'checkpoints' / 'last.ckpt'}"
+            if not self.saves:
+                how = "without checkpoints, it cannot go on."
+            self.progress.print(f"Stopped after round {round}; {how}")
+
+    def _append(self, name: str, text: list[str]) -> None:
+        """Append lines to a record, which may not have been deleted since the fit began."""
+        if self.folder is None or not text:
+            return
+        path = self.folder / name
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, "a record of the run was deleted", str(path))
+        with path.open("a") as file:
+            file.writelines(text)
+
+    def _epochs(self, rows: list[EpochRow]) -> None:
+        """Record metrics after local epochs, if any were asked for."""
+        rows = sorted(rows, key=lambda row: row.epoch)
+        if self.folder is not None and rows and not (self.folder / EPOCHS).exists():
+            (self.folder / EPOCHS).write_text(",".join(EpochRow._fields) + "\n")
+        self._append(EPOCHS, lines(rows))
+        for epoch, some in groupby(rows, key=lambda row: row.epoch):
+            self.loggers.metrics([row.at_epoch() for row in some], epoch, prefix=f"epochs of {rows[0].stage}/")
+
+    def _left_out(self, number: int, record: RoundRecord) -> None:
+        """Record clients that failed, and those that took part without a single step."""
+        for k, failure in record.failures.items():
+            self.progress.say(f"round {number}: client {k} was left out: {failure.reason}")
+            why = {"reason": failure.reason, "details": failure.details}
+            self.event("left_out", round=number, attempt=record.attempt, client=k, **why)
+        for k, steps in record.overflowed.items():
+            who, client = ("the server", "server") if k == SERVER else (f"client {k}", k)
+            self.progress.say(
+                f"round {number}: {who} was not trained: gradients overflowed and every step ({steps}) was skipped "
+                "(`trainer.precision` 16-mixed)"
+            )
+            self.event("steps_skipped", round=number, attempt=record.attempt, client=client, steps=steps)
+
+    def _draw(self, folder: Path, round: int) -> None:
+        """Draw who holds what, curves over rounds and followed local epochs, and the confusion of the global model."""
+        if not self.data.is_placeholder and not (folder / "partition.png").exists():
+            draw_who_holds_what(self.data, folder / "partition.png", self.title)
+        if round:
+            draw_curves(folder / METRICS, folder / "curves.png", metric=self.metric, title=self.title)
+        if (folder / EPOCHS).exists():
+            draw_curves(folder / EPOCHS, folder / "epochs.png", over="epoch", metric=self.metric, title=self.title)
+        if (folder / CONFUSION).exists():
+            draw_confusion(folder / CONFUSION, folder / "confusion.png", self.title)
+        for name in ("partition", "curves", "epochs", "confusion"):
+            if (folder / f"{name}.png").exists():
+                self.loggers.picture(folder / f"{name}.png", round)
 
     def _where_to_look(self, folder: Path) -> str:
         """The page of the run, which `fit` writes last, its curves, and what else shows them."""
@@ -191,26 +210,5 @@ class FitLog:
             commands = [f"pip install 'fedlit[report]' && fedlit report {folder}"]
         else:
             seen = f"{folder / 'report.html'} and curves.png beside it"
-        if any(isinstance(logger, TensorBoardLogger) for logger in self.recorder.loggers):
-            commands.append(f"tensorboard --logdir {folder.parent}")
+        commands += [f"tensorboard --logdir {logged}" for logged in self.loggers.tensorboard_folders]
         return ", or run: ".join([f"Look at {seen}", *commands])
-
-
-def _loggers(folder: Path | None, logger: Logger | Sequence[Logger] | bool, done: int) -> list[Logger]:
-    if folder is None or logger is False:
-        return []
-    if isinstance(logger, Sequence):
-        return [*logger]
-    if isinstance(logger, Logger):
-        return [logger]
-    # A killed run may have shown rounds that were not saved; they are shown again.
-    purge = done + 1 if (folder / "metrics.csv").exists() else None
-    return [
-        TensorBoardLogger(
-            save_dir=folder.parent.parent,
-            name=folder.parent.name,
-            version=folder.name,
-            default_hp_metric=False,
-            purge_step=purge,
-        )
-    ]

@@ -1,4 +1,4 @@
-"""Reads the records of a run back: checks them, cuts them back to the last saved round, and gives data frames.
+"""Reads the records of a run: checks them, drops what is after the last saved round, and gives data frames.
 
 A run that is killed while it writes leaves half a line at the end of a file; every other line is whole.
 """
@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fedlit.records.files import write_whole
 from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
@@ -17,13 +17,11 @@ from fedlit.records.rows import POOLED, EpochRow, LedgerRow, Row
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+METRICS = "metrics.csv"
+LEDGER = "ledger.csv"
 EPOCHS = "epochs.csv"
 EVENTS = "events.jsonl"
-TABLES: dict[str, tuple[str, ...]] = {
-    "metrics.csv": Row._fields,
-    "ledger.csv": LedgerRow._fields,
-    EPOCHS: EpochRow._fields,
-}
+TABLES: dict[str, tuple[str, ...]] = {METRICS: Row._fields, LEDGER: LedgerRow._fields, EPOCHS: EpochRow._fields}
 # Written again when a round is repeated.
 OF_ROUNDS = {"round", "left_out", "steps_skipped", "too_few", "not_evaluated", "metric_left_out"}
 DETAILS: dict[str, dict[str, type | tuple[type, ...]]] = {  # of events that are read back, with their types
@@ -31,60 +29,56 @@ DETAILS: dict[str, dict[str, type | tuple[type, ...]]] = {  # of events that are
     "left_out": {"round": int, "client": int, "reason": str},
     "end": {"round": int, "stopped_by": (int, NoneType)},
 }
+TEXTS = ("stage", "model", "data", "metric")
+KINDS = {"round": "int64", "client": "Int64", **dict.fromkeys(TEXTS, "string")}
 UNREADABLE = "\ufffd"  # stands for what is not UTF-8
-SHOWN = 40  # characters of a line
-KINDS = {
-    "round": "int64",
-    "stage": "string",
-    "client": "Int64",
-    "model": "string",
-    "data": "string",
-    "metric": "string",
-}
 SHOWN = 40  # characters of a line
 
 
 def check_records(folder: Path) -> None:
     """Refuse records with lines that no run writes; half a line at the end is what a kill leaves."""
-    for name, columns in TABLES.items():
+    for name in (*TABLES, EVENTS):
         for number, text in enumerate(_whole_lines(folder / name), 1):
-            is_right = text == ",".join(columns) if number == 1 else _round_of(text, columns) is not None
-            if not is_right:
-                _refuse(folder / name, number, text)
-    for number, text in enumerate(_whole_lines(folder / EVENTS), 1):
-        if _event(text) is None:
-            _refuse(folder / EVENTS, number, text)
+            if not _is_ours(name, number, text):
+                where = f"line {number} of {folder / name}"
+                raise ValueError(
+                    f"`--ckpt_path`: {where} is none that a run has written: {_shown(text)!r}; remove or fix it."
+                )
+
+
+def _is_ours(name: str, number: int, text: str) -> bool:
+    if name == EVENTS:
+        return _event(text) is not None
+    if number == 1:
+        return text == ",".join(TABLES[name])
+    return _round_of(text, TABLES[name]) is not None
 
 
 def rewind(folder: Path, last_round: int) -> None:
-    """Drop the lines of rounds after the last one: a killed run may have written more."""
+    """Drop the lines of rounds after the last one, which a killed run may have written; begin the records of a new run.
+
+    Of these, epochs.csv begins with its first line.
+    """
     for name, columns in TABLES.items():
         path = folder / name
-        if name == EPOCHS and not path.exists():  # most runs have none
+        if name == EPOCHS and not path.exists():
             continue
-        kept = [",".join(columns) + "\n"]
-        for text in _whole_lines(path)[1:]:
-            round = _round_of(text, columns)
-            if round is not None and round <= last_round:
-                kept.append(f"{text}\n")
-        write_whole(path, "".join(kept))
-    if (folder / EVENTS).exists():
-        events = [text for text in _whole_lines(folder / EVENTS) if not _is_later(_event(text) or {}, last_round)]
-        write_whole(folder / EVENTS, "".join(f"{text}\n" for text in events))
+        rows = [(_round_of(text, columns), text) for text in _whole_lines(path)[1:]]
+        kept = [text for round, text in rows if round is not None and round <= last_round]
+        write_whole(path, "".join(f"{text}\n" for text in (",".join(columns), *kept)))
+    events = [(_event(text) or {}, text) for text in _whole_lines(folder / EVENTS)]
+    kept = [t for event, t in events if event.get("event") not in OF_ROUNDS or event.get("round", 0) <= last_round]
+    write_whole(folder / EVENTS, "".join(f"{text}\n" for text in kept))
 
 
 def cut_off(folder: Path) -> list[str]:
     """Names of the records that end in half a line."""
-    found = []
-    for name in (*TABLES, EVENTS):
-        content = (folder / name).read_bytes() if (folder / name).is_file() else b""
-        if content and not content.endswith(b"\n"):
-            found.append(name)
-    return found
+    contents = {name: (folder / name).read_bytes() for name in (*TABLES, EVENTS) if (folder / name).is_file()}
+    return [name for name, content in contents.items() if content and not content.endswith(b"\n")]
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """events.jsonl of a run, without half a line at its end.
+    """Read events.jsonl of a run, without half a line at its end.
 
     Raises:
         ValueError: A line is no event, or an event lacks what it must have.
@@ -99,12 +93,6 @@ def read_events(path: Path) -> list[dict[str, Any]]:
                 raise ValueError(f"line {number} of {path}: the event `{event['event']}` has no valid `{name}`.")
         events.append(event)
     return events
-
-
-def _refuse(path: Path, number: int, text: str) -> NoReturn:
-    raise ValueError(
-        f"`--ckpt_path`: line {number} of {path} is none that a run has written: {_shown(text)!r}; remove or fix it."
-    )
 
 
 def _shown(text: str) -> str:
@@ -137,10 +125,6 @@ def _event(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("event"), str) else None
 
 
-def _is_later(event: dict[str, Any], last_round: int) -> bool:
-    return event.get("event") in OF_ROUNDS and event.get("round", 0) > last_round
-
-
 def read_metrics(run: str | Path) -> "DataFrame":
     """Read metrics.csv of a run: what was measured, of which model, on whose data.
 
@@ -155,7 +139,7 @@ def read_metrics(run: str | Path) -> "DataFrame":
         import pandas  # noqa: F401  # `read_table` needs it
     except ImportError as error:
         raise ImportError("`fedlit.read_metrics` needs pandas; install it by: pip install 'fedlit[report]'") from error
-    path = Path(run).expanduser() / "metrics.csv"
+    path = Path(run).expanduser() / METRICS
     if not path.is_file():
         raise ValueError(f"`run` must be the folder of a run, got {run}: there is no {path}.")
     frame = read_table(path, Row._fields, KINDS, na_values={"client": [POOLED]})
@@ -176,30 +160,17 @@ def read_table(path: Path, columns: tuple[str, ...], kinds: Mapping[str, str], *
     """
     import pandas
 
-    whole, end, _ = path.read_text(encoding="utf-8", errors="replace").rpartition("\n")
-    header, *lines = whole.split("\n")
-    _check_header(path, header if end else "", columns)
+    path.stat()  # raises where there is no file
+    header, *lines = _whole_lines(path) or [""]
+    if header != ",".join(columns):
+        raise ValueError(f"{path} must begin with {','.join(columns)!r}, got {header!r}.")
     for number, text in enumerate(lines, 2):
         if _round_of(text, columns) is None:
             raise ValueError(f"line {number} of {path} is not one that a run writes: {_shown(text)!r}.")
     if columns[-1] not in kinds:
         options["converters"] = {columns[-1]: float}  # older versions of pandas would round the last bit
     try:
-        return pandas.read_csv(io.StringIO(whole), dtype=dict(kinds), keep_default_na=False, **options)
+        whole = io.StringIO("\n".join((header, *lines)))
+        return pandas.read_csv(whole, dtype=dict(kinds), keep_default_na=False, **options)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{path} cannot be read: {error}.") from error
-
-
-def _check_header(path: Path, header: str, columns: tuple[str, ...]) -> None:
-    if header == ",".join(columns):
-        return
-    found = header.split(",")
-    missing = [name for name in columns if name not in found]
-    unknown = [name for name in found if name not in columns]
-    if missing:
-        what = f"the column `{missing[0]}` is missing"
-    elif unknown:
-        what = f"the column `{unknown[0]}` is not known"
-    else:
-        what = "the columns are in another order"
-    raise ValueError(f"{path} must begin with {','.join(columns)!r}, got {header!r}: {what}.")

@@ -11,6 +11,11 @@ from fedlit.records.rows import EpochRow, LedgerRow, Row
 
 LONGEST_REASON, LONGEST_DETAILS = 500, 20_000  # characters
 PLACE = re.compile(r'^ +File "(.+)", line (\d+), in ', re.MULTILINE)  # in a traceback
+HINTS = {  # of torch's errors
+    "more than 1 value per channel": "a batch of one sample; see `data.drop_last`",
+    "view size is not compatible": "`trainer.fast` computes images channels last: `reshape` takes what `view` does not",
+    "use_deterministic_algorithms": "see `trainer.deterministic`",
+}
 NOT_OWN = ("site-packages", "dist-packages", str(Path(__file__).parents[1]), "<")
 
 
@@ -41,10 +46,12 @@ class Failure:
 
 @dataclass
 class RoundRecord:
-    """What a round records; `is_whole` says whether enough clients had a valid result.
+    """What a round records.
 
-    `overflowed` holds the number of steps of clients, or of the server, all of whose steps were skipped because
-    gradients overflowed (16-mixed).
+    Attributes:
+        overflowed: Number of steps of clients, or of the server, all of whose steps were skipped because gradients
+            overflowed (16-mixed).
+        is_whole: Whether enough clients had a valid result.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -58,20 +65,13 @@ class RoundRecord:
 
 
 def failure(error: BaseException) -> Failure:
-    """The failure of an error, in a line and in full; its class and text may raise, too."""
-    lines = f"{_name(error)}: {_text(error)}".splitlines()
-    reason = _printable(lines[0])[:LONGEST_REASON]
-    if "more than 1 value per channel" in reason:
-        reason += " (a batch of one sample; see `data.drop_last`)"
-    if "view size is not compatible" in reason:
-        reason += " (`trainer.fast` computes images channels last: `reshape` takes what `view` does not)"
-    if "use_deterministic_algorithms" in reason:
-        reason += " (see `trainer.deterministic`)"
-    try:
-        details = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    except BaseException:  # its text, its cause or its notes are not to be had
-        details = "".join(traceback.format_tb(error.__traceback__)) + reason
-    return Failure(reason, _encodable(details)[-LONGEST_DETAILS:])
+    """The failure of an error, in a line and in full; its text may raise, too."""
+    found = traceback.TracebackException.from_exception(error)
+    reason = f"{type(error).__name__}: {found}".splitlines()[0]
+    for symptom, hint in HINTS.items():
+        if symptom in reason:
+            reason += f" ({hint})"
+    return Failure(_printable(reason)[:LONGEST_REASON], _encodable("".join(found.format()))[-LONGEST_DETAILS:])
 
 
 def reported(message: Mapping[str, Any]) -> Failure:
@@ -79,20 +79,6 @@ def reported(message: Mapping[str, Any]) -> Failure:
     reason = _printable(str(message["reason"]))[:LONGEST_REASON]
     details = _encodable(str(message.get("details", "")))[-LONGEST_DETAILS:]
     return Failure(reason, details, is_usage=bool(message["is_usage"]))
-
-
-def _name(error: BaseException) -> str:
-    try:
-        return str(type(error).__name__)
-    except BaseException:  # a class may have a metaclass
-        return "an error without a name"
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:  # it runs a client's code, too
-        return "(its text cannot be had)"
 
 
 def _encodable(text: str) -> str:

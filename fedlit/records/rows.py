@@ -1,4 +1,4 @@
-"""The lines of a run's records: metrics, bytes sent, and a summary over clients.
+"""The rows of a run's records: metrics, bytes sent, and a summary over clients.
 
 Every metric says which model on whose data: ``global``, ``personal``, ``trained`` (the client's copy right after local
 training) on ``own`` (the client's validation samples), ``own_test`` (its share of the test set, see `data.own_test`),
@@ -6,10 +6,12 @@ training) on ``own`` (the client's validation samples), ``own_test`` (its share 
 ``server`` (what it logs in ``aggregate``).
 """
 
+import csv
+import io
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,30 +19,22 @@ POOLED = "all"
 CONVERGENCE = "epochs_to_converge"  # of a client that joins
 
 
-@lru_cache
-def cell(value: int | str) -> str:
-    """A value as it stands in a line of a record: quoted where it must be, and never longer than its line.
+def lines(rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    """Rows as they stand in a file, a line each: of a float, nine digits; of a name, no control characters.
 
     Example:
-        >>> cell(3), cell("f1, macro"), cell("two\\nlines")
-        ('3', '"f1, macro"', 'two\\\\nlines')
+        >>> lines([("two\\nlines", "f1, macro", 3, 1 / 3)])
+        ['two\\\\nlines,"f1, macro",3,0.333333333\\n']
     """
-    text = str(value)
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    if '"' in text or "," in text:
-        text = '"' + text.replace('"', '""') + '"'
-    return text
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([_cell(value) for value in row] for row in rows)
+    return file.getvalue().splitlines(keepends=True)
 
 
-def line(cells: Sequence[int | str], value: float) -> str:
-    """A line of a record that ends in a number, without its end."""
-    return f"{','.join(map(cell, cells))},{value:.9g}"
-
-
-def lines(rows: Iterable[tuple]) -> list[str]:
-    """Rows as they stand in a file."""
-    return [f"{row}\n" for row in rows]
+def _cell(value: Any) -> Any:
+    if isinstance(value, str) and not value.isprintable():
+        return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in value)
+    return f"{value:.9g}" if isinstance(value, float | np.floating) else value
 
 
 @lru_cache
@@ -60,9 +54,6 @@ class Row(NamedTuple):
     metric: str
     value: float
 
-    def __str__(self) -> str:
-        return line(self[:-1], self.value)
-
     @property
     def key(self) -> str:
         """Such as ``acc/global_on_own``."""
@@ -81,9 +72,6 @@ class EpochRow(NamedTuple):
     metric: str
     value: float
 
-    def __str__(self) -> str:
-        return line(self[:-1], self.value)
-
     def at_epoch(self) -> Row:
         """The row with its epoch in place of its round."""
         return Row(self.epoch, self.stage, self.client, self.model, self.data, self.metric, self.value)
@@ -97,9 +85,6 @@ class LedgerRow(NamedTuple):
     direction: str
     kind: str
     bytes: int
-
-    def __str__(self) -> str:
-        return ",".join(map(cell, self))
 
 
 def values_by_key(rows: Iterable[Row]) -> dict[str, list[float]]:

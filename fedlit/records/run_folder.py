@@ -1,14 +1,16 @@
 """The folder of a run, and the checkpoint that `--ckpt_path` means."""
 
 import fcntl
+import os
 import re
 from itertools import count
 from pathlib import Path
 from typing import TextIO
+from weakref import WeakSet
 
 RUNS = "lightning_logs"
 LOCK = ".lock"
-CLIENTS = "clients"  # below the checkpoints: files of what stays with clients
+OF_RUNS = (LOCK, "checkpoints", "events.jsonl")  # the folder of a run that has begun has one of these
 NUMBERED = r"version_(\d+)"
 NAME = r"[A-Za-z0-9][A-Za-z0-9_\-.+=,]{0,99}"
 MANY = 8  # names that are listed
@@ -39,7 +41,7 @@ def claim_folder(root: Path, name: str | None = None) -> Path:
         raise ValueError(f"`trainer.default_root_dir` {root} cannot hold a run: {error.strerror}.") from error
     if name is not None:
         return _claimed_by_name(runs / name)
-    for number in count(max(_versions(runs), default=-1) + 1):
+    for number in count(max(_numbered(runs), default=-1) + 1):
         folder = runs / f"version_{number}"
         try:
             folder.mkdir()
@@ -50,12 +52,13 @@ def claim_folder(root: Path, name: str | None = None) -> Path:
 
 
 def _claimed_by_name(folder: Path) -> Path:
+    """The folder, which is empty or of a run that was killed before its first checkpoint."""
     folder.mkdir(exist_ok=True)
-    holds = any(not path.name.startswith(".") for path in folder.iterdir())
     has_checkpoints = any(folder.glob("checkpoints/*.ckpt"))
-    is_run = has_checkpoints or _has_ended(folder)  # a run may write no checkpoints
-    was_killed_at_once = (folder / LOCK).exists() and not is_run
-    if holds and not was_killed_at_once:
+    events = folder / "events.jsonl"
+    has_ended = events.is_file() and '"event": "end"' in events.read_text(errors="replace")
+    was_killed_at_once = (folder / LOCK).exists() and not has_checkpoints and not has_ended
+    if any(not path.name.startswith(".") for path in folder.iterdir()) and not was_killed_at_once:
         go_on = "go on with it by `--ckpt_path last`, or " if has_checkpoints else ""
         raise ValueError(
             f"`trainer.run_name` {folder.name}: there is such a run in {folder.parent}; {go_on}give another name (null "
@@ -64,25 +67,38 @@ def _claimed_by_name(folder: Path) -> Path:
     return folder
 
 
-def _has_ended(folder: Path) -> bool:
-    """Whether the run in a folder came to its end, by its events."""
-    events = folder / "events.jsonl"
-    return events.is_file() and '"event": "end"' in events.read_text(errors="replace")
+_not_inherited: WeakSet[TextIO] = WeakSet()
 
 
-def lock_folder(folder: Path) -> TextIO:
-    """Hold a run's folder until the file is closed: two processes that write one run would spoil it."""
+def _release_inherited() -> None:
+    for lock in _not_inherited:
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_release_inherited)
+
+
+def lock_folder(folder: Path, is_inherited: bool = True) -> TextIO:
+    """Hold a run's folder until the file is closed: two processes that write one run would spoil it.
+
+    Args:
+        folder: Of the run.
+        is_inherited: Whether processes that this one forks hold it, too. Workers that read samples live on for some
+            seconds after their parent was killed, when the run may be resumed.
+    """
     lock = open_lock(folder / LOCK)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         lock.close()
         raise ValueError(f"{folder} is in use: another process is still writing this run.") from error
+    if not is_inherited:
+        _not_inherited.add(lock)
     return lock
 
 
 def open_lock(path: Path) -> TextIO:
-    """A file to lock, made if it is not there; a FIFO of that name, which a reader would be waited for, is refused."""
+    """A file to lock, made if it is not there; a FIFO of that name, on which opening would wait, is refused."""
     if path.exists() and not path.is_file():
         raise FileExistsError(f"{path} must be a file, which a run locks; delete it.")
     return path.open("a")
@@ -90,9 +106,8 @@ def open_lock(path: Path) -> TextIO:
 
 def sweep(folder: Path) -> None:
     """Remove temporary files of a killed process from a run's folder; only for the holder of its lock."""
-    for place in (folder, folder / "checkpoints", folder / "checkpoints" / CLIENTS):
-        for path in place.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+    for path in folder.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def sweep_runs(root: Path) -> None:
@@ -132,9 +147,9 @@ def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False, 
     if run is None:
         if ckpt_path == "auto":
             return None
-        raise ValueError(
-            f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {root / RUNS}{_named(root)}."
-        )
+        names = sorted(path.parent.name for path in (root / RUNS).glob("*/checkpoints"))[:MANY]
+        hint = f" without a name; `--trainer.run_name` says which of {', '.join(names)}" if names else ""
+        raise ValueError(f"`--ckpt_path {ckpt_path}` looks for a run, but there is none in {root / RUNS}{hint}.")
     checkpoints = run / "checkpoints"
     if ckpt_path == "auto":
         return last_checkpoint(checkpoints)
@@ -145,21 +160,18 @@ def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False, 
     return found
 
 
-def _named(root: Path) -> str:
-    """How to mean a run that has a name, where there are such runs."""
-    names = sorted(path.parent.name for path in (root / RUNS).glob("*/checkpoints"))
-    if not names:
-        return ""
-    return f" without a name; `--trainer.run_name` says which of {', '.join(names[:MANY])}"
-
-
 def newest_run(root: Path) -> Path | None:
-    """The folder of the newest run in `root`, if there is one, of those without a name: they are numbered."""
-    runs = root / RUNS
-    versions = _versions(runs)
-    if not versions:
-        return None
-    return runs / f"version_{max(versions)}"
+    """The folder of the newest run in `root` that has no name, if there is one.
+
+    Lightning's CSVLogger and TensorBoardLogger may number folders of their own there, which are no runs.
+    """
+    numbered = _numbered(root / RUNS)
+    runs = [number for number, folder in numbered.items() if not _is_of_a_logger(folder)]
+    return numbered[max(runs)] if runs else None
+
+
+def _is_of_a_logger(folder: Path) -> bool:
+    return any(folder.iterdir()) and not any((folder / name).exists() for name in OF_RUNS)
 
 
 def last_checkpoint(checkpoints: Path) -> Path | None:
@@ -172,10 +184,7 @@ def last_checkpoint(checkpoints: Path) -> Path | None:
     return found if is_there else None
 
 
-def _versions(runs: Path) -> list[int]:
-    numbers = []
-    for path in runs.glob("version_*"):
-        name = re.fullmatch(NUMBERED, path.name)
-        if name is not None:
-            numbers.append(int(name[1]))
-    return numbers
+def _numbered(runs: Path) -> dict[int, Path]:
+    """The folders `version_N`, by number."""
+    numbers = {path: re.fullmatch(NUMBERED, path.name) for path in runs.glob("version_*")}
+    return {int(found[1]): path for path, found in numbers.items() if found is not None}

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from fedlit.studies.options import check_keys, is_number
+from fedlit.studies.options import check_keys, is_number, is_whole, require
 
 At = Literal["last", "best", "median_of_last_ten", "rounds_to_target", "bytes_to_target", "seconds_to_target"]
 OverClients = Literal["mean", "worst", "worst_tenth", "spread"]
@@ -19,6 +19,14 @@ Direction = Literal["max", "min"]
 KEYS = ("metric", "at", "target", "over_clients", "client", "stage", "over", "percent", "direction")
 OF_NEWCOMERS = re.compile(r"/(client|personal|finetuned|scratch)_on_unseen$")
 KEY = re.compile(r"(?P<metric>.+)/(?P<model>\w+)_on_(?P<data>\w+)")
+METRIC_NAMES = {"acc": "Accuracy", "f1": "F1", "r2": "R²", "iou": "IoU"}  # others are spelt as they are called
+DATA_NAMES = {"own": "own data", "pooled": "pooled data", "unseen": "data of unseen clients"}
+OVER_NAMES = {
+    "mean": "",
+    "worst": ", worst client",
+    "worst_tenth": ", worst tenth of clients",
+    "spread": ", standard deviation over clients",
+}
 
 
 @dataclass(frozen=True)
@@ -57,33 +65,16 @@ class Measure:
         """From a study's file, checked."""
         check_keys(given, KEYS, "`measure`")
         metric = given.get("metric", cls.metric)
-        if not isinstance(metric, str) or KEY.fullmatch(metric) is None:
-            raise ValueError(
-                f"`measure.metric` must be metric/model_on_data, such as acc/global_on_own, got {metric!r}."
-            )
-        _check_choice("at", given.get("at", cls.at), get_args(At))
-        _check_choice("over_clients", given.get("over_clients", cls.over_clients), get_args(OverClients))
-        _check_choice("over", given.get("over", cls.over), get_args(Over))
-        _check_target(given.get("at", cls.at), given.get("target"))
-        over = given.get("over", cls.over)
-        if over != "rounds" and (given.get("at") in TO_TARGET or given.get("target") is not None):
-            raise ValueError(
-                f"`measure.over: {over}` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`."
-            )
-        if over == "newcomers" and OF_NEWCOMERS.search(metric) is None:
-            raise ValueError(
-                "`measure.metric` of newcomers must be metric/model_on_unseen, the model one of personal, finetuned "
-                f"and scratch, such as acc/personal_on_unseen, got {metric!r}."
-            )
-        _check_client(given)
-        stage = given.get("stage")
-        if stage is not None and not isinstance(stage, str):
-            raise ValueError(f"`measure.stage` must be the name of a stage, got {stage!r}.")
+        is_metric = isinstance(metric, str) and KEY.fullmatch(metric) is not None
+        require(is_metric, "`measure.metric` must be metric/model_on_data, such as acc/global_on_own", metric)
+        choices = {"at": At, "over_clients": OverClients, "over": Over, "direction": Direction}
+        for name, allowed in choices.items():
+            value = given.get(name, getattr(cls, name))
+            expected = f"`measure.{name}` must be one of {', '.join(get_args(allowed))}"
+            require(value in (*get_args(allowed), getattr(cls, name)), expected, value)
+        _check_target(given, metric)
+        _check_kinds(given)
         percent = given.get("percent", metric.startswith("acc/"))
-        if not isinstance(percent, bool):
-            raise ValueError(f"`measure.percent` must be true or false, got {percent!r}.")
-        if given.get("direction") is not None:
-            _check_choice("direction", given["direction"], get_args(Direction))
         return cls(**{**given, "percent": percent, "is_default": "metric" not in given})
 
     def for_run(self, directions: Mapping[str, Direction]) -> "Measure":
@@ -111,11 +102,9 @@ class Measure:
             >>> Measure("loss/global_on_own").is_like(Measure("acc/global_on_own"))
             False
         """
-        return self._kind == other._kind
-
-    @property
-    def _kind(self) -> tuple[str, str]:
-        return self.metric.rpartition("/")[0], self.at if self.is_to_target else ""
+        if self.metric.rpartition("/")[0] != other.metric.rpartition("/")[0]:
+            return False
+        return self.at == other.at or not (self.is_to_target or other.is_to_target)
 
     @property
     def step(self) -> str:
@@ -148,58 +137,68 @@ class Measure:
 
     @property
     def factor(self) -> float:
-        """What the number is multiplied by where it is shown."""
-        if self.percent and not self.is_to_target:
-            return 100.0
-        return 1.0
+        """What values of the metric are multiplied by where they are shown."""
+        return 100.0 if self.percent else 1.0
+
+    @property
+    def label(self) -> str:
+        """The metric with its unit, as on an axis.
+
+        Example:
+            >>> Measure().label, Measure("acc/global_on_pooled", over_clients="worst").label
+            ('Accuracy on own data (%)', 'Accuracy of the global model on pooled data, worst client (%)')
+        """
+        return self._name + (" (%)" if self.percent else "")
+
+    @property
+    def _name(self) -> str:
+        words = KEY.fullmatch(self.metric)
+        assert words is not None  # a Measure is checked
+        metric = METRIC_NAMES.get(words["metric"], words["metric"].replace("_", " "))
+        of_model = "" if words["model"] == "client" else f" of the {words['model']} model"
+        data = DATA_NAMES.get(words["data"], f"{words['data']} data")
+        if self.client is not None:
+            return f"{metric[0].upper()}{metric[1:]}{of_model} on {data}, client {self.client}"
+        return f"{metric[0].upper()}{metric[1:]}{of_model} on {data}{OVER_NAMES[self.over_clients]}"
 
     def __str__(self) -> str:
         """As the head of a table.
 
         Example:
             >>> str(Measure(at="rounds_to_target", target=0.9))
-            'rounds until acc/client_on_own is 0.9'
-            >>> str(Measure(over_clients="worst"))
-            'acc/client_on_own of the worst client in %, last'
+            'Rounds until accuracy on own data is 0.9'
+            >>> str(Measure(over_clients="worst", at="median_of_last_ten"))
+            'Accuracy on own data, worst client (%), median of the last ten rounds'
         """
         if self.is_to_target:
-            unit = self.at.removesuffix("_to_target")
-            return f"{unit} until {self.metric}{self._whose} is {self.target:g}"
-        unit = " in %" if self.percent else ""
-        return f"{self.metric}{self._whose}{unit}, {self.at.replace('_', ' ')}"
-
-    @property
-    def _whose(self) -> str:
-        if self.client is not None:
-            return f" of client {self.client}"
-        words = {
-            "worst": " of the worst client",
-            "worst_tenth": " of the worst tenth",
-            "spread": ", spread over clients",
-        }
-        whose = " of newcomers" if self.over == "newcomers" else ""
-        return whose + words.get(self.over_clients, "")
+            unit = self.at.removesuffix("_to_target").capitalize()
+            return f"{unit} until {self._name[0].lower()}{self._name[1:]} is {self.target:g}"
+        when = {"last": f"last {self.step}", "best": f"best {self.step}"}
+        return f"{self.label}, {when.get(self.at, f'median of the last ten {self.step}s')}"
 
 
-def _check_choice(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"`measure.{name}` must be one of {', '.join(allowed)}, got {value!r}.")
+def _check_target(given: Mapping[str, Any], metric: str) -> None:
+    at, over, target = given.get("at"), given.get("over", "rounds"), given.get("target")
+    if target is None and at in TO_TARGET:
+        raise ValueError(f"`measure.at: {at}` needs a `target`, such as 0.9.")
+    require(target is None or is_number(target), "`measure.target` must be a number", target)
+    if over != "rounds" and target is not None:
+        raise ValueError(
+            f"`measure.over: {over}` has no rounds, bytes or seconds to a target; set `at: last`, and no `target`."
+        )
+    if over == "newcomers":
+        require(
+            OF_NEWCOMERS.search(metric) is not None,
+            "`measure.metric` of newcomers must be metric/model_on_unseen, the model one of personal, finetuned and "
+            "scratch, such as acc/personal_on_unseen",
+            metric,
+        )
 
 
-def _check_target(at: str, target: Any) -> None:
-    if target is None:
-        if at in TO_TARGET:
-            raise ValueError(f"`measure.at: {at}` needs a `target`, such as 0.9.")
-        return
-    if not is_number(target):
-        raise ValueError(f"`measure.target` must be a number, got {target!r}.")
-
-
-def _check_client(given: Mapping[str, Any]) -> None:
-    client = given.get("client")
-    if client is None:
-        return
-    if isinstance(client, bool) or not isinstance(client, int) or client < 0:
-        raise ValueError(f"`measure.client` must be the id of a client, got {client!r}.")
-    if "over_clients" in given:
+def _check_kinds(given: Mapping[str, Any]) -> None:
+    client, stage, percent = given.get("client"), given.get("stage"), given.get("percent", True)
+    require(client is None or is_whole(client, 0), "`measure.client` must be the id of a client", client)
+    require(isinstance(stage, str | None), "`measure.stage` must be the name of a stage", stage)
+    require(isinstance(percent, bool), "`measure.percent` must be true or false", percent)
+    if client is not None and "over_clients" in given:
         raise ValueError("`measure.client` and `measure.over_clients` exclude each other; give one.")

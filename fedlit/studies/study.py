@@ -4,14 +4,14 @@ Rows and columns are sets of options, as one would type them; a cell has those o
 run with the same pairs of seeds, so that a difference between two rows is a difference of pairs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.options import as_mapping, check_keys, is_number, read_mapping
+from fedlit.studies.options import as_mapping, check_keys, is_number, is_whole, read_mapping, require
 
 KEYS = (
     "title",
@@ -28,9 +28,15 @@ KEYS = (
     "run_timeout",
     "baseline",
     "paper",
+    "sweep",
+    "tune_seeds",
+    "tune_measure",
 )
 ONLY_COLUMN = ""  # the name of the column of a study that has none
-MOST = 2**32  # seeds lie below
+MOST = 2**32 - 1  # a seed
+Choice = tuple[str, Mapping[str, Any]]  # a row or a column: its name, and what it changes
+FIRST_TUNE_SEED = 100  # where none is given
+ON_TEST_SET = "_on_pooled"  # what no setting is selected by
 
 
 class SeedPair(NamedTuple):
@@ -53,38 +59,18 @@ class SeedPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Choice:
-    """A row or a column: what it changes.
-
-    Attributes:
-        name: As the table shows it.
-        recipe: A recipe of its own, in place of the study's.
-        options: By name, as one would type them.
-        measure: What it measures otherwise than the study.
-    """
-
-    name: str
-    recipe: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    measure: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Cell:
     """A row in a column: a recipe with options, and what is measured of its runs."""
 
     row: str
     column: str
     recipe: str
-    options: tuple[Mapping[str, Any], ...] = field(compare=False)  # one after the other; the last word holds
+    options: tuple[Mapping[str, Any], ...] = field(compare=False)  # of study, column, row and sweep: the last counts
     measure: Measure
     paper: float | None = None
 
     def __str__(self) -> str:
-        """As a person would call it."""
-        if self.column == ONLY_COLUMN:
-            return self.row
-        return f"{self.row}, {self.column}"
+        return self.row if self.column == ONLY_COLUMN else f"{self.row}, {self.column}"
 
 
 @dataclass(frozen=True)
@@ -102,6 +88,9 @@ class Study:
         note: What a reader must know.
         adapt: Local epochs of unseen clients after each fit; None if none joins.
         run_timeout: Seconds after which a run is ended and has failed; None is without a limit.
+        sweep: Values of options from which each cell takes the best.
+        tune_seeds: Pairs of seeds by which they are selected.
+        tune_measure: What they are selected by, where it differs from the cell's own measure.
     """
 
     title: str
@@ -114,13 +103,13 @@ class Study:
     note: str = ""
     adapt: int | None = None
     run_timeout: float | None = None
+    sweep: Mapping[str, list[Any]] = field(default_factory=dict)
+    tune_seeds: tuple[SeedPair, ...] = ()
+    tune_measure: Mapping[str, Any] = field(default_factory=dict)
 
     def cell(self, row: str, column: str) -> Cell | None:
         """The cell of a row and a column, if the study has it."""
-        for cell in self.cells:
-            if cell.row == row and cell.column == column:
-                return cell
-        return None
+        return next((cell for cell in self.cells if (cell.row, cell.column) == (row, column)), None)
 
 
 def read_study(path: Path) -> Study:
@@ -138,29 +127,32 @@ def build_study(content: Mapping[str, Any], path: Path | None = None) -> Study:
     rows = _choices(content, "rows")
     if not rows:
         raise ValueError("`rows` must name at least one row.")
-    columns = _choices(content, "columns") or [Choice(ONLY_COLUMN)]
-    names = [row.name for row in rows]
-    baseline = content.get("baseline", names[0])
-    if baseline not in names:
-        raise ValueError(f"`baseline` must be one of the rows ({', '.join(names)}), got {baseline!r}.")
+    columns = _choices(content, "columns") or {ONLY_COLUMN: {}}
+    baseline = content.get("baseline", next(iter(rows)))
+    require(baseline in rows, f"`baseline` must be one of the rows ({', '.join(rows)})", baseline)
+    without = _without(content, rows, columns)
+    papers = _papers(content, rows, columns)
     cells = []
-    for row in rows:
-        for column in columns:
-            if not _is_left_out(content, row.name, column.name):
-                cells.append(_cell(content, row, column, path))
-    _check_left_out(content, rows, columns)
-    _check_paper(content, rows, columns)
+    for row in rows.items():
+        for column in columns.items():
+            if column[0] not in without.get(row[0], ()):
+                cell = _cell(content, row, column, path)
+                cells.append(replace(cell, paper=papers.get((row[0], column[0]))))
+    seeds = read_seeds(content.get("seeds", 1))
     return Study(
         title=str(content.get("title", "Comparison")),
-        rows=tuple(names),
-        columns=tuple(column.name for column in columns),
+        rows=tuple(rows),
+        columns=tuple(columns),
         cells=tuple(cells),
-        seeds=read_seeds(content.get("seeds", 1)),
+        seeds=seeds,
         baseline=baseline,
         source=str(content.get("source", "")),
         note=str(content.get("note", "")),
         adapt=_adapt(content, cells),
         run_timeout=_run_timeout(content),
+        sweep=_sweep(content),
+        tune_seeds=_tune_seeds(content, seeds),
+        tune_measure=_tune_measure(content),
     )
 
 
@@ -185,128 +177,131 @@ def chosen(study: Study, patterns: list[str]) -> Study:
 def _is_chosen(cell: Cell, patterns: list[str]) -> bool:
     if len(patterns) == 1:
         return fnmatchcase(cell.row, patterns[0]) or fnmatchcase(cell.column, patterns[0])
-    row, column = patterns
-    return fnmatchcase(cell.row, row) and fnmatchcase(cell.column, column)
+    return fnmatchcase(cell.row, patterns[0]) and fnmatchcase(cell.column, patterns[1])
 
 
-def _choices(content: Mapping[str, Any], which: str) -> list[Choice]:
-    choices = []
+def _choices(content: Mapping[str, Any], which: str) -> dict[str, Mapping[str, Any]]:
+    """Rows or columns by name: their options, and a `recipe` and a `measure` of their own."""
+    found = {}
     for name, given in as_mapping(content.get(which, {}), f"`{which}`").items():
         where = f"`{which}.{name}`"
-        options = dict(as_mapping(given, where))
-        recipe = options.pop("recipe", None)
-        if recipe is not None and not isinstance(recipe, str):
-            raise ValueError(f"{where}: `recipe` must be the name of a recipe, got {recipe!r}.")
-        measure = as_mapping(options.pop("measure", {}), f"{where}: `measure`")
-        choices.append(Choice(str(name), recipe, options, measure))
-    return choices
+        found[str(name)] = as_mapping(given, where)
+        recipe = found[str(name)].get("recipe")
+        require(isinstance(recipe, str | None), f"{where}: `recipe` must be the name of a recipe", recipe)
+        as_mapping(found[str(name)].get("measure"), f"{where}: `measure`")
+    return found
 
 
 def _cell(content: Mapping[str, Any], row: Choice, column: Choice, path: Path | None) -> Cell:
-    where = f"row {row.name!r}"
-    if column.name != ONLY_COLUMN:
-        where += f", column {column.name!r}"
-    recipe = column.recipe or row.recipe or content.get("recipe")
+    where = f"row {row[0]!r}" + (f", column {column[0]!r}" if column[0] != ONLY_COLUMN else "")
+    recipe = column[1].get("recipe") or row[1].get("recipe") or content.get("recipe")
     if not isinstance(recipe, str):
         raise ValueError(f"{where} has no recipe: give `recipe`, for the study or for the row.")
-    measured = {**as_mapping(content.get("measure", {}), "`measure`"), **row.measure, **column.measure}
+    if path is not None and (path.parent / recipe).is_file():  # one beside the study comes before others of its name
+        recipe = str(path.parent / recipe)
+    measured = dict(as_mapping(content.get("measure"), "`measure`"))
+    options = [as_mapping(content.get("options"), "`options`")]
+    for _, given in (row, column):
+        measured |= given.get("measure") or {}
+    for _, given in (column, row):
+        options.append({name: value for name, value in given.items() if name not in ("recipe", "measure")})
     try:
         measure = Measure.read(measured)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    common = as_mapping(content.get("options", {}), "`options`")
-    return Cell(
-        row=row.name,
-        column=column.name,
-        recipe=_beside(recipe, path),
-        options=(common, column.options, row.options),
-        measure=measure,
-        paper=_paper(content, row, column),
-    )
-
-
-def _beside(recipe: str, path: Path | None) -> str:
-    """A recipe that lies beside the study is meant before any other of its name."""
-    if path is not None and (path.parent / recipe).is_file():
-        return str(path.parent / recipe)
-    return recipe
+    return Cell(row[0], column[0], recipe, tuple(options), measure)
 
 
 def _adapt(content: Mapping[str, Any], cells: Iterable[Cell]) -> int | None:
     epochs = content.get("adapt")
-    if epochs is None:
-        for cell in cells:
-            if cell.measure.over == "newcomers":
-                raise ValueError(
-                    f"{cell}: `measure.over: newcomers` needs `adapt`, the epochs that newcomers train for, such as 10."
-                )
-        return None
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
-        raise ValueError(f"`adapt` must be a number of epochs, at least 1, got {epochs!r}.")
+    for cell in cells:
+        if epochs is None and cell.measure.over == "newcomers":
+            raise ValueError(
+                f"{cell}: `measure.over: newcomers` needs `adapt`, the epochs that newcomers train for, such as 10."
+            )
+    require(epochs is None or is_whole(epochs, 1), "`adapt` must be a number of epochs, at least 1", epochs)
     return epochs
 
 
 def _run_timeout(content: Mapping[str, Any]) -> float | None:
     seconds = content.get("run_timeout")
-    if seconds is not None and (not is_number(seconds) or seconds <= 0):
-        raise ValueError(f"`run_timeout` must be a number of seconds above 0, or null, got {seconds!r}.")
+    is_right = seconds is None or (is_number(seconds) and seconds > 0)
+    require(is_right, "`run_timeout` must be a number of seconds above 0, or null", seconds)
     return seconds
 
 
-def _is_left_out(content: Mapping[str, Any], row: str, column: str) -> bool:
-    without = as_mapping(content.get("without", {}), "`without`")
-    columns = without.get(row, [])
-    if not isinstance(columns, list):
-        raise ValueError(f"`without.{row}` must be a list of columns, got {columns!r}.")
-    return column in columns
-
-
-def _check_left_out(content: Mapping[str, Any], rows: list[Choice], columns: list[Choice]) -> None:
+def _without(content: Mapping[str, Any], rows: Iterable[str], columns: Collection[str]) -> Mapping[str, Any]:
+    """By row, the columns in which it has no cell."""
     without = as_mapping(content.get("without", {}), "`without`")
     for row, left_out in without.items():
+        require(isinstance(left_out, list), f"`without.{row}` must be a list of columns", left_out)
         _check_names(f"`without.{row}`", [row], rows)
         _check_names(f"`without.{row}`", left_out, columns)
         if len(left_out) == len(columns):
             raise ValueError(f"`without.{row}` leaves the row without a cell.")
+    return without
 
 
-def _check_names(where: str, names: Iterable[str], choices: list[Choice]) -> None:
-    known = [choice.name for choice in choices]
+def _papers(content: Mapping[str, Any], rows: Iterable[str], columns: Collection[str]) -> dict[tuple[str, str], float]:
+    """The paper's own numbers by row and column: each row has one for each column, or names their columns."""
+    found = {}
+    for row, numbers in as_mapping(content.get("paper", {}), "`paper`").items():
+        where = f"`paper.{row}`"
+        _check_names("`paper`", [row], rows)
+        if not isinstance(numbers, Mapping):
+            values = numbers if isinstance(numbers, list) else [numbers]
+            if len(values) != len(columns):
+                raise ValueError(f"{where} must have {len(columns)} numbers, one for each column, got {len(values)}.")
+            numbers = dict(zip(columns, values, strict=True))
+        _check_names(where, numbers, columns)
+        for column, value in numbers.items():
+            is_right = value is None or is_number(value)
+            require(is_right, f"{where} must hold numbers, or null where the paper has none", value)
+            found[row, column] = value
+    return found
+
+
+def _check_names(where: str, names: Iterable[str], known: Iterable[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"{where} names {name!r}, but there are {', '.join(known)}.")
 
 
-def _paper(content: Mapping[str, Any], row: Choice, column: Choice) -> float | None:
-    """The paper's own number of a cell."""
-    numbers = as_mapping(content.get("paper", {}), "`paper`").get(row.name)
-    if isinstance(numbers, Mapping):
-        return numbers.get(column.name)
-    if isinstance(numbers, list):
-        names = [str(name) for name in content.get("columns") or [ONLY_COLUMN]]
-        position = names.index(column.name)
-        return numbers[position] if position < len(numbers) else None
-    return numbers
+def _sweep(content: Mapping[str, Any]) -> dict[str, list[Any]]:
+    found = {}
+    for option, values in as_mapping(content.get("sweep", {}), "`sweep`").items():
+        is_list = isinstance(values, list) and len(values) > 1
+        require(is_list, f"`sweep.{option}` must be a list of at least two values", values)
+        is_once = all(values.count(value) == 1 for value in values)
+        require(is_once, f"`sweep.{option}` must name each value once", values)
+        found[str(option)] = values
+    return found
 
 
-def _check_paper(content: Mapping[str, Any], rows: list[Choice], columns: list[Choice]) -> None:
-    """A number for each cell that is named, and none too many."""
-    for row, numbers in as_mapping(content.get("paper", {}), "`paper`").items():
-        where = f"`paper.{row}`"
-        _check_names("`paper`", [row], rows)
-        if isinstance(numbers, Mapping):
-            _check_names(where, numbers, columns)
-            values = list(numbers.values())
-        else:
-            values = numbers if isinstance(numbers, list) else [numbers]
-            if len(values) != len(columns):
-                raise ValueError(f"{where} must have {len(columns)} numbers, one for each column, got {len(values)}.")
-        for value in values:
-            if value is not None and not is_number(value):
-                raise ValueError(f"{where} must hold numbers, or null where the paper has none, got {value!r}.")
+def _tune_seeds(content: Mapping[str, Any], seeds: tuple[SeedPair, ...]) -> tuple[SeedPair, ...]:
+    """Seeds that are not the table's: what was selected by a seed looks better with it than it is."""
+    given = content.get("tune_seeds", 1)
+    if is_whole(given, 1, 1000):
+        others = (seed for seed in range(FIRST_TUNE_SEED, MOST) if SeedPair(seed, seed) not in seeds)
+        return tuple(SeedPair(seed, seed) for seed, _ in zip(others, range(given), strict=False))
+    found = read_seeds(given, "tune_seeds")
+    for pair in found:
+        require(pair not in seeds, "`tune_seeds` must not be among `seeds`, those of the table", pair.training)
+    return found
 
 
-def read_seeds(given: Any) -> tuple[SeedPair, ...]:
+def _tune_measure(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = as_mapping(content.get("tune_measure"), "`tune_measure`")
+    try:
+        metric = Measure.read(given).metric
+    except ValueError as error:
+        raise ValueError(f"`tune_measure`: {error}") from error
+    is_right = not given or not metric.endswith(ON_TEST_SET)
+    require(is_right, "`tune_measure.metric` must not be of the test set", metric)
+    return given
+
+
+def read_seeds(given: Any, where: str = "seeds") -> tuple[SeedPair, ...]:
     """Pairs from a number (so many), a list, or `training` and `partition`, one of which may be pinned.
 
     Example:
@@ -315,50 +310,23 @@ def read_seeds(given: Any) -> tuple[SeedPair, ...]:
         >>> read_seeds({"training": [5, 6], "partition": 0})
         (SeedPair(training=5, partition=0), SeedPair(training=6, partition=0))
     """
-    if not isinstance(given, Mapping):
-        seeds = _many(given, "`seeds`")
-        return tuple(SeedPair(seed, seed) for seed in seeds)
-    check_keys(given, ("training", "partition"), "`seeds`")
-    if set(given) != {"training", "partition"}:
-        raise ValueError("`seeds` must give both `training` and `partition`, or a number or list for both.")
-    return _pairs(given["training"], given["partition"])
-
-
-def _pairs(training: Any, partition: Any) -> tuple[SeedPair, ...]:
-    if not isinstance(training, list) and not isinstance(partition, list):
-        raise ValueError("`seeds`: give a list for `training`, for `partition` or for both; a number pins the other.")
-    if not isinstance(training, list):
-        pinned = _seed(training, "`seeds.training`")
-        return tuple(SeedPair(pinned, seed) for seed in _many(partition, "`seeds.partition`"))
-    if not isinstance(partition, list):
-        pinned = _seed(partition, "`seeds.partition`")
-        return tuple(SeedPair(seed, pinned) for seed in _many(training, "`seeds.training`"))
-    if len(training) != len(partition):
+    if not isinstance(given, Mapping | list):
+        expected = f"`{where}` must be a number of seeds from 1 to 1000, or a list of them"
+        require(is_whole(given, 1, 1000), expected, given)
+        given = list(range(1, given + 1))
+    both = given if isinstance(given, Mapping) else {"training": given, "partition": given}
+    lists = [seeds for seeds in both.values() if isinstance(seeds, list)]
+    if set(both) != {"training", "partition"} or not lists or not lists[0] or len(lists[0]) != len(lists[-1]):
         raise ValueError(
-            f"`seeds.training` and `seeds.partition` must have equally many, got {len(training)} and {len(partition)}."
+            f"`{where}` must be a number, a list, or `training` and `partition`: lists of equally many seeds, or a "
+            f"list and a number, which is pinned; got {given!r}."
         )
-    firsts = [_seed(seed, "`seeds.training`") for seed in training]
-    seconds = [_seed(seed, "`seeds.partition`") for seed in partition]
-    pairs = tuple(SeedPair(*pair) for pair in zip(firsts, seconds, strict=True))
+    training, partition = (
+        seeds if isinstance(seeds, list) else [seeds] * len(lists[0]) for seeds in (both["training"], both["partition"])
+    )
+    for seed in (*training, *partition):
+        require(is_whole(seed, 0, MOST), f"`{where}`: a seed must be 0 to {MOST}", seed)
+    pairs = tuple(SeedPair(*pair) for pair in zip(training, partition, strict=True))
     if len(set(pairs)) < len(pairs):
-        raise ValueError("`seeds` names a pair twice; the same run would be counted twice.")
+        raise ValueError(f"`{where}` names a seed twice; the same run would be counted twice.")
     return pairs
-
-
-def _many(given: Any, where: str) -> list[int]:
-    if isinstance(given, list):
-        seeds = [_seed(seed, where) for seed in given]
-        if not seeds:
-            raise ValueError(f"{where} must name at least one seed.")
-        if len(set(seeds)) < len(seeds):
-            raise ValueError(f"{where} names a seed twice; the same run would be counted twice.")
-        return seeds
-    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= given <= 1000:
-        raise ValueError(f"{where} must be a number of seeds from 1 to 1000, or a list of them, got {given!r}.")
-    return list(range(1, given + 1))
-
-
-def _seed(given: Any, where: str) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < MOST:
-        raise ValueError(f"{where}: a seed must be 0 to {MOST - 1}, got {given!r}.")
-    return given

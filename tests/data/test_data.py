@@ -10,6 +10,7 @@ from fedlit import FederatedData
 from fedlit.augment import Crop, Flip, PadEdge
 from fedlit.data.assignment import Saved
 from fedlit.data.batches import Batches
+from fedlit.data.splits import StackedSamples
 from fedlit.partition import IID, Majority, PermutedPixels, Shards
 
 
@@ -20,7 +21,7 @@ def ready(**options) -> FederatedData:
 
 
 def test_an_epoch_has_every_sample_once_in_an_order_of_its_own():
-    batches = Batches(torch.arange(10.0), torch.arange(10), 4, torch.Generator().manual_seed(0))
+    batches = Batches(StackedSamples(torch.arange(10.0), torch.arange(10)), 4, torch.Generator().manual_seed(0))
     epochs = [[y.tolist() for _, y in batches] for _ in range(2)]
     assert [len(batch) for batch in epochs[0]] == [4, 4, 2]
     assert sorted(y for batch in epochs[0] for y in batch) == list(range(10))
@@ -161,7 +162,7 @@ def test_a_saved_partition_is_the_same_again(tmp_path):
         ({"client_batch_sizes": {5: 2}}, "names client 5"),
         ({"unseen_clients": 5}, "must leave a client to train: 0 to 4, got 5"),
         ({"public": 1.0}, r"`data.public` must lie in \[0, 1\)"),
-        ({"drop_last": "one"}, "`data.drop_last` must be single, true or false, got 'one'"),
+        ({"drop_last": "one"}, "`data.drop_last` must be one of single, True, False, got .one."),
         ({"train_dataset": toy_datasets()[0]}, "go together"),
         ({"mean": [0.1, 0.2]}, "`data.mean` must be one number or 1, one per channel, got 2"),
         ({"validation": "reserve", "val_size": 3}, r"`data.val_size` with `data.validation: reserve` is a fraction"),

@@ -42,11 +42,8 @@ class Pairs(Dataset):
 
 
 class Stream(IterableDataset):
-    def __init__(self, *items: object) -> None:
-        self.items = items
-
     def __iter__(self):
-        return iter(self.items)
+        return iter([(zeros(3), 0)])
 
 
 def from_datasets(train: Dataset, test: Dataset):
@@ -217,13 +214,13 @@ def test_a_download_that_fails_says_where_the_file_belongs(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def write_cinic10(root: Path, size: int = 32) -> None:
+def write_cinic10(root: Path) -> None:
     for shade, split in enumerate(("train", "valid", "test")):
         for label in range(10):
             folder = root / "CINIC-10" / split / f"class_{label}"
             folder.mkdir(parents=True)
             mode, colour = ("L", label) if label == 9 else ("RGB", (label, shade, 0))  # CINIC-10 has grey files, too
-            Image.new(mode, (size, size), colour).save(folder / "a.png")
+            Image.new(mode, (32, 32), colour).save(folder / "a.png")
 
 
 def test_cinic10_is_read_from_its_folders_with_its_third_split_and_kept(tmp_path):
@@ -239,11 +236,8 @@ def test_cinic10_is_read_from_its_folders_with_its_third_split_and_kept(tmp_path
         assert images.std == (0.24205776, 0.23828046, 0.25874835)
 
 
-def test_cinic10_without_its_folders_or_with_other_sizes_is_refused(tmp_path):
+def test_cinic10_without_its_folders_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"cinic10\.npz, and .*/CINIC-10 .* ten folders .* got \[0, 0, 0\]"):
-        read_images("cinic10", str(tmp_path))
-    write_cinic10(tmp_path, size=16)
-    with pytest.raises(ValueError, match=r"a\.png must be 32 x 32 pixels, got 16 x 16"):
         read_images("cinic10", str(tmp_path))
 
 
@@ -255,7 +249,6 @@ def test_every_kind_of_image_gives_the_same_tensor():
         "array": Pairs(*zip(pixels, labels, strict=True)),
         "PIL": Pairs(*((Image.fromarray(x), np.int32(y)) for x, y in zip(pixels, labels, strict=True))),
         "tensor": Pairs(*zip(expected, torch.tensor(labels), strict=True)),
-        "stream": Stream(*([x, y] for x, y in zip(pixels, labels, strict=True))),
         "TensorDataset": TensorDataset(expected, torch.tensor(labels, dtype=torch.int32)),
     }
     for kind, dataset in kinds.items():
@@ -284,6 +277,7 @@ GOOD = Pairs((zeros(3), 0))
         (Pairs((Image.new("P", (2, 2)), 0)), r"x at item 0 .* grey \(L\) or RGB image, got mode P"),
         (Pairs(("a path", 0)), "x at item 0 of `train` must be numbers, a tensor, .* got str; .* `data.collate_fn`"),
         (Pairs(({"text": "words"}, 0)), r"x at item 0 of `train`\['text'\] must be numbers"),
+        (Stream(), "`train` must be a data set, with items and a length, got a Stream"),
         (object(), "`train` must be a data set, with items and a length, got a object"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

@@ -28,7 +28,7 @@ def test_the_examples_run_one_after_the_other_and_each_can_be_dealt_out(capsys):
 
 
 def test_the_recipe_of_a_table_is_that_of_the_frame(capsys):
-    [recipe] = blocks("yaml")
+    recipe, _ = blocks("yaml")
     options = yaml.safe_load(recipe)["data"]["init_args"]
     names: dict = {}
     printed.run(f"from fedlit import FederatedData\n{blocks('python')[4]}", PAGE, names)

@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import nn, zeros
 from torch.utils.data import Dataset, Subset, TensorDataset
 from toys import toy_datasets
 
 from fedlit import FederatedData
 from fedlit.augment import Flip
-from fedlit.data.loaders import LoadedBatches, Reader, is_random
+from fedlit.data.batches import Batches
+from fedlit.data.items import equal
+from fedlit.data.loaders import Reader, is_random
 from fedlit.data.sources import ReadOptions, part_of
 from fedlit.data.splits import LazySamples, StackedSamples
-from fedlit.data.trees import equal
 from fedlit.notices import Notice
 from fedlit.partition import FeatureSkew, PermutedPixels
 
@@ -48,9 +49,13 @@ class Plain(Noisy):
         return 0.0
 
 
-def read(dataset: Dataset, num_workers: int = 0, seed: int = 0, **options) -> LoadedBatches:
+def batches_of(reader: Reader, generator: torch.Generator | None = None, **options) -> Batches:
+    return Batches(LazySamples(reader, np.arange(20), example=(zeros(1), zeros(1))), 6, generator, **options)
+
+
+def read(dataset: Dataset, num_workers: int = 0, seed: int = 0, **options) -> Batches:
     reader = Reader(dataset, "data.train_dataset", num_workers=num_workers)
-    return LoadedBatches(reader, np.arange(20), 6, torch.Generator().manual_seed(seed), **options)
+    return batches_of(reader, torch.Generator().manual_seed(seed), **options)
 
 
 def epochs(batches, number: int = 2) -> list:
@@ -116,7 +121,7 @@ def test_generators_that_are_seldom_drawn_from_are_seeded_all_the_same():
     assert found.draws_from_torch_alone  # as far as a few samples show, of which 7 is none
     for num_workers in (0, 2):
         batches = (
-            LoadedBatches(replace(reader, num_workers=num_workers), np.arange(20), 6, torch.Generator().manual_seed(0))
+            batches_of(replace(reader, num_workers=num_workers), torch.Generator().manual_seed(0))
             for reader in (found, Reader(Seldom(), "d"))
         )
         assert equal(*map(epochs, batches))
@@ -231,7 +236,7 @@ def test_workers_that_hang_do_not_outlive_the_batches_that_are_wanted(monkeypatc
     monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
     reader = Reader(Slow(), "d", num_workers=2)
     start = time.monotonic()
-    for _ in LoadedBatches(reader, np.arange(20), 6):
+    for _ in batches_of(reader):
         for worker in active_children():
             os.kill(worker.pid, signal.SIGTERM)  # meant for the run
         break

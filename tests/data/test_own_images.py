@@ -11,7 +11,7 @@ from toy_recipe import write_npz
 from toys import SGD, linear
 
 from fedlit import FederatedData, Federation, LocalOnly
-from fedlit.data.own_images import read_own_images
+from fedlit.data.datasets import read_own_images
 
 
 def written(name: str) -> list[dict[str, str]]:

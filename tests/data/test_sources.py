@@ -12,8 +12,8 @@ from torch import zeros
 from torch.utils.data import Dataset, TensorDataset
 
 from fedlit import FederatedData
+from fedlit.data.items import describe, equal
 from fedlit.data.splits import LazySamples, StackedSamples
-from fedlit.data.trees import describe, equal
 from fedlit.partition import IID, ByColumn
 
 
@@ -119,7 +119,7 @@ def test_a_test_set_is_set_apart_of_every_class_by_the_partition_seed():
         ({"test_size": 1.0}, r"`data.test_size` is a fraction in \(0, 1\), got 1.0"),
         ({"test_size": 0.001}, "`data.test_size` 0.001 of 20 samples leaves 20 samples to train on and 0 to test"),
         ({"num_workers": -1}, "`data.num_workers` must be at least 0, got -1"),
-        ({"in_memory": "never"}, "`data.in_memory` must be auto, true or false, got 'never'"),
+        ({"in_memory": "never"}, "`data.in_memory` must be one of auto, True, False, got .never."),
         ({"collate_fn": 3}, "`data.collate_fn` must be a function of a list of items, got 3"),
         ({"target": 3}, "`data.target` must be the name of a column or a key, got 3"),
         ({"features": "a"}, "`data.features` must be a list of columns or keys, got 'a'"),
@@ -314,7 +314,7 @@ def test_a_folder_without_images_or_with_a_broken_one_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"`data.dataset` photos must hold a folder of images for each class"):
         of_folder("photos", test_size=0.25)
     (tmp_path / "photos/ant/a.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"`data.dataset`: photos/ant/a.png cannot be read as an image"):
+    with pytest.raises(ValueError, match=r"photos/ant/a.png cannot be read as an image"):
         of_folder("photos", test_size=0.25)
 
 

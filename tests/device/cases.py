@@ -5,6 +5,7 @@ What is called here runs in a process that has the pretend device (`device.proce
 
 import tempfile
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -103,3 +104,30 @@ def waits(optimizer: Any, precision: str, steps: int) -> dict[str, int]:
     options = {"accelerator": "gpu", "precision": precision, "num_rounds": 1, "local_steps": steps}
     fitted(FedAvg(Normalised, optimizer), data_for(""), **options)
     return pretend_cuda.counts()
+
+
+def counted_steps(method: type[FederatedModule], counter: str) -> list[tuple[int, int]]:
+    """Of every client in 16-mixed, the steps that a method has counted and those that its optimiser has taken."""
+    found: list[tuple[int, int]] = []
+
+    class Counting(method):  # type: ignore[misc, valid-type]
+        def loss(self, output: Any, target: Any) -> Tensor:
+            return 1e3 * super().loss(output, target)  # overflows until the scale has fallen
+
+        def configure_optimizers(self) -> Any:
+            self.taken = 0
+            optimizer = super().configure_optimizers()
+            optimizer.register_step_post_hook(self.count)
+            return optimizer
+
+        def count(self, *step: Any) -> None:
+            self.taken += 1
+
+        def on_client_end(self, client: Any) -> None:
+            found.append((int(getattr(self, counter)), self.taken))
+            super().on_client_end(client)
+
+    torch.manual_seed(7)
+    plain = partial(torch.optim.SGD, lr=1e-4)
+    fitted(Counting(Normalised, plain), data_for(""), accelerator="gpu", precision="16-mixed", local_steps=12)
+    return found

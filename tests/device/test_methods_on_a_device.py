@@ -8,9 +8,9 @@ import torch
 from every_method import METHODS, PLAIN, SGD
 from toys import equal
 
-from device.cases import global_model, trial, waits
+from device.cases import counted_steps, global_model, trial, waits
 from fedlit import FedAvg
-from fedlit.methods import Ditto
+from fedlit.methods import SCAFFOLD, Ditto, FedNova
 
 # What a method differs by from the CPU. The pretend device rounds as the CPU does, so that single precision is exact;
 # fast mode has shortcuts on the CPU that round otherwise. In mixed precision the two autocast other operations; in
@@ -60,3 +60,10 @@ def test_in_16_mixed_the_scaler_asks_once_a_step_whether_a_gradient_overflowed(d
     few, many = (device_process.run(waits, SGD, "16-mixed", steps) for steps in (4, 12))
     assert many["waits"] - few["waits"] == 3 * 8  # three clients, eight steps more
     assert many["wait:item"] - few["wait:item"] == 3 * 8
+
+
+@pytest.mark.parametrize(("method", "counter"), [(SCAFFOLD, "K"), (FedNova, "tau")])
+def test_steps_that_16_mixed_skips_are_not_counted(device_process, method, counter):
+    found = device_process.run(counted_steps, method, counter)
+    assert all(counted == taken for counted, taken in found)
+    assert any(0 < taken < 12 for _, taken in found)

@@ -5,7 +5,8 @@ from every_method import Normalised
 from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, seeded, toy_data
 
 from fedlit import FedAvg, FedProx, FineTuned, LocalOnly
-from fedlit.aggregation import Krum, Mean, Median, TrimmedMean, median, weighted_mean
+from fedlit.aggregation import Krum, Mean, Median, TrimmedMean, weighted_mean
+from fedlit.data.client import SERVER
 from fedlit.engine.aggregation import RuleFailed
 from fedlit.methods import FML, FedFusion, FedMMD, MixtureOfExperts
 
@@ -19,7 +20,7 @@ class Spy:
     def __call__(self, uploads, current):
         held = list(uploads)
         self.asked.append((held, current))
-        return median(held)
+        return Median()(held, {})
 
 
 AVERAGING = {
@@ -40,7 +41,7 @@ def test_every_method_that_averages_goes_by_the_rule(method):
     uploads, _ = rule.asked[-1]
     assert len(rule.asked) == 2
     assert [upload.client for upload in uploads] == [0, 1, 2]
-    wanted = median(uploads)
+    wanted = Median()(uploads, {})
     assert equal({name: federation.global_state[name] for name in wanted}, wanted)
     assert not equal(wanted, weighted_mean(uploads))
 
@@ -65,7 +66,7 @@ class Ignores(FedAvg):
 def test_a_users_own_aggregate_goes_by_the_rule_if_it_combines():
     rule = Spy()
     federation = fitted(Combines(linear, SGD), num_rounds=1, aggregator=rule)
-    assert equal(federation.global_state, median(rule.asked[-1][0]))
+    assert equal(federation.global_state, Median()(rule.asked[-1][0], {}))
 
 
 def test_a_development_run_takes_as_many_clients_as_the_rule_needs():
@@ -87,7 +88,7 @@ def failing(uploads, current):
         (FedAvg, Krum(1), r"`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients"),
         (FedAvg, TrimmedMean(0.3), r"TrimmedMean needs 4 uploads in a round, but a round has 3 clients"),
         (FedAvg, failing, r"`trainer.aggregator` failing could not combine the 3 uploads of round 1: KeyError: 'x'"),
-        (FedAvg, median, r"`trainer.aggregator` median could .*: TypeError: median\(\) takes 1 positional"),
+        (FedAvg, weighted_mean, r"`trainer.aggregator` weighted_mean could .*: TypeError: weighted_mean\(\) takes 1"),
         (FedAvg, lambda uploads, current: {}, r"`trainer.aggregator` <lambda> could .* missing 'network.1.bias'"),
     ],
 )
@@ -101,3 +102,18 @@ def test_a_fraction_of_clients_that_is_too_small_for_the_rule_is_refused():
     fitted(FedAvg(linear, SGD), data, num_rounds=1, aggregator=Krum(1))
     with pytest.raises(ValueError, match=r"Krum needs 5 uploads .* has 3 clients; see `trainer.fraction_fit`"):
         fitted(FedAvg(linear, SGD), data, fraction_fit=0.5, aggregator=Krum(1))
+
+
+class Rounds(FedAvg):
+    """Notes whose round it aggregates."""
+
+    def aggregate(self, uploads, current):
+        self.rounds = [*getattr(self, "rounds", []), (self.client.id, self.client.round)]
+        return super().aggregate(uploads, current)
+
+
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_aggregate_knows_the_round_wherever_clients_were_trained(timeout):
+    method = Rounds(linear, SGD)
+    fitted(method, num_rounds=2, client_timeout=timeout)
+    assert method.rounds == [(SERVER, 1), (SERVER, 2)]

@@ -24,17 +24,13 @@ def test_other_clients_than_those_of_the_fit_are_refused():
     assert federation.validate(method, toy_data(batch_size=4))
 
 
-def pruned():
-    network = linear()
-    prune.l1_unstructured(network[1], "weight", 0.5)
-    return network
-
-
 def test_a_network_that_cannot_be_copied_is_refused():
+    method = FedAvg(linear, SGD)
+    prune.l1_unstructured(method.network[1], "weight", 0.5)
     with pytest.raises(
         ValueError, match="`model`: FedAvg cannot be copied for clients: Only Tensors created explicitly"
     ):
-        fitted(FedAvg(pruned, SGD), num_rounds=1)
+        fitted(method, num_rounds=1)
 
 
 def test_a_stage_that_contradicts_itself_is_refused():

@@ -90,7 +90,7 @@ def test_what_goes_up_is_checked_as_what_is_shared():
     [
         ({"upload_only": ("step_s",)}, r"`upload_only` of Own names 'step_s', but nothing in its state does"),
         ({"shared": ("network.")}, r"`shared` of Own must be a tuple of name prefixes, .* got 'network.'"),
-        ({"server_only": ("agreed",)}, r"'agreed' of Own is said to be both `download_only` and `server_only`"),
+        ({"server_only": ("agreed",)}, r"'agreed' of Own is both `download_only` and `server_only`"),
     ],
 )
 def test_names_that_cannot_be_are_refused(members, message):

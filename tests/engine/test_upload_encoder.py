@@ -64,7 +64,7 @@ class Noting(FedAvg):
 def test_what_arrived_and_what_is_left_over_is_what_was_learned(encoder):
     method = Noting(linear, SGD)
     federation = fitted(method, upload_encoder=encoder)
-    for k, memory in federation.state.memories.items():
+    for k, memory in federation.state.client_states.items():
         lost = memory.residual["network.1.weight"]
         assert lost.abs().max() > 1e-6
         assert_close(method.arrived[k] + lost, method.learned[k], rtol=0, atol=1e-6)

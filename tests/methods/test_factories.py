@@ -7,8 +7,7 @@ from toys import SGD, TrunkAndHead, fitted, linear, toy_data
 
 import fedlit.methods
 from fedlit import FedAvg, LocalOnly
-from fedlit.methods import DLAD, FML, FineTuned, check_ids
-from fedlit.methods.ramp import Ramp
+from fedlit.methods import DLAD, FML, FineTuned, Ramp, check_ids
 
 REFUSED = [  # a method, an option of it, and what is said
     ("APFL", {"alpha": 1.1}, r"`model.alpha` must lie in \[0, 1\], got 1.1"),
@@ -150,3 +149,15 @@ def test_an_option_is_not_given_under_its_old_name_and_its_new_one():
 def test_what_finetuning_stops_on_is_refused_by_its_name():
     with pytest.raises(ValueError, match=r"`model\.stop_on` must be one of loss, acc, got 'auc'"):
         fitted(FineTuned(linear, SGD, stop_on="auc"))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["FedAvg", "Ditto"])  # Ditto copies its network itself
+def test_torchs_old_weight_norm_is_refused_with_what_to_use(name):
+    def network(weight_norm):
+        return torch.nn.Sequential(torch.nn.Flatten(), weight_norm(torch.nn.Linear(64, 3)))
+
+    method = METHODS[name].func
+    with pytest.raises(ValueError, match=r"`model.network`: '1.weight' is computed from parameters.*parametrizations"):
+        method(lambda: network(torch.nn.utils.weight_norm), SGD)
+    fitted(method(lambda: network(torch.nn.utils.parametrizations.weight_norm), SGD), num_rounds=1)

@@ -9,8 +9,8 @@ from torch import nn
 from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, rows, seeded, uneven
 
 from fedlit import FedAvg
+from fedlit.heads import batch_norm_names
 from fedlit.methods import SCAFFOLD, FedBN, FedDyn, FedNova
-from fedlit.methods.parts import batch_norm_names
 
 
 @pytest.mark.parametrize(("network", "holds"), [(TrunkAndHead, True), (SmallCNN, False)])

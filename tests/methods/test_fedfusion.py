@@ -8,7 +8,7 @@ from toys import SGD, TrunkAndHead, equal, fitted, rows, seeded, toy_data
 from fedlit import FedAvg
 from fedlit.aggregation import Upload, num_bytes
 from fedlit.methods import FedFusion
-from fedlit.methods.fedfusion import Fusion
+from fedlit.methods.fedfusion import Convolution, Weighted
 
 
 class Small(nn.Module):
@@ -27,21 +27,21 @@ class Small(nn.Module):
 
 
 def test_a_single_weight_mixes_everything():
-    fusion = Fusion("single", channels=2)
+    fusion = Weighted(1)
     fusion.lam.data.fill_(0.25)
     local, frozen = tensor([[[[1.0]], [[2.0]]]]), tensor([[[[5.0]], [[10.0]]]])
     assert torch.equal(fusion(local, frozen), tensor([[[[2.0]], [[4.0]]]]))
 
 
 def test_multi_has_a_weight_per_channel():
-    fusion = Fusion("multi", channels=2)
+    fusion = Weighted(2)
     fusion.lam.data.copy_(tensor([0.0, 0.5]).view(1, 2, 1, 1))
     local, frozen = tensor([[[[1.0]], [[2.0]]]]), tensor([[[[5.0]], [[10.0]]]])
     assert torch.equal(fusion(local, frozen), tensor([[[[1.0]], [[6.0]]]]))
 
 
 def test_conv_is_a_product_with_the_concatenation():
-    fusion = Fusion("conv", channels=2)
+    fusion = Convolution(channels=2)
     fusion.conv.weight.data.copy_(tensor([[1.0, 2.0, 3.0, 4.0], [0.0, 1.0, 0.0, -1.0]]).view(2, 4, 1, 1))
     fusion.conv.bias.data.copy_(tensor([0.5, 0.0]))
     local, frozen = tensor([[[[1.0]], [[2.0]]]]), tensor([[[[5.0]], [[10.0]]]])
@@ -49,10 +49,10 @@ def test_conv_is_a_product_with_the_concatenation():
     torch.testing.assert_close(fusion(local, frozen), expected)
 
 
-@pytest.mark.parametrize("operator", ["single", "multi"])
+@pytest.mark.parametrize("weights", [1, 4])
 @pytest.mark.parametrize("lam", [0.0, 0.7, -3.0])
-def test_where_both_extractors_agree_any_weight_is_the_identity_and_has_no_gradient(operator, lam):
-    fusion = Fusion(operator, channels=4)
+def test_where_both_extractors_agree_any_weight_is_the_identity_and_has_no_gradient(weights, lam):
+    fusion = Weighted(weights)
     fusion.lam.data.fill_(lam)
     x = torch.randn(2, 4, 3, 3)
     fused = fusion(x, x.clone())
@@ -146,12 +146,12 @@ def test_a_network_without_a_feature_shape_is_refused():
 
 
 def test_lam_and_its_spread_and_the_share_of_a_convolution_by_hand():
-    fusion = Fusion("multi", channels=2)
+    fusion = Weighted(2)
     fusion.lam.data.copy_(tensor([0.25, 0.75]).view(1, 2, 1, 1))
-    assert fusion.judged() == {"lam": 0.5, "lam_sd": 0.25}
-    fusion = Fusion("conv", channels=1)
+    assert fusion.summary() == {"lam": 0.5, "lam_sd": 0.25}
+    fusion = Convolution(channels=1)
     fusion.conv.weight.data.copy_(tensor([[-3.0, 1.0]]).view(1, 2, 1, 1))  # of the frozen, and of the local features
-    assert fusion.judged() == {"frozen_share": 0.75}
+    assert fusion.summary() == {"frozen_share": 0.75}
 
 
 @pytest.mark.parametrize(

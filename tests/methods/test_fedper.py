@@ -7,8 +7,8 @@ from torch import nn
 from toys import SGD, SmallCNN, equal, fitted, linear, rows, seeded, uneven
 
 from fedlit import FedAvg
+from fedlit.heads import head_names
 from fedlit.methods import FedPer, FedRep
-from fedlit.methods.parts import head_names
 
 
 class Tied(nn.Module):

@@ -10,8 +10,7 @@ from toys import SGD, SmallCNN, TrunkAndHead, equal, fitted, linear, rows, toy_d
 from fedlit import FedAvg, LocalOnly, Stage
 from fedlit.aggregation import num_bytes
 from fedlit.losses import mutual_loss
-from fedlit.methods import FML
-from fedlit.methods.ramp import Ramp
+from fedlit.methods import FML, Ramp
 
 
 def other() -> nn.Module:
@@ -138,7 +137,7 @@ def test_every_client_draws_a_personal_network_of_its_own_and_keeps_it():
 
 def test_the_personal_optimiser_goes_on_and_the_memes_starts_anew():
     federation = fitted(FML(linear, linear, SGD), num_rounds=2)
-    kept = federation.state.memories[0].optimizer["federate"]
+    kept = federation.state.client_states[0].optimizer["federate"]
     assert set(kept) == {"personal.1.weight", "personal.1.bias"}
     assert kept["personal.1.weight"]["momentum_buffer"].abs().sum() > 0
 

@@ -116,7 +116,7 @@ def test_a_step_by_hand():
     (y,) = method.network.parameters()
     for _ in range(2):  # y - 0.1 * (1 - 1 + 3)
         y.data -= 0.1 * (1.0 + float(method.drift[0]))
-        method.steps += 1
+        method.K += 1
     assert y.item() == pytest.approx(5 - 0.6)
 
     class Trainer:

@@ -14,12 +14,13 @@ from fedlit.records.checkpoint import (
     KEYS,
     Checkpoints,
     Damaged,
+    damage,
+    dump,
     keep,
     load,
     load_last,
     save,
 )
-from fedlit.records.torch_file import damage, dump
 
 CONTENT = {**dict.fromkeys(KEYS, 0), "global_state": {"w": torch.arange(3.0)}, "round": 2, "format": FORMAT}
 

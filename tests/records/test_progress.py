@@ -89,4 +89,3 @@ def test_where_there_is_no_bar_a_line_comes_every_half_minute(monkeypatch, capsy
     steps = [line for line in lines if ", step " in line]
     assert steps[:2] == ["round 1/2, client 1/3, step 3/9", "round 1/2, client 1/3, step 6/9"]
     assert "round 2/2, client 3/3, step 6/9" in steps
-    assert [line for line in lines if line.startswith("about")] == ["about 4 min a round, 9 min for 2 rounds"]

@@ -2,9 +2,9 @@
 
 import torch
 
-from fedlit.records.recorder import MANY_CLIENTS, scalars
-from fedlit.records.reports import report, write_predictions
-from fedlit.records.rows import POOLED, LedgerRow, Row, summary
+from fedlit.inference import report, write_predictions
+from fedlit.records.loggers import MANY_CLIENTS, scalars
+from fedlit.records.rows import POOLED, LedgerRow, Row, lines, summary
 
 
 def own(client: int, value: float) -> Row:
@@ -12,8 +12,13 @@ def own(client: int, value: float) -> Row:
 
 
 def test_a_row_is_a_line_of_metrics_and_a_ledger_row_one_of_the_ledger():
-    assert str(own(2, 1 / 3)) == "1,federate,2,global,own,acc,0.333333333"
-    assert str(LedgerRow(1, 2, "up", "shared", 400)) == "1,2,up,shared,400"
+    assert lines([own(2, 1 / 3)]) == ["1,federate,2,global,own,acc,0.333333333\n"]
+    assert lines([LedgerRow(1, 2, "up", "shared", 400)]) == ["1,2,up,shared,400\n"]
+
+
+def test_a_name_that_a_user_logs_stays_in_its_cell():
+    row = own(2, 0.5)._replace(metric='two\nlines, "quoted"')
+    assert lines([row]) == ['1,federate,2,global,own,"two\\nlines, ""quoted""",0.5\n']
 
 
 def test_a_summary_has_every_metric_of_its_own():
@@ -32,13 +37,12 @@ def test_clients_have_a_line_each_until_they_are_too_many():
 
 def test_predictions_name_the_class_its_probability_and_the_label(tmp_path):
     probabilities = torch.tensor([[0.25, 0.75], [1.0, 0.0]])
-    path = write_predictions(tmp_path, "global", probabilities, {"label": [1, 1]})
-    assert path.name == "predictions_global.csv"
+    path = write_predictions(tmp_path / "p.csv", probabilities, torch.tensor([1, 1]), {})
     assert path.read_text() == "index,predicted,probability,label\n0,1,0.750000,1\n1,0,1.000000,1\n"
 
 
 def test_a_file_name_with_a_comma_stays_one_column(tmp_path):
-    path = write_predictions(tmp_path, "global_mine", torch.tensor([[0.25, 0.75]]), {"file": ["a,b.png"]})
+    path = write_predictions(tmp_path / "p.csv", torch.tensor([[0.25, 0.75]]), None, {"file": ["a,b.png"]})
     assert path.read_text() == 'index,predicted,probability,file\n0,1,0.750000,"a,b.png"\n'
 
 
@@ -47,7 +51,7 @@ def test_a_report_says_which_round_of_which_run_and_leaves_its_rows_there(tmp_pa
     printed = capsys.readouterr()
     assert printed.err == f"Evaluating round 4 of {tmp_path}.\n"
     assert printed.out.splitlines()[1].split() == ["acc", "global", "own", "0.5000", "0.5000", "0.5000"]
-    assert (tmp_path / "test.csv").read_text() == f"{','.join(Row._fields)}\n{own(0, 0.5)}\n"
+    assert (tmp_path / "test.csv").read_text() == f"{','.join(Row._fields)}\n1,federate,0,global,own,acc,0.5\n"
 
 
 def test_without_a_round_or_a_folder_a_report_says_less_and_writes_nothing(tmp_path, capsys):

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +16,7 @@ import yaml
 from toy_recipe import write_recipe
 
 from fedlit.cli.compare import main
-from fedlit.studies.launcher import ForkServer, NewProcesses
+from fedlit.studies.execution import Launcher
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +50,23 @@ def write_study(**changes) -> None:
         (["swift.yaml", "--jobs", "-1"], "`--jobs` must be at least 1, got -1."),
         (["swift.yaml", "--run-timeout", "0"], "`--run-timeout` must be above 0, got 0."),
         (["--from-runs", "x", "--run-timeout", "9"], "`--run-timeout` is for new runs"),
+        (
+            ["swift.yaml", "--model.mu", "0.01", "0.1", "1", "--seeds", "2"],
+            "`--model.mu` takes one value; to compare several, give `--sweep model.mu=0.01,0.1,1`.",
+        ),
+        (["swift.yaml", "--sweep", "model.mu"], "`--sweep` must be an option and its values, such as"),
+        (["swift.yaml", "--sweep", "model.mu=1,1"], "`sweep.model.mu` must name each value once, got [1, 1]."),
+        (["swift.yaml", "--sweep", "model.mu=1,2"], "`sweep`: `model.mu` is not an option of swift."),
+        (
+            ["swift.yaml", "--sweep", "model.optimizer.lr=1,fast"],
+            "swift, model.optimizer.lr=fast: `model.optimizer.lr`",
+        ),
+        (
+            ["swift.yaml", "--sweep", "model.optimizer.lr=1,2", "--model.optimizer.lr", "3"],
+            "`--model.optimizer.lr` is swept",
+        ),
+        (["swift.yaml", "--tune-seeds", "0"], "`--tune-seeds` must be at least 1, got 0."),
+        (["--from-runs", "x", "--sweep", "model.mu=1,2"], "`--sweep` is for new runs"),
         (["swift.yaml", "--array", "3/2"], "`--array` must be N/M with N from 1 to M, such as 1/4, got 3/2."),
         (["swift.yaml", "--only", "fml"], "`--only fml` names no cell; rows: swift"),
         (["swift.yaml", "--only", "a", "b", "c"], "`--only` takes a row and a column, got 3 words"),
@@ -142,7 +158,7 @@ def full(*_):
 def test_a_full_disk_and_damaged_records_are_failures_of_their_runs(monkeypatch, capsys):
     """The others' results are written; the exit code is 4 where the disk was full, else 1."""
     written = []
-    monkeypatch.setattr("fedlit.cli.study_call.launcher", lambda: NewProcesses("fake_fit"))
+    monkeypatch.setattr("fedlit.cli.study_call.Launcher", lambda method: Launcher(method, "fake_fit", "runs_by_hand"))
     monkeypatch.setattr("fedlit.cli.study_call.write_all", lambda results, *_: written.append(results.runs))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     write_study(rows={"good": {}, "bad": {"data.dataset": "full.npz"}, "damaged": {"model.optimizer.lr": 0.5}})
@@ -151,7 +167,7 @@ def test_a_full_disk_and_damaged_records_are_failures_of_their_runs(monkeypatch,
     (ledger,) = Path("out/runs/damaged").rglob("ledger.csv")
     ledger.write_text("client,bytes\n")
     assert compare("study.yaml", "--output", "out", "--only", "[dg]*") == 1
-    assert re.search(r"failed: damaged, seed 1: \S*ledger.csv must begin with .*: the col", capsys.readouterr().err)
+    assert re.search(r"failed: damaged, seed 1: \S*ledger.csv must begin with ", capsys.readouterr().err)
     assert [runs["status"].tolist() for runs in written] == [["done", "failed", "done"], ["done", "failed"]]
     monkeypatch.setattr("fedlit.cli.study_call.write_all", full)
     assert compare("study.yaml", "--output", "out", "--only", "good") == 4
@@ -199,20 +215,16 @@ def test_a_run_that_fails_is_named_and_leaves_the_rest_alone(tmp_path):
 
 @pytest.mark.slow
 def test_a_forked_run_ends_in_the_bits_of_a_new_process():
-    ends = {}
-    for launcher in (NewProcesses(), ForkServer()):
-        name = type(launcher).__name__
-        with open(f"{name}.log", "w") as log, closing(launcher):
-            process = launcher.start(
-                ["fit", "--config", "swift.yaml", f"--trainer.run_name={name}"], log.fileno(), log.fileno()
-            )
-            while process.poll() is None:
-                time.sleep(0.1)
-        assert process.poll() == 0
-        folder = Path("lightning_logs") / name
-        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-        ends[name] = [tensor.tolist() for tensor in state["global_state"].values()]
-    assert ends["NewProcesses"] == ends["ForkServer"]
+    ends = []
+    for method in ("spawn", "forkserver"):
+        options = ["fit", "--config", "swift.yaml", f"--trainer.run_name={method}"]
+        with open("claim", "w") as claim:
+            process = Launcher(method).start(options, Path(f"{method}.log"), claim)
+        process.join()
+        assert process.exitcode == 0
+        state = torch.load(Path("lightning_logs", method, "checkpoints", "last.ckpt"), weights_only=True)
+        ends.append([tensor.tolist() for tensor in state["global_state"].values()])
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,7 @@ from runs_by_hand import write_run
 
 from fedlit.records.run_folder import lock_folder
 from fedlit.studies import execution
-from fedlit.studies.execution import Execution, StudyProgress
-from fedlit.studies.launcher import ForkServer, NewProcesses
+from fedlit.studies.execution import Execution, Launcher
 from fedlit.studies.measure import Measure
 from fedlit.studies.runs import Run, in_order, is_finished, plan_runs, share
 from fedlit.studies.study import build_study
@@ -24,7 +23,11 @@ from fedlit.studies.study import build_study
 FAKE = Path(__file__).parent / "fake_fit.py"
 
 
-LAUNCHERS = {"new": lambda: NewProcesses(FAKE.stem), "forked": lambda: ForkServer(FAKE.stem, "runs_by_hand")}
+METHODS = ("spawn", "forkserver")
+
+
+def launcher_of(method: str) -> Launcher:
+    return Launcher(method, FAKE.stem, "runs_by_hand")
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +36,10 @@ def fit_ends_at_once(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FAKE.parent))
 
 
-@pytest.fixture(params=LAUNCHERS)
+@pytest.fixture(params=METHODS)
 def launcher(request):
     """The two ways in which processes begin, each with a fit that ends at once."""
-    with closing(LAUNCHERS[request.param]()) as found:
-        yield found
+    return launcher_of(request.param)
 
 
 def resolve(cell):
@@ -61,19 +63,10 @@ def planned(output, rows=None, seeds=2, **more):
 
 
 def make(runs, jobs=2, waits=True, launcher=None, run_timeout=None):
-    launcher = launcher or NewProcesses(FAKE.stem)
-    made = Execution(runs, jobs, StudyProgress(runs, jobs, enabled=False), waits, launcher, run_timeout)
+    launcher = launcher or launcher_of("forkserver")
+    made = Execution(runs, jobs, waits, launcher, run_timeout)
     made.run()
     return made
-
-
-def kill(process) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 10
-    while process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert process.poll() == -signal.SIGKILL
 
 
 def commands(run) -> list[str]:
@@ -222,20 +215,25 @@ def test_a_signal_ends_the_runs_that_are_under_way(launcher, tmp_path):
     assert not made.failures
 
 
-@pytest.mark.parametrize("kind", LAUNCHERS)
-def test_the_runs_end_with_a_caller_that_was_killed(kind, tmp_path):
+@pytest.mark.parametrize("method", METHODS)
+def test_the_runs_end_with_a_caller_that_was_killed(method, tmp_path):
     """The process of a run is asked to end when its caller dies of SIGKILL (on Linux)."""
     script = tmp_path / "caller.py"
     script.write_text(
         "import sys, time\n"
         f"sys.path[:0] = {[str(FAKE.parent), str(FAKE.parents[2])]}\n"
         "import test_execution as t\n"
-        "from fedlit.studies import execution\n"
         "rows = {'a': {'data.dataset': 'slow'}}\n"
-        f"(run,) = t.in_order(t.planned(t.Path({str(tmp_path)!r}), rows, seeds=1))\n"
-        f"launcher = t.LAUNCHERS[{kind!r}]()\n"
-        "print(execution.start(run, launcher).process.pid, flush=True)\n"
-        "time.sleep(60)\n"
+        "if __name__ == '__main__':\n"
+        f"    (run,) = t.in_order(t.planned(t.Path({str(tmp_path)!r}), rows, seeds=1))\n"
+        "    run.root.mkdir(parents=True)\n"
+        f"    process = t.launcher_of({method!r}).start(\n"
+        "        run.arguments('fit', run.write_config()), run.root / 'fit.log', t.lock_folder(run.root)\n"
+        "    )\n"
+        "    while not (run.root / 'calls.txt').exists():\n"
+        "        time.sleep(0.05)\n"
+        "    print(process.pid, flush=True)\n"
+        "    time.sleep(60)\n"
     )
     caller = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     pid = int(caller.stdout.readline())
@@ -281,12 +279,9 @@ def test_a_run_that_finds_the_disk_full_has_failed_and_the_others_go_on(tmp_path
 
 def test_where_the_process_that_is_forked_has_died_the_next_run_begins_with_another(tmp_path):
     first, second = in_order(planned(tmp_path, seeds=1))
-    launcher = LAUNCHERS["forked"]()
-    with closing(launcher):
-        launcher.start(["--config", "look"], 1, 1)
-        launcher.server.kill()
-        launcher.server.wait()
-        made = make([first, second], launcher=launcher)
+    make([first])
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    made = make([first, second])
     assert not made.failures
     assert [first.status, second.status] == ["done", "done"]
 

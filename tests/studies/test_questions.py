@@ -3,7 +3,7 @@
 import pytest
 from runs_by_hand import write_run
 
-from fedlit.studies.questions import of_runs
+from fedlit.studies.config_diff import of_runs
 
 
 def test_rows_are_methods_and_the_options_in_which_their_runs_differ(tmp_path):

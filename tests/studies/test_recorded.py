@@ -4,11 +4,17 @@ import pandas as pd
 import pytest
 from toy_runs import steady, study_of
 
-from fedlit.studies.grids import clients_grid, cost_grid, difference_grid, main_grid, target_grid
-from fedlit.studies.results import recorded_results
-from fedlit.studies.tables import grid_in_markdown
+from fedlit.studies.tables import (
+    clients_table,
+    cost_table,
+    difference_table,
+    main_table,
+    markdown_table,
+    target_table,
+)
+from tools.paper_pages.recorded import recorded_results
 
-GRIDS = (main_grid, difference_grid, clients_grid, cost_grid, target_grid)
+TABLES = (main_table, difference_table, clients_table, cost_table, target_table)
 VALUES = {"FedAvg": {1: 0.5, 2: 0.6, 3: 0.7}, "FML": {1: 0.6123456789012345, 2: 0.71, 3: 0.82}}
 CONTENT = {
     "rows": {"FedAvg": {}, "FML": {}},
@@ -39,8 +45,8 @@ def written(found, folder):
 def test_tables_of_a_runs_csv_are_those_of_its_runs(without, tmp_path):
     found = results(tmp_path, without)
     recorded = recorded_results(found.study, written(found, tmp_path))
-    for grid in GRIDS:
-        assert grid(recorded) == grid(found)
+    for table in TABLES:
+        assert markdown_table(table(recorded)) == markdown_table(table(found))
     pd.testing.assert_frame_equal(recorded.summary, found.summary)
     assert [recorded.values(cell) for cell in recorded.study.cells] == [
         found.values(cell) for cell in found.study.cells
@@ -53,7 +59,7 @@ def test_a_cell_that_a_runs_csv_lacks_is_missing(tmp_path):
     lines = path.read_text().splitlines()
     path.write_text("\n".join(line for line in lines if not line.startswith("FML,b")) + "\n")
     recorded = recorded_results(found.study, path)
-    assert "missing (0/3)" in grid_in_markdown(main_grid(recorded))
+    assert "missing (0/3)" in markdown_table(main_table(recorded))
     assert recorded.difference(found.study.cell("FML", "b"), found.study.cell("FedAvg", "b")).n == 0
 
 

@@ -3,9 +3,8 @@ import re
 import pytest
 from toy_runs import steady, study_of
 
-from fedlit.studies.latex import escaped, latex_table
 from fedlit.studies.results import Results
-from fedlit.studies.tables import markdown_tables, terminal_table
+from fedlit.studies.tables import latex_escaped, latex_table, markdown_tables, terminal_table
 
 # Two clients each, so that a run's number is their mean. FedAvg: 50, 60, 70 %, mean 60, sd 10. FML is ahead by 10, 11
 # and 12: mean 11, sd 1, and 4.3027 / sqrt(3) = 2.4841 to either side; t = 11 sqrt(3) = 19.053, p = 0.0027.
@@ -108,15 +107,15 @@ def test_latex_and_markdown_print_names_as_they_are(tmp_path):
         return {"values": steady(0.5)}
 
     results = study_of(tmp_path, {"rows": {name: {}}, "title": name}, run_of)
-    assert escaped(name) in latex_table(results)
-    assert not re.search(r"(?<!\\)[%&#_](?!\\)", escaped(name).replace(r"\&", ""))
+    assert latex_escaped(name) in latex_table(results)
+    assert not re.search(r"(?<!\\)[%&#_](?!\\)", latex_escaped(name).replace(r"\&", ""))
     assert r"50% of A\_1 &amp; B^2 &lt;\#{~}$ \|\\x" in markdown_tables(results)
 
 
-def test_columns_that_do_not_fit_stand_in_blocks(tmp_path):
+def test_columns_that_do_not_fit_stand_in_blocks_or_are_resized(tmp_path):
     columns = {f"a long name of column {i}": {} for i in range(6)}
     results = both(tmp_path, AHEAD, columns=columns, seeds=1)
     lines = terminal_table(results, width=60).splitlines()
     assert max(map(len, lines)) <= 84  # the note on what is marked is a sentence
-    assert latex_table(results).count(r"\begin{tabular}") > 1
+    assert r"\resizebox{\textwidth}{!}{%" in latex_table(results)
     assert all(latex_table(results).count(rf"column {i}") == 1 for i in range(6))

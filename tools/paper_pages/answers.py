@@ -1,9 +1,10 @@
 """What every question of a page came to: its verdict, a figure, and the numbers by column."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.wording import difference, metric_label
+from fedlit.studies.tables import describe_difference
 from tools.paper_pages.evidence import NOT_RUN, Finding, by_question, has_pairs, is_run, verdict_of, words_of
 from tools.paper_pages.table import table
 
@@ -38,12 +39,14 @@ def unit(measure: Measure) -> str:
     """What a difference is counted in; of which model, the two rows may not have in common."""
     if measure.is_to_target:
         return "rounds to the target"
-    return metric_label(measure).replace(measure.metric, measure.metric.partition("/")[0])
+    metric, _, data = measure.metric.partition("/")
+    return replace(measure, metric=f"{metric}/client_on_{data.rpartition('_on_')[2]}").label
 
 
 def _in_one_line(group: Sequence[Finding]) -> str:
     question = group[0].question
-    text = f"{question.kind.capitalize()}: *{question.row}* less *{question.over}*, {unit(group[0].measure)}"
+    what = unit(group[0].measure)
+    text = f"{question.kind.capitalize()}: *{question.row}* minus *{question.over}*, {what[0].lower()}{what[1:]}"
     if question.kind == "bound":
         return f"{text}."
     return f"{text}. The least gain that matters is {question.least:g}. **{verdict_of(group).capitalize()}.**"
@@ -52,7 +55,7 @@ def _in_one_line(group: Sequence[Finding]) -> str:
 def _row(finding: Finding) -> tuple[str, str, str, str]:
     ours = NOT_RUN if finding.reading == NOT_RUN else "no pair reached it"
     if finding.found.n:
-        ours = f"{difference(finding.found, finding.measure)} (n = {finding.found.n})"
+        ours = f"{describe_difference(finding.found, finding.measure)} (n = {finding.found.n})"
     theirs = "–" if finding.paper is None else f"{finding.paper:+.4g}"
     return finding.column, theirs, ours, _word(finding)
 

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedlit.studies.measure import Measure
-from fedlit.studies.results import RecordedResults, recorded_results
-from fedlit.studies.statistics import Estimate
+from fedlit.studies.results import Estimate
 from fedlit.studies.study import Cell, read_study
-from fedlit.studies.wording import metric_factor
+from tools.paper_pages.recorded import RecordedResults, recorded_results
 from tools.paper_pages.source import Kind, Question, RunSet, Source
 
 AGREES = "agrees"
@@ -195,7 +194,7 @@ def reading(found: Estimate, measure: Measure, question: Question, wanted: int) 
 
 def gain_interval(found: Estimate, measure: Measure) -> tuple[float, float]:
     """The interval of the gain, in the unit of the table: more is better."""
-    factor = 1.0 if measure.is_to_target else metric_factor(measure)
+    factor = 1.0 if measure.is_to_target else measure.factor
     if measure.is_better_high:
         return factor * found.low, factor * found.high
     return -factor * found.high, -factor * found.low

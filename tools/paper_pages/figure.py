@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from fedlit.studies.figures import COLOURS
-from fedlit.studies.statistics import Estimate
-from fedlit.studies.wording import metric_factor, short
+from fedlit.studies.charts import COLOURS
+from fedlit.studies.results import Estimate
+from fedlit.studies.tables import short
 from tools.paper_pages.answers import unit
 from tools.paper_pages.evidence import Finding
 
@@ -77,7 +77,7 @@ def _draw(panel: Any, group: Sequence[Finding]) -> None:
     """One question: a line for each column, the interval of ours, a cross for theirs."""
     question = group[0].question
     for place, finding in enumerate(group):
-        factor = 1.0 if finding.measure.is_to_target else metric_factor(finding.measure)
+        factor = 1.0 if finding.measure.is_to_target else finding.measure.factor
         mean = factor * finding.found.mean
         if not isnan(finding.found.low):
             panel.plot([factor * finding.found.low, factor * finding.found.high], [place, place], color=OURS)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 
 from fedlit.studies.options import check_keys, read_mapping
-from fedlit.studies.results import RecordedResults
-from fedlit.studies.statistics import Estimate, estimate
+from fedlit.studies.results import Estimate, estimate
 from fedlit.studies.study import Cell, read_study
-from fedlit.studies.wording import difference, size
+from fedlit.studies.tables import describe_difference, size
 from tools.paper_pages.evidence import NOT_RUN, answering
 from tools.paper_pages.figure import board_figure
 from tools.paper_pages.page import MADE
+from tools.paper_pages.recorded import RecordedResults
 from tools.paper_pages.source import RunSet
 from tools.paper_pages.table import table
 
@@ -148,7 +148,7 @@ def over_baseline(results: RecordedResults, method: str, setting: str) -> str:
         return "–"
     if found.n == 0:
         return NOT_RUN
-    return difference(found, cell.measure)
+    return describe_difference(found, cell.measure)
 
 
 def _over(results: RecordedResults, method: str, setting: str, other: str) -> Estimate | None:
@@ -180,7 +180,7 @@ def leaderboard_figure(board: Leaderboard, root: Path) -> str | None:
 
 
 def in_one_line(board: Leaderboard, root: Path, names: list[str]) -> Mapping[str, str]:
-    """For the README: what each method has over FedAvg in every setting, bold where its interval excludes 0."""
+    """For the pages of methods: what each has over FedAvg in every setting, bold where its interval excludes 0."""
     _, results = answering(root, board.runs)
     found = dict.fromkeys(names, NOT_RUN)
     if results is None:

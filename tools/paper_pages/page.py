@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedlit.studies.grids import cost_grid, main_grid, target_grid
-from fedlit.studies.results import RecordedResults
 from fedlit.studies.study import read_study
-from fedlit.studies.tables import grid_in_markdown
-from fedlit.studies.wording import Grid, plus_minus
+from fedlit.studies.tables import Table as Numbers
+from fedlit.studies.tables import cost_table, main_table, markdown_table, plus_minus, target_table
 from tools.paper_pages.answers import answers
 from tools.paper_pages.evidence import (
     NOT_RUN,
@@ -24,6 +22,7 @@ from tools.paper_pages.evidence import (
     verdict_line,
     verdicts,
 )
+from tools.paper_pages.recorded import RecordedResults
 from tools.paper_pages.source import RunSet, Source, Table
 from tools.paper_pages.table import table
 
@@ -171,9 +170,9 @@ def _table(asked: Table, results: RecordedResults) -> list[str]:
         return []
     chosen = part(results, asked.rows, columns)
     blocks = [f"### {asked.title}"]
-    for grid in (main_grid(chosen), target_grid(chosen)):
+    for grid in (main_table(chosen), target_table(chosen)):
         if grid is not None:
-            blocks += [f"{grid.title}:", grid_in_markdown(_with_not_run(grid)), grid.note]
+            blocks += [f"{grid.title}:", markdown_table(_with_not_run(grid)), grid.note]
     rest = [column for column in asked.columns if column not in columns]
     if rest:
         blocks.append(f"Columns that were {NOT_RUN.removesuffix(' yet')}: {'; '.join(rest)}.")
@@ -182,15 +181,12 @@ def _table(asked: Table, results: RecordedResults) -> list[str]:
 
 def _costs(pieces: Sequence[Evidence]) -> list[str]:
     """In one table for all studies, folded: it has a line for each cell."""
-    grids = [cost_grid(piece.results) for piece in pieces if piece.made_by]
-    rows = tuple(row for grid in grids for row in grid.rows)
-    costs = grid_in_markdown(replace(grids[0], rows=rows))
+    grids = [cost_table(piece.results) for piece in pieces if piece.made_by]
+    costs = markdown_table(replace(grids[0], frame=pd.concat([grid.frame for grid in grids])))
     return ["<details><summary>What a run took</summary>", costs, grids[0].note, "</details>"]
 
 
-def _with_not_run(grid: Grid) -> Grid:
-    """The grid with cells of no run marked as not run."""
-    rows = []
-    for row in grid.rows:
-        rows.append(tuple(NOT_RUN if text.startswith("missing (0/") else text for text in row))
-    return replace(grid, rows=tuple(rows))
+def _with_not_run(grid: Numbers) -> Numbers:
+    """The table with cells of no run marked as not run."""
+    frame = grid.frame.map(lambda text: NOT_RUN if text.startswith("missing (0/") else text)
+    return replace(grid, frame=frame)

@@ -107,7 +107,7 @@ class Source:
     Attributes:
         name: Of its file.
         title: Of the page.
-        methods: Whose verdict it is, as the README names them.
+        methods: Whose verdict it is, by the names of their classes.
         citation: Authors, title, year.
         link: To the paper.
         claim: What the paper says, with its numbers.
