@@ -1,4 +1,4 @@
-"""What a federation says to a name that it does not have: that of another library, or of Lightning's Trainer."""
+"""Hints for options of other libraries and attributes of Lightning's Trainer that a federation does not have."""
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -78,7 +78,7 @@ def no_such_attribute(name: str, known: Iterable[str]) -> AttributeError:
 
 
 def names_options(init: Callable[Given, None]) -> Callable[Given, None]:
-    """Let a constructor say which option is meant where one is unknown; its signature stays the list of options."""
+    """Have a constructor suggest an option where one is unknown; its signature stays the list of options."""
     known = signature(init).parameters
 
     @wraps(init)

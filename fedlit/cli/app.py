@@ -23,14 +23,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import fedlit.server_optimizers  # noqa: F401  # so that `--trainer.server_optimizer FedAdam` is known by its name
 from fedlit.cli.command import SUBCOMMANDS, look_here_last
 from fedlit.cli.messages import in_one_line, with_full_names, with_variables
-from fedlit.cli.parser import Parser, link_num_classes, method_of, with_functions
+from fedlit.cli.parser import Parser, link_num_classes, with_functions
 from fedlit.cli.recipes import (
     given_options,
     note_configs,
     of_own_run,
-    recipe_content,
-    recipe_files,
-    typed_values,
     with_recipes_found,
     written_options,
 )
@@ -52,12 +49,6 @@ ENVIRONMENT = (
     "An option may also stand in the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3. "
     "What is typed wins over the environment, which wins over a recipe, which wins over defaults."
 )
-EXCLUDES = {  # what is typed takes the place of what a recipe says
-    "trainer.local_epochs": {"trainer.local_steps"},
-    "trainer.local_steps": {"trainer.local_epochs"},
-    "data.dataset": {"data.train_dataset", "data.test_dataset"},
-    "model.network": {"model.personal", "model.meme"},
-}
 
 
 class SaveConfig(SaveConfigCallback):
@@ -118,7 +109,7 @@ class FederatedCLI(LightningCLI):
         parser.complete = partial(link_num_classes, args=sys.argv[1:])  # type: ignore[attr-defined]  # a Parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        self.config = parser.parse_args(with_typed_first(with_functions(sys.argv[1:])))
+        self.config = parser.parse_args(with_functions(sys.argv[1:]))
         self.options = self.config[self.config.subcommand]
         link_num_classes(self.options, sys.argv[1:])
 
@@ -245,33 +236,6 @@ def _report(error: Exception, is_running: bool, options: Mapping[str, Any]) -> N
     refuse(with_variables(with_full_names(in_one_line(message), options, args), args))
 
 
-def with_typed_first(args: list[str]) -> list[str]:
-    """The arguments, and further ones that reset options of recipes which exclude a typed one; a notice names each.
-
-    Two that are typed are refused later, as are two of recipes.
-    """
-    in_recipes = {
-        option: (value, file)
-        for file in recipe_files(args)
-        for option, value in written_options(recipe_content(file))
-        if value is not None
-    }
-    typed = {option for option, value in typed_values(args) if value not in ("", "null")}
-    method = method_of(args)
-    known = {f"model.{name}" for name in signature(method).parameters} if method is not None else set()
-    reset = []
-    for option in EXCLUDES.keys() & typed:
-        others = EXCLUDES[option]
-        if others <= in_recipes.keys() - typed and all(other in known or "model" not in other for other in others):
-            for other in sorted(others):
-                value, file = in_recipes[other]
-                short = value["class_path"] if isinstance(value, dict) else value
-                notice = f"`--{option}` takes the place of `{other}`, which is {short} in {file}."
-                warnings.warn(notice, Notice, stacklevel=2)
-                reset.append(f"--{other}=null")
-    return [*args, *reset]
-
-
 def warn_of_inherited(args: list[str], options: Mapping[str, Any]) -> None:
     """A notice for each argument that was given to a class whose place another one has taken.
 
@@ -297,7 +261,8 @@ def warn_of_inherited(args: list[str], options: Mapping[str, Any]) -> None:
         kind = final.get(f"{option}.class_path")
         now = final.get(f"{option}.{name}")
         now = [*now] if isinstance(now, tuple) else now
-        is_meant = option == "data" or kind is None or _short(kind) == before
+        is_meant = option == "data" or (option == "model" and isinstance(value, dict | list))
+        is_meant = is_meant or kind is None or _short(kind) == before
         if not is_meant and now is not None and now == value and now != _default(str(kind), name):
             notice = (
                 f"`{option}` is {_short(kind)} and inherits `{name}`: {value!r}, which was given to {before}; "

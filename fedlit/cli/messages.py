@@ -30,7 +30,7 @@ PLAIN = {
     r"\.* Got value: Namespace.*": "",
     r"\b[Aa]n? <class '(?:\w+\.)*(\w+)'>": r"\1",
     r"a typing.Literal": "one of ",
-    r"Expected a dot import path string: ": NO_CLASS,
+    r"Expected a dot import path string: (\S+)": rf"{NO_CLASS}'\1'",
 }
 SAID = rf"Got value: |{NO_CLASS}| is not an option|must be given"  # no need to repeat the value
 NOT_ANNOTATED = (
@@ -129,7 +129,7 @@ def _nearest_class(reason: str) -> str:
     elif module is not None:
         near = _near(module[1], [path.stem for path in Path().glob("*.py")])
     elif NO_CLASS in reason:
-        near = _near(reason.partition(NO_CLASS)[2].partition(".")[0], _classes())
+        near = _near(reason.partition(NO_CLASS)[2].strip("'"), _classes())
     else:
         near = []
     return f". Did you mean `{near[0]}`?" if near else ""

@@ -116,7 +116,8 @@ class ShortHelp(DefaultHelpFormatter):
     def add_usage(self, usage: str | None, actions: Iterable[Action], *args: Any, **kwargs: Any) -> None:
         """The command alone: all options follow below."""
         is_for_name = len(args) > 1  # with an empty prefix, it becomes the name of subcommands
-        super().add_usage(usage if is_for_name else "%(prog)s", actions, *args, **kwargs)
+        command = f"{self._prog.replace('[options] ', '')} [options]"
+        super().add_usage(usage if is_for_name else command, actions, *args, **kwargs)
 
     def _format_action_invocation(self, action: Action) -> str:
         return HelpFormatter._format_action_invocation(self, action)

@@ -317,15 +317,12 @@ def description(text: str) -> str:
     """
     head = takewhile(lambda line: line.startswith("#"), text.splitlines())
     comments = [line.strip("# ") for line in head if not line.startswith(("# fedlit ", "# ... "))]
-    if comments:
-        return comments[0]
-    title = re.search(r"^title: (.+)$", text, re.MULTILINE)  # a whole study takes long to parse
-    if title:
-        return str(yaml.safe_load(title[1]))
-    content = yaml.safe_load(text)
-    method = content.get("model", {}).get("class_path", "a method").rpartition(".")[2]
-    dataset = content.get("data", {}).get("init_args", {}).get("dataset", "fashion_sample")
-    return f"{method} on {dataset}."
+    title = re.search(r"^title: (.+)$", text, re.MULTILINE)
+    if comments or title:
+        return comments[0] if comments else str(yaml.safe_load(title[1]))  # type: ignore[index]
+    method = re.search(r"class_path: fedlit\.methods\.(\w+)", text)
+    dataset = re.search(r"\bdataset: (\w+)", text)
+    return f"{method[1] if method else 'A method'} on {dataset[1] if dataset else 'fashion_sample'}."
 
 
 def listed(described: dict[str, str]) -> str:

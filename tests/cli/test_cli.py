@@ -162,37 +162,12 @@ def test_a_function_that_builds_a_network_takes_arguments_on_the_command_line(na
     assert final_state(0)["network.1.weight"].shape == (5, 64)
 
 
-def test_what_is_typed_takes_the_place_of_what_a_recipe_says(capsys):
+def test_null_takes_an_option_of_a_recipe_back(capsys):
     write_recipe("epochs.yaml", ("num_rounds: 2", "num_rounds: 2, local_epochs: 3"))
-    fit = ["fit", "--config", "epochs.yaml"]
-    trainer = printed_config([*fit, "--trainer.local_steps=4"], capsys)["trainer"]
+    trainer = printed_config(
+        ["fit", "-c", "epochs.yaml", "--trainer.local_epochs", "null", "--trainer.local_steps=4"], capsys
+    )["trainer"]
     assert (trainer["local_epochs"], trainer["local_steps"]) == (None, 4)
-    Path("more.yaml").write_text("trainer: {local_epochs: null, local_steps: 2}\n")
-    trainer = printed_config([*fit, "--config=more.yaml", "--trainer.local_epochs", "5"], capsys)["trainer"]
-    assert (trainer["local_epochs"], trainer["local_steps"]) == (5, None)
-
-
-def test_it_is_reported_that_it_does(capsys):
-    write_recipe("epochs.yaml", ("num_rounds: 2", "num_rounds: 2, local_epochs: 3"))
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "epochs.yaml", "--trainer.local_steps=4", "--print_config"])
-    message = "`--trainer.local_steps` takes the place of `trainer.local_epochs`, which is 3 in epochs.yaml."
-    assert capsys.readouterr().err == f"fedlit: note: {message}\n"
-    with pytest.raises(SystemExit):
-        main([*FIT, "--trainer.local_steps=4", "--print_config"])
-    assert not capsys.readouterr().err
-
-
-def test_one_network_takes_the_place_of_two_only_in_a_method_that_has_them(capsys):
-    spec = "{class_path: fedlit.networks.MLP, init_args: {image_size: 8, num_classes: 3, hidden: [8]}}"
-    pair = ("fedlit.methods.FedAvg", "fedlit.methods.FML"), ("    network: ", f"    personal: {spec}\n    meme: ")
-    write_recipe("fml.yaml", *pair)
-    model = printed_config(["fit", "-c", "fml.yaml", "--model.network=fedlit.networks.LeNet5"], capsys)["model"]
-    assert model["init_args"]["personal"] is None
-    assert model["init_args"]["network"]["class_path"] == "fedlit.networks.LeNet5"
-    assert printed_config([*FIT, "--model.network=fedlit.networks.LeNet5"], capsys)["model"]["init_args"].keys() == {
-        *printed_config(FIT, capsys)["model"]["init_args"]
-    }
 
 
 def test_a_development_run_writes_nothing():

@@ -51,9 +51,7 @@ def test_python_m_fedlit_runs_no_file_of_the_current_folder_by_accident():
     assert "it was run" in done.stderr  # as Python itself would
 
 
-@pytest.mark.parametrize(
-    "args", [["--help"], ["methods"], ["recipes"], ["recipes", "mnist"], ["recipes", "fml_fashion.yaml"]]
-)
+@pytest.mark.parametrize("args", ["--help", "methods", "recipes", "recipes mnist", "recipes fml_fashion.yaml"])
 def test_what_needs_no_torch_does_not_wait_for_it(args):
     script = f"""if True:
         import sys

@@ -74,7 +74,7 @@ COMMANDS = {
     "fit --config type.yaml": r"^`data.num_clients`: Expected int. Got value: three",
     "fit --config network.yaml": r"^`model.network`: .* has no attribute 'MPL'. Did you mean `fedlit.networks.MLP`\?$",
     "fit --config client_networks.yaml": r"^`model.client_networks` must have one entry per client, 3, got 2",
-    "fit --model FedAvgg": r"^`model`: there is no class FedAvgg. Did you mean `FedAvg`\?$",
+    "fit --model FedAvgg": r"^`model`: there is no class 'FedAvgg'. Did you mean `FedAvg`\?$",
     "fit --model nowhere.Mine": r"^`model`: No module named 'nowhere'. Got value: nowhere.Mine$",
     "fit --model own_method.Half": r"^`model`: No module named 'own_method'. .* Did you mean `own_methods`\?$",
     "fit --model own_methods.Halv": r"^`model`: .* has no attribute 'Halv'.* Did you mean `own_methods.Half`\?$",
@@ -114,7 +114,7 @@ COMMANDS = {
 }
 TRAINER = {
     "--trainer.num_round=3": r"^`trainer.num_round` is not an option. Did you mean `trainer.num_rounds`\?$",
-    "--trainer.aggregator=median": r"^`trainer.aggregator`: there is no class median. Did you mean `Median`\?$",
+    "--trainer.aggregator=median": r"^`trainer.aggregator`: there is no class 'median'. Did you mean `Median`\?$",
     "--trainer.aggregator=Krum": r"^`trainer.aggregator` Krum needs 5 uploads in a round, but a round has 3 clients",
     "--trainer.server_optimizer=torch.optim.Optimizer": r"^`trainer.server_optimizer.defaults` must be given.$",
     "--trainer.num_rounds=0": r"^`trainer.num_rounds` must be at least 1, got 0",

@@ -74,7 +74,7 @@ def write_study(**changes) -> None:
         (["swift.yaml", "--seed_everything", "3"], "`--seed_everything` is set by the study"),
         (["swift.yaml", "--trainer.num_rounds"], "`--trainer.num_rounds` needs a value."),
         (["swift.yaml", "--trainer.num_round", "3"], "swift: `trainer.num_round` is not an option"),
-        (["swift.yaml", "--trainer.num_rounds", "many"], "swift: `trainer.num_rounds`: expected int, got 'many'."),
+        (["swift.yaml", "--trainer.num_rounds", "many"], "swift: `trainer.num_rounds`: Expected int. Got value: many"),
         (["swift.yaml", "--trainer.num_rounds", "0"], "swift: `trainer.num_rounds` must be at least 1, got 0."),
         (["study.yaml", "swift.yaml"], "give one study, or recipes to compare; not both."),
         (["--from-runs", "nowhere"], "`--from-runs nowhere` is not the folder of a run: it has no metrics.csv."),

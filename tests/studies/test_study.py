@@ -140,7 +140,7 @@ def test_what_is_wrong_is_named(changes, words):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("rows: {a: {}}\nrows: {b: {}}\n", "study.yaml must be YAML, but in line 2: 'rows' stands twice"),
+        ("rows: {a: {}}\nrows: {b: {}}\n", "study.yaml must be YAML, but in line 2: 'rows' is given twice"),
         ("rows: {a: {}\n", "study.yaml must be YAML, but in line 2"),
         ("- a\n", "must hold a study by name, such as `rows:`, got a list"),
         ("", "got nothing"),
