@@ -164,5 +164,5 @@ def test_clients_that_differ_otherwise_have_networks_of_their_own(method, uncach
 def test_networks_that_are_wrongly_taken_for_alike_are_noticed(monkeypatch):
     """As the tests above would fail."""
     found = states(fit(OwnActivation(linear, SGD)))
-    monkeypatch.setattr("fedlit.engine.live_module.settings_of", lambda network: [])
+    monkeypatch.setattr("fedlit.engine.live_module.settings_of", lambda network: ())
     assert not same(found, states(fit(OwnActivation(linear, SGD))))
