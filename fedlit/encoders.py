@@ -14,7 +14,7 @@ What is lost can be added to the client's next upload (*error feedback*: Seide e
 
     v = w + e,    w' = decode(encode(v)),    e <- v - w'
 
-Invariants: `TopK(fraction=1.0)` loses not a bit; with error feedback all that was decoded and what is left over add up
+Invariants: `TopK(fraction=1.0)` loses not a bit; with error feedback all that was decoded and the remainder add up
 to all that a client has learned; `Int8` is never further away than half a step s.
 """
 

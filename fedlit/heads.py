@@ -193,7 +193,7 @@ class Headed(nn.Module):
     """A network whose last linear layers are held apart as `head`, so that their names do not depend on the rest.
 
     Args:
-        network: Computes what it did; what it keeps is the `body`.
+        network: Its other layers are the `body`.
         layers: Linear layers of the head, the last in order of `named_modules`.
 
     Example:

@@ -364,7 +364,7 @@ def density_loss(z: Tensor, own: Tensor, weight: float = 1.5) -> Tensor:
 
 
 def teacher_weights(confidence: Tensor, temperature: float = 0.05) -> Tensor:
-    r"""How much each teacher counts for each sample, by how sure it is to know such samples.
+    r"""The weight of each teacher for each sample, by its confidence.
 
     .. math:: w_i(x) = \frac{\exp(C_i(x) / T)}{\sum_j \exp(C_j(x) / T)}
 

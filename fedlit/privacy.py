@@ -113,7 +113,7 @@ class NoisedMean:
     Args:
         privacy: Clip and noise.
         expected: Clients of a round on average, ``q N``.
-        names: Of what is shared: a round without clients has no upload that names them.
+        names: Of the shared state: a round without clients has no upload that names them.
         key: Of the round's noise; see `fedlit.rng.secure_normal`.
     """
 

@@ -1,6 +1,6 @@
 """Rules for `trainer.aggregator`, from uploads to the next global state: the mean, and Byzantine-robust ones.
 
-A rule is a callable of the uploads and of what the server holds. All but the mean hold every upload of a round at once,
+A rule is a callable of the uploads and the current state. All but the mean hold every upload of a round at once,
 in client order whatever order they come in, and compute in float64: the same bits on one process or on many.
 Invariants: uploads that are all equal come back; as many Byzantine clients as a rule tolerates cannot move it beyond
 the honest ones.
@@ -39,7 +39,7 @@ class TooFewUploads(RuntimeError):
 
 
 class Aggregator(ABC):
-    """Base of fedlit's rules; a function of uploads and of what the server holds will do as well."""
+    """Base of fedlit's rules; a function of uploads and the current state will do as well."""
 
     fewest: int = 1
     """Fewest uploads with which the rule is robust; a round that cannot have them is refused."""
@@ -163,7 +163,7 @@ class NormClipping(Aggregator):
 
     .. math:: w' = w + \sum_k \frac{a_k}{\sum_j a_j} \min\left(1, \frac{c}{\|w_k - w\|}\right) (w_k - w)
 
-    with :math:`w` what the server holds. The norm is over all floating values that are shared. A Byzantine
+    with :math:`w` the current state. The norm is over all floating values that are shared. A Byzantine
     client still moves the mean, but by no more than its share of the weights times :math:`c`. Uploads that are not
     finite are left out.
 
@@ -198,7 +198,7 @@ class GeometricMedian(Aggregator):
     .. math:: w' = \arg\min_v \sum_k a_k \| w_k - v \|, \qquad
         v \leftarrow \frac{\sum_k \beta_k w_k}{\sum_k \beta_k}, \quad \beta_k = \frac{a_k}{\max(\nu, \| w_k - v \|)}
 
-    by Weiszfeld's steps from what the server holds. Clients with less than half of the weight may be Byzantine. Uploads
+    by Weiszfeld's steps from the current state. Clients with less than half of the weight may be Byzantine. Uploads
     that are not finite are left out.
 
     Args:

@@ -295,7 +295,7 @@ def unflattened(values: Tensor, like: Mapping[str, Tensor]) -> State:
 
 
 def largest_counters(uploads: Sequence[Upload]) -> State:
-    """What is not floating is never averaged: of each, elementwise, the largest that was uploaded."""
+    """Of each tensor that is not floating, the elementwise largest: such tensors are never averaged."""
     names = [name for name, tensor in uploads[0].state.items() if not tensor.is_floating_point()]
     return {name: torch.stack([upload.state[name] for upload in uploads]).amax(dim=0) for name in names}
 

@@ -1,4 +1,4 @@
-"""The base class of methods: an ordinary LightningModule that also declares what of it is shared.
+"""The base class of methods: an ordinary LightningModule that also declares which state is shared.
 
 The same module trains under a plain ``lightning.Trainer``, as one client that owns all data, and in a `Federation`.
 """
@@ -123,7 +123,7 @@ class FederatedModule(LightningModule):
     """What best.ckpt is the best of, unless `trainer.monitor` is set; None is the first of `metrics`, on own data."""
 
     task: Task = Classification()
-    """What outputs are for: the loss, the metrics and what a prediction means."""
+    """The loss, metrics and predictions."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -83,7 +83,7 @@ class Student(FedAvg):
 
 @dataclass(frozen=True)
 class Teachers:
-    """What the server has of all clients while it distils.
+    """The clients' networks on the server while it distils.
 
     Attributes:
         classifiers: The M_i: from ``[N, ...]`` to logits ``[K, N, C]``.
@@ -239,7 +239,7 @@ class DLAD(FederatedModule):
 
     @property
     def _public(self) -> Public:
-        """What the server sees of the public pool."""
+        """The use of the public pool by the server."""
         return "labels" if self.aggregator == "labeled" else "inputs"
 
     def earlier_uploads(self) -> dict[int, State]:

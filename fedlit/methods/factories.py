@@ -79,7 +79,7 @@ def check_builder(option: str, optimizer: OptimizerCallable) -> None:
 def check_sgd(
     optimizer: OptimizerCallable, client_optimizers: ClientOptimizers, may_have: Collection[str], why: str
 ) -> None:
-    """Refuse what is not torch's SGD, for a method whose equations hold for its steps alone.
+    """Refuse optimisers other than torch's SGD, for a method whose equations hold for its steps alone.
 
     Args:
         optimizer: Of all clients.

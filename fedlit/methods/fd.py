@@ -43,7 +43,7 @@ class FD(LocalOnly):
         paper="Jeong et al., 2018",
         link="https://arxiv.org/abs/1811.11479",
         travels="mean outputs per label, and counts",
-        stays="the network, and what it sent last",
+        stays="the network, and its last upload",
         recipes=("fd_fashion.yaml", "fd_cifar10.yaml"),
         use="Clients have networks of their own and next to nothing to send: a vector for each label. They learn "
         "from each other where several hold a label; there is no global model.",

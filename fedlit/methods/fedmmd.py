@@ -99,7 +99,7 @@ class FedMMD(FedAvg):
         self._recorded = None
 
     def stream(self, network: Any, x: Any) -> tuple[Tensor, Any]:
-        """What is compared of a stream, ``[N, D]``, and the outputs of its network."""
+        """The part of a stream that is compared, ``[N, D]``, and the outputs of its network."""
         if self.compare == "logits":
             z = applied(network, x)
             return task_of(self).output(z).flatten(1), z

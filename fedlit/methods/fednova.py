@@ -102,7 +102,7 @@ class FedNova(FedProx):
 
         def normalised() -> Iterator[Upload]:
             for upload in uploads:
-                norm = float(upload.state["norm"]) or 1.0  # who took no step has not moved
+                norm = float(upload.state["norm"]) or 1.0  # a client without a step has not moved
                 norms.append((upload.weight, norm))
                 state = {name: current[name] + (upload.state[name] - current[name]) / norm for name in moving}
                 yield replace(upload, state=upload.state | state)

@@ -64,5 +64,5 @@ class FedProx(FedAvg):
             add_to_gradients(self.w, self.gradient_of_term())
 
     def gradient_of_term(self) -> list[Tensor]:
-        """The gradient of what the loss has beside CE."""
+        """The gradient of the loss without CE."""
         return proximal_gradient(self.w, self.w_t, self.mu)

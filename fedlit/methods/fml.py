@@ -91,7 +91,7 @@ class FML(FederatedModule):
         beta: Weight in [0, 1] of the labels in the meme's loss; 1 trains the meme as FedAvg.
         alpha_ramp: Lets alpha fall over rounds.
         beta_ramp: Lets beta rise over rounds.
-        share: What of the meme travels: `all`, or its `extractor` only, so that clients may differ in their classes.
+        share: Part of the meme that travels: `all`, or its `extractor`, so that clients may differ in their classes.
         client_networks: Another personal network for some clients (a catfish): a list, or a mapping from client id.
         client_memes: With `share: extractor`, a meme with another head for some clients: a list, or a mapping.
         untrained_clients: Clients whose personal network stays as it was drawn: the converse of a catfish.
@@ -181,7 +181,7 @@ class FML(FederatedModule):
             self._check_starts(data)
 
     def _check_starts(self, data: FederatedData) -> None:
-        """Every client's own network can take what the server gives."""
+        """Refuse clients' networks that cannot start from the server's."""
         chosen = numbered(self.client_networks).keys() | numbered(self.client_memes).keys()
         trial = cast(FML, twin(self))  # building the clients' networks must not change the ones that are about to train
         with isolated(0):
@@ -273,7 +273,7 @@ def _check_alike(personal: nn.Module, meme: nn.Module, option: str) -> None:
 def _factories(
     personal: NetworkFactory | None, meme: NetworkFactory | None, network: NetworkFactory | None
 ) -> tuple[NetworkFactory, NetworkFactory]:
-    """What builds the personal network, and what the meme."""
+    """The factories of the personal network and of the meme."""
     if personal is not None and meme is not None:
         if network is not None:
             raise ValueError("`model.network` plays no part where `model.personal` and `model.meme` are both given.")

@@ -5,7 +5,7 @@ from z_prev, those of the network that it had after its last round:
 
     L = CE(p, y) + mu * -log( e^{s(z, z_glob)/T} / (e^{s(z, z_glob)/T} + e^{s(z, z_prev)/T}) ),    s the cosine
 
-Features are what the last linear layer is given. Before it a projection head of two layers is put into the network; the
+Features are the inputs of the last linear layer. Before it a projection head of two layers is put into the network; the
 output layer takes projections in paper and authors' code alike. That code puts the head into the network of every
 method that it compares, so `mu: 0` is the FedAvg to compare with: the deeper network learns more slowly at first,
 whatever mu. Both other networks are frozen and in evaluation mode, as in that code. In a client's first round

@@ -1,6 +1,6 @@
 """pFedMe: personalised federated learning with Moreau envelopes. Dinh et al., 2020. https://arxiv.org/abs/2006.08848
 
-A client's personal network theta_i is what is best for it near w_i; w_i follows, batch by batch:
+A client's personal network theta_i minimises its loss near w_i; w_i follows, batch by batch:
 
     theta_i <- theta_i - lr * (grad f_i(theta_i) + lam * (theta_i - w_i))    K times on the same batch
     w_i     <- w_i - eta * lam * (w_i - theta_i)

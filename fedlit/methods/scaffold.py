@@ -54,7 +54,7 @@ class SCAFFOLD(FedAvg):
         stays="a control variate c_i",
         recipes=("scaffold_fashion.yaml", "scaffold_cifar10.yaml"),
         use="One model for all, many local steps of plain SGD, clients that take part often. It sends twice "
-        "what FedAvg does, and c_i grows stale with who is seldom drawn.",
+        "what FedAvg does, and c_i grows stale where clients are seldom drawn.",
         invariant="c and c_i held at 0 are FedAvg with uniform weights; c is the mean of all c_i",
     )
 

@@ -1,4 +1,4 @@
-"""What methods take from networks: their parameters, copies of their state, their outputs, means and gradients."""
+"""Parameters of networks, copies of their state, and their outputs, means and gradients, for methods."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -127,7 +127,7 @@ def numbers(module: nn.Module) -> dict[str, int]:
 
 
 def shared_numbers(module: nn.Module, shared: Iterable[str]) -> dict[str, int]:
-    """As `numbers`, of what is shared: under `trainer.batch_norm: local`, BatchNorm layers stay with clients."""
+    """As `numbers`, of the shared entries: under `trainer.batch_norm: local`, BatchNorm layers stay with clients."""
     names = set(shared)
     return {name: number for name, number in numbers(module).items() if name in names}
 
@@ -179,7 +179,7 @@ class Ensemble:
 
     Args:
         uploads: States by client id.
-        prefix: What the names of the networks' entries begin with.
+        prefix: Of the names of the networks' entries.
         build: Gives a client's network; it is called once per architecture.
         architecture: Clients for which this is equal share a live network.
         device: Where the networks run.
