@@ -1,8 +1,9 @@
-"""Callbacks of a federation: Lightning's around a command, and the ends of a round.
+"""Callbacks of a federation: Lightning's hooks around a command, and hooks at the start and end of a round.
 
-Called are `setup` and `teardown` (the stage is the command: fit, validate, test, predict or adapt) and `on_exception`;
-in a fit `on_fit_start`, `on_train_start`, `on_train_end` and `on_fit_end`; with its checkpoints `state_dict`,
-`load_state_dict`, `on_save_checkpoint` and `on_load_checkpoint`. A callback that waits for anything else is refused.
+A federation calls `setup` and `teardown` (the stage is the command: fit, validate, test, predict or adapt) and
+`on_exception`; in a fit `on_fit_start`, `on_train_start`, `on_train_end` and `on_fit_end`; with its checkpoints
+`state_dict`, `load_state_dict`, `on_save_checkpoint` and `on_load_checkpoint`. A callback that overrides any other hook
+is refused.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +42,7 @@ INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what t
     "EarlyStopping": "fedlit.callbacks.Patience or StopAt ends a fit, `Stage(early_stopping=...)` local training",
     "LearningRateMonitor": "`trainer.lr_schedule` sets the rate of a round; a method may log what it likes",
     "ProgressBar": "`trainer.enable_progress_bar` shows rounds",
-    "Timer": f"`trainer.max_time` ends a fit in good order; {TIMED}",
+    "Timer": f"`trainer.max_time` ends a fit after a round; {TIMED}",
     "DeviceStatsMonitor": TIMED,
     "ThroughputMonitor": TIMED,
     "BatchSizeFinder": "set `data.batch_size`",
@@ -57,21 +58,21 @@ INSTEAD = {  # of Lightning's own callbacks that a federation cannot give what t
 
 
 class FederationCallback(Callback):
-    """A callback with hooks at the ends of a round."""
+    """A callback with hooks at the start and end of a round."""
 
     def on_round_start(self, federation: "Federation", module: FederatedModule, round: int, clients: list[int]) -> None:
-        """The clients of the round are drawn."""
+        """Called when the clients of the round are sampled."""
 
     def on_round_end(self, federation: "Federation", module: FederatedModule, round: int, rows: list[Row]) -> None:
-        """The round is aggregated, evaluated and recorded; set `federation.should_stop` to end the fit here."""
+        """Called when the round is aggregated, evaluated and recorded; `federation.should_stop = True` ends the fit."""
 
 
 class StopAt(FederationCallback):
-    """End the fit, whatever stages were still to come, when the mean of a metric reaches a value.
+    """End the fit, in whatever stage, when the mean of a metric reaches a value.
 
     Args:
-        value: What to reach; of what is to fall, such as a loss, what to fall to.
-        metric: Such as `acc/personal_on_own`; by default, what the task measures first, `global_on_pooled`.
+        value: The value to reach from below, or from above for a loss.
+        metric: Such as `acc/personal_on_own`; by default the first metric of the task, `global_on_pooled`.
     """
 
     def __init__(self, value: float, metric: str | None = None) -> None:
@@ -95,12 +96,12 @@ class StopAt(FederationCallback):
 
 
 class Patience(FederationCallback):
-    """End the fit, whatever stages were still to come, when the mean of a metric has not improved for some rounds.
+    """End the fit, in whatever stage, when the mean of a metric has not improved for some rounds.
 
-    Whether it is to rise or to fall is known: losses fall, of `trainer.metrics` each says what is better.
+    A loss improves when it falls; each metric of `trainer.metrics` knows its own direction.
 
     Args:
-        rounds: Without a better value, counted from the best.
+        rounds: Rounds without improvement, counted from the best.
         metric: Such as `loss/global_on_own` or `acc/personal_on_own`.
     """
 
@@ -160,10 +161,10 @@ class Pruning(FederationCallback):
 
 
 class MaxTime(FederationCallback):
-    """End the fit with the round in which the time is over; `trainer.max_time` makes it.
+    """End the fit after the round in which the time is over; made by `trainer.max_time`.
 
     Args:
-        seconds: Of training, those before a run was resumed among them.
+        seconds: Seconds of training, including those before the run was resumed.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -218,7 +219,7 @@ def time_limit(max_time: str | timedelta | Mapping[str, int] | None) -> list[Cal
 
 
 def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:
-    """A list of callbacks; one that waits for what never comes would silently do nothing and is refused."""
+    """A list of callbacks; one whose hooks are never called is refused, rather than silently doing nothing."""
     if given is None:
         return []
     callbacks = list(given) if isinstance(given, list | tuple) else [given]
@@ -230,7 +231,7 @@ def as_callbacks(given: list[Callback] | Callback | None) -> list[Callback]:
 
 
 def _check_kind(callback: object) -> None:
-    """A callback of this Lightning, and made: whatever else would be called never, or fail in the middle of a run."""
+    """Refuse what is not an instance of this Lightning's Callback."""
     if isinstance(callback, Callback):
         return
     if isinstance(callback, type):
@@ -282,7 +283,7 @@ def command_hooks(command: str, call: Callable[..., None]) -> Iterator[None]:
 
 
 def add_states(content: dict[str, Any], callbacks: Iterable[Callback]) -> None:
-    """Put what callbacks want to remember into the content of a checkpoint; without such, nothing is added."""
+    """Add the states of callbacks to the content of a checkpoint, if there are any."""
     states = {callback.state_key: callback.state_dict() for callback in callbacks}
     states = {key: state for key, state in states.items() if state}
     for key, state in states.items():
@@ -296,7 +297,7 @@ def add_states(content: dict[str, Any], callbacks: Iterable[Callback]) -> None:
 
 
 def load_states(content: Mapping[str, Any], callbacks: Iterable[Callback]) -> None:
-    """Give callbacks back what they remembered, where the checkpoint has it."""
+    """Restore the states of callbacks that the checkpoint has."""
     states = content.get(STATES, {})
     for callback in callbacks:
         if callback.state_key in states:

@@ -69,7 +69,7 @@ class FitResult:
 
     def __str__(self) -> str:
         scores = summary(self.rows)
-        return f"{self!r}\n{table(scores, self.best)}" if scores else repr(self)
+        return f"{self!r}\n{table(score_rows(scores, self.best))}" if scores else repr(self)
 
     def _repr_html_(self) -> str:
         """A small table of metrics, the paths of the run, and its curves."""

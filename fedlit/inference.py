@@ -35,7 +35,7 @@ from fedlit.modes import evaluating
 from fedlit.notices import Notice
 from fedlit.records.best import BestTracker
 from fedlit.records.files import write_whole
-from fedlit.records.progress import table
+from fedlit.records.progress import score_rows, table
 from fedlit.records.round_record import Failure
 from fedlit.records.rows import CONVERGENCE, Row, lines, summary
 from fedlit.rng import derive, isolated, preserved
@@ -82,7 +82,7 @@ def report(
         text: The table to print; by default, means over clients.
     """
     print_evaluated(round, folder)
-    print(text or table(summary(rows)))
+    print(text or table(score_rows(summary(rows))))
     for k, failure in (failures or {}).items():
         print(f"without client {k}: {failure.reason}")
     if folder is not None:
@@ -326,7 +326,7 @@ def table_of_epochs(rows: list[Row], measures: MetricSet) -> str:
         board.note(epoch, [row for row in measured if row.round == epoch])
         for key, parts in board.last.items():
             scores.setdefault(key, {"before": parts["mean"]})["after"] = parts["mean"]
-    text = table(scores, board.best_with_direction, columns=("before", "after"), over="epoch")
+    text = table(score_rows(scores, board.best_with_direction, columns=("before", "after"), over="epoch"))
     needed: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row.metric == CONVERGENCE:

@@ -48,9 +48,7 @@ class Damaged(ValueError):
 class Checkpoints:
     """`last.ckpt`, the one before it and the best of a run. At every moment, one of the first two is valid.
 
-    Args:
-        folder: Where they are.
-        checked: The file that a fit resumes from, which was checked when it was read.
+    `checked` is the file that a fit resumes from, which was checked when it was read.
     """
 
     def __init__(self, folder: Path, checked: Path | None = None) -> None:
@@ -73,12 +71,7 @@ class Checkpoints:
             self._sweep_clients(content[FILES].values())
 
     def go_back(self, content: dict[str, Any], origin: Path) -> None:
-        """Make the checkpoint that a run resumes from its last: one that is ahead has rounds that the records lack.
-
-        Args:
-            content: Of the checkpoint that it resumes from.
-            origin: Where that lies.
-        """
+        """Make the checkpoint that a run resumes from its last: one that is ahead has rounds that the records lack."""
         save(content, self.last)
         if origin.resolve().parent == self.last.resolve().parent:
             keep(origin, self.previous)
@@ -137,13 +130,7 @@ def sync(folder: Path) -> None:
 def load(
     path: Path, option: str = "--ckpt_path", allowed: str = "a checkpoint file, `last` or `best`"
 ) -> dict[str, Any]:
-    """Read a checkpoint, or say in one line why it cannot be used.
-
-    Args:
-        path: Where it lies.
-        option: What named it, as the user typed it.
-        allowed: What that option takes.
-    """
+    """Read a checkpoint, or say in one line why it cannot be used: the `option` that named it, and what that takes."""
     if not path.is_file():
         raise ValueError(f"`{option}` must be {allowed}, got {path}, which is no file.")
     problem = damage(path)

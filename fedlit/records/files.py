@@ -37,11 +37,7 @@ def is_full(error: BaseException) -> bool:
 
 @contextmanager
 def explain_unwritable(folder: Path | None) -> Iterator[None]:
-    """Raise `NotWritten`, which says how to resume, in place of errors of the disk.
-
-    Args:
-        folder: Of the run; None writes nothing.
-    """
+    """Raise `NotWritten`, which says how to resume the run in `folder`, in place of errors of the disk."""
     try:
         yield
     except OSError as error:

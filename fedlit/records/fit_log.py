@@ -3,6 +3,7 @@
 import errno
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import groupby
@@ -17,7 +18,7 @@ from fedlit.data.client import SERVER
 from fedlit.records.checkpoint import sync
 from fedlit.records.loggers import Loggers
 from fedlit.records.pictures import draw_confusion, draw_curves, draw_who_holds_what
-from fedlit.records.progress import Progress, in_notebook, table
+from fedlit.records.progress import Progress, in_notebook, score_rows, table
 from fedlit.records.reading import EPOCHS, EVENTS, LEDGER, METRICS, rewind
 from fedlit.records.round_record import RoundRecord
 from fedlit.records.rows import EpochRow, Row, lines
@@ -31,17 +32,12 @@ class FitLog:
 
     Args:
         folder: None on other processes and in a development run: then nothing is written.
-        data: Of the clients.
+        data: The clients' data.
         logger: As the user gave it to the federation.
         done: Rounds that a resumed run starts with, whose records stay; 0 starts anew.
         progress: Prints what the user is to see.
-        draws: Whether to draw pictures.
-        metric: The metric of the curves.
-        title: Of pictures, before the name of the run.
+        draws: Whether to draw pictures, with curves of `metric` and `title` before the name of the run.
         saves: Whether there are to be checkpoints.
-
-    Attributes:
-        noted_round: The last round that is whole in the records.
     """
 
     def __init__(
@@ -64,7 +60,7 @@ class FitLog:
         self.progress = progress
         self.loggers = Loggers(folder, logger, done)
         self.saves = saves
-        self.noted_round = done
+        self.noted_round = done  # the last that is whole in the records
         self._options: Mapping[str, Any] = {}
         if folder is None:
             return
@@ -79,7 +75,8 @@ class FitLog:
     def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is not None:
             self.progress.close()
-            self.loggers.abandon()
+            with suppress(Exception):  # a logger raises what it likes; the error is reported elsewhere
+                self.loggers.close("failed")
 
     def options(self, options: Mapping[str, Any]) -> None:
         """Log the options of the run, as plain values."""
@@ -119,14 +116,9 @@ class FitLog:
         (self.folder / CONFUSION).write_text("".join(found))
 
     def close(self, round: int, last: Means, best: Means, rated: Means, stopped_by: int | None) -> None:
-        """Draw the pictures; print a table, where to look, and how to resume if the run was stopped.
+        """Draw the pictures; print a table, where to look, and how to resume if a signal stopped the run.
 
-        Args:
-            round: The last round.
-            last: The last mean of every metric.
-            best: The best one, and its round; the highest where nobody knows.
-            rated: Of those of which it is known what is better.
-            stopped_by: The signal that ended the run early, if one did.
+        `last` and `best` hold every metric, `rated` the best of those of which it is known what is better.
         """
         if self.folder is not None:
             if self.draws:
@@ -139,17 +131,12 @@ class FitLog:
         self.loggers.close()
         if not in_notebook():  # where FitResult shows both
             if last:
-                self.progress.print("\n" + table(last, rated))
+                self.progress.print("\n" + table(score_rows(last, rated)))
             if self.folder is not None:
                 self.progress.print(f"\n{self._where_to_look(self.folder)}")
-        if self.folder is not None:
-            self._print_how_to_resume(self.folder, round, stopped_by)
-
-    def _print_how_to_resume(self, folder: Path, round: int, stopped_by: int | None) -> None:
-        if stopped_by is not None:
-            how = f"to go on, add --ckpt_path {folder / 'checkpoints' / 'last.ckpt'}"
-            if not self.saves:
-                how = "without checkpoints, it cannot go on."
+        if self.folder is not None and stopped_by is not None:
+            how = f"to go on, add --ckpt_path {self.folder / 'checkpoints' / 'last.ckpt'}"
+            how = how if self.saves else "without checkpoints, it cannot go on."
             self.progress.print(f"Stopped after round {round}; {how}")
 
     def _append(self, name: str, text: list[str]) -> None:
@@ -201,14 +188,8 @@ class FitLog:
 
     def _where_to_look(self, folder: Path) -> str:
         """The page of the run, which `fit` writes last, its curves, and what else shows them."""
-        commands = []
-        if not self.draws:
-            seen = str(folder)
-            commands = [f"fedlit report {folder}"]
-        elif find_spec("pandas") is None:  # the extra `report`
-            seen = str(folder / "curves.png")
-            commands = [f"pip install 'fedlit[report]' && fedlit report {folder}"]
-        else:
-            seen = f"{folder / 'report.html'} and curves.png beside it"
+        has_page = self.draws and find_spec("pandas") is not None  # of the extra `report`
+        seen = f"{folder / 'report.html'} and curves.png beside it" if has_page else str(folder)
+        commands = [] if has_page else [f"fedlit report {folder}"]
         commands += [f"tensorboard --logdir {logged}" for logged in self.loggers.tensorboard_folders]
         return ", or run: ".join([f"Look at {seen}", *commands])

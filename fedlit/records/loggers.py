@@ -1,31 +1,25 @@
 """Lightning's loggers of a run: the metrics, options and pictures that they receive.
 
 TensorBoard groups cards by the first part of a name: one group of means for every metric, one of bytes, one of single
-clients and one of their range. Up to `MANY_CLIENTS` clients have a line each; of more, mean, range and, in TensorBoard,
-a histogram.
+clients and one of their range. Up to `MANY_CLIENTS` clients have a line each; of more, only mean and range are logged.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger
 
-from fedlit.records.rows import POOLED, LedgerRow, Row, summary, values_by_key
+from fedlit.records.rows import POOLED, LedgerRow, Row, summary
 
 MANY_CLIENTS = 20
 
 
 class Loggers:
-    """All loggers of a run.
+    """All loggers of a run, as the user gave them to the federation: `True` is TensorBoard in the run's folder.
 
-    Args:
-        folder: Of the run; None on other processes and in a development run, which log nothing.
-        given: As the user gave them to the federation: `True` is TensorBoard in the run's folder.
-        done: Rounds that a resumed run starts with.
+    Other processes and development runs have no folder, and log nothing; a resumed run starts with `done` rounds.
     """
 
     def __init__(self, folder: Path | None, given: Logger | Sequence[Logger] | bool, done: int) -> None:
@@ -46,15 +40,17 @@ class Loggers:
         """Log what was measured, and what clients sent and received, at a round or epoch."""
         if not self.all:
             return
-        values = {f"{prefix}{name}": value for name, value in {**scalars(rows), **bytes_sent(ledger)}.items()}
+        values = {f"{prefix}{name}": value for name, value in scalars(rows).items()}
+        sent: Counter[str] = Counter()
+        for row in ledger:
+            sent[f"bytes/{row.direction}"] += row.bytes
+        values |= sent
         for logger in self.all:
             if type(logger) is TensorBoardLogger:  # a subclass may log otherwise
                 _add_scalars(logger.experiment, values, step)
             else:
                 logger.log_metrics(values, step=step)
                 logger.save()  # CSVLogger keeps its lines in memory till then
-            if isinstance(logger, TensorBoardLogger):
-                _add_histograms(logger.experiment, rows, step, prefix)
 
     def options(self, options: Mapping[str, Any]) -> None:
         """Log the options of the run as hyperparameters; TensorBoard shows them beside final metrics, at the end."""
@@ -78,15 +74,9 @@ class Loggers:
             elif callable(log_image := getattr(logger, "log_image", None)):
                 log_image(key=path.stem, images=[str(path)], step=step)
 
-    def close(self) -> None:
+    def close(self, status: str = "success") -> None:
         for logger in self.all:
-            logger.finalize("success")
-
-    def abandon(self) -> None:
-        """End after an error, which is reported elsewhere."""
-        for logger in self.all:
-            with suppress(Exception):  # a logger raises what it likes
-                logger.finalize("failed")
+            logger.finalize(status)
 
 
 def _tensorboard(folder: Path, done: int) -> TensorBoardLogger:
@@ -120,31 +110,12 @@ def scalars(rows: list[Row]) -> dict[str, float]:
     return found
 
 
-def bytes_sent(rows: Iterable[LedgerRow]) -> dict[str, float]:
-    """Bytes that all clients sent and received in a round.
-
-    Example:
-        >>> bytes_sent([LedgerRow(1, 0, "up", "state", 40), LedgerRow(1, 1, "up", "state", 40)])
-        {'bytes/up': 80}
-    """
-    found: Counter[str] = Counter()
-    for row in rows:
-        found[f"bytes/{row.direction}"] += row.bytes
-    return dict(found)
-
-
 def _add_scalars(writer: Any, values: Mapping[str, float], step: int) -> None:
     """Write all scalars of a round as one event: one by one, they cost more than a round of small clients."""
     from tensorboard.compat.proto.summary_pb2 import Summary
 
     entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
     writer.file_writer.add_summary(Summary(value=entries), step)
-
-
-def _add_histograms(writer: Any, rows: list[Row], step: int, prefix: str) -> None:
-    for key, values in values_by_key(row for row in rows if row.client != POOLED).items():
-        if len(values) > MANY_CLIENTS:
-            writer.add_histogram(f"{prefix}{key}", np.array(values), step)
 
 
 def _add_png(writer: Any, path: Path, step: int) -> None:

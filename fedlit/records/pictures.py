@@ -24,8 +24,7 @@ Lines = dict[str, list[tuple[int, float]]]  # of every client: round and value
 NAMES = {"acc": "Accuracy", "r2": "R²", "f1": "F1", "iou": "IoU", "mse": "Mean squared error"}
 PERCENT = ("acc",)  # metrics that a paper prints in per cent
 DATA = {"own": "own data", "own_test": "own test data", "pooled": "pooled test data", "unseen": "unseen clients"}
-MOST_COUNTS = 20  # classes of a confusion matrix whose cells can hold a number
-MOST_DOTS = (60, 50)  # clients and classes whose dots do not merge
+MOST_CELLS = 25  # in a row or column, whose numbers can be read
 MOST_LINES = 100  # in one panel; more would hide each other
 MOST_COLUMNS = 3  # of panels
 PANEL = (4.0, 3.4)  # inches
@@ -33,8 +32,8 @@ LEFT, RIGHT, TOP, BOTTOM = 0.7, 0.2, 0.35, 0.5  # inches around the axes
 LEGEND = 0.3  # inches below a panel
 LETTERS = 11  # of a title, in an inch
 TITLE_LINE = 0.22  # inches
+MOST_INCHES = 9.0
 DPI = 110
-LARGEST_DOT = 220  # square points
 BLUE = "#0072B2"  # these two are distinct to the colour-blind, too
 ORANGE = "#D55E00"
 
@@ -91,35 +90,27 @@ def draw_sizes(sizes: np.ndarray, path: Path, title: str = "") -> None:
 
 
 def draw_partition(counts: np.ndarray, path: Path, title: str = "") -> None:
-    """Draw clients x classes: the area of a dot is the number of training samples, ``counts`` ``[K, C]``."""
+    """Draw clients x classes: the number of training samples, ``counts`` ``[K, C]``."""
     clients, classes = counts.shape
-    if clients > MOST_DOTS[0] or classes > MOST_DOTS[1]:
-        figure, axes = _single_axes(8.0, 6.0, title)
-        image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="viridis")
-        figure.colorbar(image, label="Training samples")
-    else:
-        width, height = max(5.0, 0.45 * classes + 2.7), max(2.8, 0.3 * clients + 1.4)
-        figure, axes = _single_axes(width, height, title, right=1.2)
-        _draw_dots(axes, counts)
+    width, height = (min(size, MOST_INCHES) for size in (max(4.2, 0.45 * classes + 0.9), max(2.6, 0.3 * clients + 0.9)))
+    figure, axes = _single_axes(width, height, title)
+    _draw_cells(axes, counts, counts / max(counts.max(), 1))
     axes.set_xlabel("Class")
     axes.set_ylabel("Client")
-    axes.set_title(f"{int(counts.sum())} training samples", fontsize="medium")
+    axes.set_title(f"{int(counts.sum())} training samples, at most {int(counts.max())} in a cell", fontsize="medium")
     figure.savefig(path, dpi=DPI)
 
 
-def _draw_dots(axes: "Axes", counts: np.ndarray) -> None:
-    clients, classes = counts.shape
-    k, c = np.nonzero(counts)
-    most = max(int(counts.max()), 1)
-    axes.scatter(c, k, s=LARGEST_DOT * counts[k, c] / most, color=BLUE, linewidths=0, zorder=2)
-    for size in sorted({max(most // 5, 1), max(most // 2, 1), most}):
-        axes.scatter([], [], s=LARGEST_DOT * size / most, color=BLUE, linewidths=0, label=f"{size}")
-    axes.legend(title="Samples", loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, labelspacing=1.0)
-    axes.set_xticks(range(classes))
-    axes.set_yticks(range(clients))
-    axes.set_xlim(-0.7, classes - 0.3)
-    axes.set_ylim(clients - 0.3, -0.7)
-    axes.grid(color="0.92")
+def _draw_cells(axes: "Axes", counts: np.ndarray, shares: np.ndarray) -> None:
+    """Draw a table of counts: shades show shares, and numbers stand in the cells where they fit."""
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    if max(counts.shape) > MOST_CELLS:
+        return
+    axes.set_yticks(range(counts.shape[0]))
+    axes.set_xticks(range(counts.shape[1]))
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        colour = "white" if shares[row, column] > 0.5 else "black"
+        axes.text(column, row, counts[row, column], ha="center", va="center", color=colour, fontsize="x-small")
 
 
 def draw_curves(
@@ -132,13 +123,8 @@ def draw_curves(
 ) -> None:
     """Draw a metric over rounds: one panel per model and data, clients thin, their mean thick.
 
-    Args:
-        metrics: A metrics.csv or epochs.csv; of the latter, the last local training.
-        path: The picture to write; nothing is written where the metric was never measured.
-        over: The column of the x axis.
-        metric: The metric to draw.
-        title: The title of the figure.
-        axis_label: The label of the x axis; the column by default.
+    `metrics` is a metrics.csv or epochs.csv; of the latter, the last local training is drawn, over the column `epoch`.
+    Nothing is written where the metric was never measured.
     """
     panels = _read_panels(metrics, over, metric)
     if not panels:
@@ -210,15 +196,9 @@ def draw_confusion(counted: Path, path: Path, title: str = "") -> None:
     counts = np.zeros((classes, classes), dtype=np.int64)
     counts[labels, predicted] = samples
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    size = min(max(4.2, 0.4 * classes + 1.4), 9.0)
+    size = min(max(4.2, 0.4 * classes + 1.4), MOST_INCHES)
     figure, axes = _single_axes(size, size - LEFT - RIGHT + BOTTOM + TOP, title)
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    if classes <= MOST_COUNTS:
-        axes.set_xticks(range(classes))
-        axes.set_yticks(range(classes))
-        for label, column in zip(*np.nonzero(counts), strict=True):
-            colour = "white" if shares[label, column] > 0.5 else "black"
-            axes.text(column, label, counts[label, column], ha="center", va="center", color=colour, fontsize="x-small")
+    _draw_cells(axes, counts, shares)
     axes.set_xlabel("Predicted class")
     axes.set_ylabel("True class")
     accuracy = np.trace(counts) / max(counts.sum(), 1)

@@ -52,14 +52,7 @@ def make_bar(**options: Any) -> tqdm | None:
 
 
 class Progress:
-    """Shows rounds as they end.
-
-    Args:
-        total: Rounds of the whole run.
-        done: Rounds that a resumed run starts with.
-        enabled: Off on all processes but the first, or if the user says so.
-        metric: The metric printed after each round.
-    """
+    """Shows the progress of a run of `total` rounds, of which a resumed one has `done`, with means of `metric`."""
 
     def __init__(self, total: int, done: int = 0, enabled: bool = True, metric: str = "acc") -> None:
         self.total = total
@@ -168,11 +161,7 @@ def score_rows(
 ) -> list[list[str]]:
     """A table of metrics as cells, its header first: what is measured but the loss, then what a method logs.
 
-    Args:
-        scores: The numbers of every metric, by column.
-        best: The best mean of each and its round; without, the table lacks these two columns.
-        columns: The names of the numbers.
-        over: What a best mean was reached at.
+    `scores` has the numbers of every metric by column; `best`, its best mean and the round, adds two columns.
     """
     rows = [["metric", "model", "on", *columns, *(("best", f"at {over}") if best else ())]]
     for key in sorted(scores, key=_is_logged):
@@ -192,22 +181,19 @@ def _is_logged(key: str) -> bool:
     return key.endswith(("_on_train", "_on_server"))
 
 
-def table(
-    scores: Means, best: Means | None = None, columns: Sequence[str] = ("mean", "min", "max"), over: str = "round"
-) -> str:
-    """The same as text.
+def table(rows: list[list[str]]) -> str:
+    """Cells as text.
 
     Example:
-        >>> print(table({"acc/personal_on_own": {"mean": 0.5, "min": 0.25, "max": 0.75}}))
+        >>> print(table(score_rows({"acc/personal_on_own": {"mean": 0.5, "min": 0.25, "max": 0.75}})))
         metric  model     on   mean    min     max
         acc     personal  own  0.5000  0.2500  0.7500
-        >>> best = {"acc/personal_on_unseen": {"value": 0.75, "round": 3}}
-        >>> scores = {"acc/personal_on_unseen": {"before": 0.25, "after": 0.5}}
-        >>> print(table(scores, best, ("before", "after"), "epoch"))
+        >>> scores, best = {"before": 0.25, "after": 0.5}, {"value": 0.75, "round": 3}
+        >>> key = "acc/personal_on_unseen"
+        >>> print(table(score_rows({key: scores}, {key: best}, columns=("before", "after"), over="epoch")))
         metric  model     on      before  after   best    at epoch
         acc     personal  unseen  0.2500  0.5000  0.7500  3
     """
-    rows = score_rows(scores, best, columns, over)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     return "\n".join(line.rstrip() for line in lines)

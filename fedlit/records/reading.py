@@ -55,10 +55,7 @@ def _is_ours(name: str, number: int, text: str) -> bool:
 
 
 def rewind(folder: Path, last_round: int) -> None:
-    """Drop the lines of rounds after the last one, which a killed run may have written; begin the records of a new run.
-
-    Of these, epochs.csv begins with its first line.
-    """
+    """Drop lines of rounds after the last one, which a killed run may have written; begin the records of a new run."""
     for name, columns in TABLES.items():
         path = folder / name
         if name == EPOCHS and not path.exists():
@@ -78,11 +75,7 @@ def cut_off(folder: Path) -> list[str]:
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
-    """Read events.jsonl of a run, without half a line at its end.
-
-    Raises:
-        ValueError: A line is no event, or an event lacks what it must have.
-    """
+    """Read events.jsonl of a run, without half a line at its end; ValueError if a line is not an event of a run."""
     events = []
     for number, text in enumerate(_whole_lines(path), 1):
         event = _event(text)
@@ -149,14 +142,8 @@ def read_metrics(run: str | Path) -> "DataFrame":
 def read_table(path: Path, columns: tuple[str, ...], kinds: Mapping[str, str], **options: Any) -> "DataFrame":
     """Read a table of a run's records, without the half line that a killed run may have left at its end.
 
-    Args:
-        path: The file.
-        columns: The columns that a run writes, in order; the first is an integer and the last a number.
-        kinds: Their types; float for the last if it is left out.
-        options: Further options of `pandas.read_csv`.
-
-    Raises:
-        ValueError: The file has other columns, or a line that no run has written.
+    `columns` are those that a run writes, the first an integer and the last a number; `kinds` are their types, float
+    for the last by default; `options` are those of `pandas.read_csv`. Raises ValueError for a line that no run writes.
     """
     import pandas
 

@@ -48,10 +48,8 @@ class Failure:
 class RoundRecord:
     """What a round records.
 
-    Attributes:
-        overflowed: Number of steps of clients, or of the server, all of whose steps were skipped because gradients
-            overflowed (16-mixed).
-        is_whole: Whether enough clients had a valid result.
+    `overflowed` has the number of steps of clients, or of the server, all of whose steps were skipped because gradients
+    overflowed (16-mixed); `is_whole` says whether enough clients had a valid result.
     """
 
     rows: list[Row] = field(default_factory=list)

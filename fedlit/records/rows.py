@@ -87,14 +87,6 @@ class LedgerRow(NamedTuple):
     bytes: int
 
 
-def values_by_key(rows: Iterable[Row]) -> dict[str, list[float]]:
-    """The clients' values of every metric, in order."""
-    values: dict[str, list[float]] = defaultdict(list)
-    for row in rows:
-        values[row.key].append(row.value)
-    return values
-
-
 def summary(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
     """Mean, minimum and maximum over clients of every metric: ``{"acc/global_on_own": {"mean": ...}}``.
 
@@ -102,18 +94,16 @@ def summary(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
         >>> summary([Row(1, "s", 0, "global", "own", "acc", 0.5), Row(1, "s", 1, "global", "own", "acc", 1.0)])
         {'acc/global_on_own': {'mean': 0.75, 'min': 0.5, 'max': 1.0}}
     """
-    found = {}
-    for key, values in values_by_key(rows).items():
-        found[key] = {"mean": float(np.mean(values)), "min": min(values), "max": max(values)}
-    return found
+    found: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        found[row.key].append(row.value)
+    return {
+        key: {"mean": float(np.mean(values)), "min": min(values), "max": max(values)} for key, values in found.items()
+    }
 
 
 def mean_of(sizes: Iterable[int], in_all: int) -> str:
-    """Of how many clients a mean is in every round: a round may have some of them only.
-
-    Args:
-        sizes: Clients of each round.
-        in_all: Clients of any round.
+    """Of how many clients a mean is: of the `sizes` of each round, which may have some of them only.
 
     Example:
         >>> mean_of([3, 3], 3), mean_of([10, 10], 34), mean_of([8, 10], 10)

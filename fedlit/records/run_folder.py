@@ -3,10 +3,9 @@
 import fcntl
 import os
 import re
-from itertools import count
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
-from weakref import WeakSet
 
 RUNS = "lightning_logs"
 LOCK = ".lock"
@@ -28,12 +27,7 @@ def check_name(name: str) -> None:
 
 
 def claim_folder(root: Path, name: str | None = None) -> Path:
-    """A new `lightning_logs/version_N`, or one of that name; two runs that start at once get two folders.
-
-    Args:
-        root: Where `lightning_logs` stands.
-        name: Of the run; refused if there is such a run already.
-    """
+    """A new `lightning_logs/version_N` in `root`, or one of that name; two runs that start at once get two folders."""
     runs = root / RUNS
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -41,14 +35,12 @@ def claim_folder(root: Path, name: str | None = None) -> Path:
         raise ValueError(f"`trainer.default_root_dir` {root} cannot hold a run: {error.strerror}.") from error
     if name is not None:
         return _claimed_by_name(runs / name)
-    for number in count(max(_numbered(runs), default=-1) + 1):
-        folder = runs / f"version_{number}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("count() never ends")
+    number = max(_numbered(runs), default=-1)
+    while True:
+        number += 1
+        with suppress(FileExistsError):
+            (runs / f"version_{number}").mkdir()
+            return runs / f"version_{number}"
 
 
 def _claimed_by_name(folder: Path) -> Path:
@@ -67,24 +59,11 @@ def _claimed_by_name(folder: Path) -> Path:
     return folder
 
 
-_not_inherited: WeakSet[TextIO] = WeakSet()
-
-
-def _release_inherited() -> None:
-    for lock in _not_inherited:
-        lock.close()
-
-
-os.register_at_fork(after_in_child=_release_inherited)
-
-
 def lock_folder(folder: Path, is_inherited: bool = True) -> TextIO:
     """Hold a run's folder until the file is closed: two processes that write one run would spoil it.
 
-    Args:
-        folder: Of the run.
-        is_inherited: Whether processes that this one forks hold it, too. Workers that read samples live on for some
-            seconds after their parent was killed, when the run may be resumed.
+    By default, processes that this one forks hold it, too. Not so workers that read samples: they live on for some
+    seconds after their parent was killed, when the run may be resumed.
     """
     lock = open_lock(folder / LOCK)
     try:
@@ -93,14 +72,12 @@ def lock_folder(folder: Path, is_inherited: bool = True) -> TextIO:
         lock.close()
         raise ValueError(f"{folder} is in use: another process is still writing this run.") from error
     if not is_inherited:
-        _not_inherited.add(lock)
+        os.register_at_fork(after_in_child=lock.close)
     return lock
 
 
 def open_lock(path: Path) -> TextIO:
-    """A file to lock, made if it is not there; a FIFO of that name, on which opening would wait, is refused."""
-    if path.exists() and not path.is_file():
-        raise FileExistsError(f"{path} must be a file, which a run locks; delete it.")
+    """A file to lock, made if it is not there."""
     return path.open("a")
 
 
@@ -113,14 +90,8 @@ def sweep(folder: Path) -> None:
 def sweep_runs(root: Path) -> None:
     """The same in all runs that no process is writing: a run that was killed at once may never be resumed."""
     for lock in (root / RUNS).glob(f"*/{LOCK}"):
-        folder = lock.parent
-        if not any(folder.rglob(".*.tmp")):
-            continue
-        try:
-            with lock_folder(folder):
-                sweep(folder)
-        except (ValueError, OSError):  # in use, or another user's
-            continue
+        with suppress(ValueError, OSError), lock_folder(lock.parent):  # not if it is in use, or another user's
+            sweep(lock.parent)
 
 
 def folder_of(checkpoint: Path) -> Path | None:
@@ -131,11 +102,7 @@ def folder_of(checkpoint: Path) -> Path | None:
 def find_checkpoint(ckpt_path: str | None, root: Path, may_begin: bool = False, name: str | None = None) -> Path | None:
     """The file that `--ckpt_path` names: a path, or `last` or `best` of a run; `auto` is its last, if any.
 
-    Args:
-        ckpt_path: As the user typed it.
-        root: Where `lightning_logs` stands.
-        may_begin: Whether `auto` is allowed.
-        name: Of the run that is meant; the newest without one.
+    The run is that of a name, or the newest in `root`; a command that may begin anew takes `auto`.
     """
     if not ckpt_path:
         return None

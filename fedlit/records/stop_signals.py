@@ -1,4 +1,4 @@
-"""The signals that end a run: the first in good order, a second at once."""
+"""The signals that end a run: the first after the batch or round, a second at once."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME = 0.5  # seconds in which a second is taken for the first, which a wrapper has passed on once more
@@ -25,7 +25,7 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
         return
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    heard = [number for number in NUMBERS if not _is_ignored_hangup(number)]
+    heard = [number for number in NUMBERS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
     before: dict[int, Any] = {number: signal.signal(number, _do_nothing) for number in heard}
     wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     thread = threading.Thread(target=_listen, args=(reading, stop), daemon=True)
@@ -38,10 +38,6 @@ def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
         os.close(writing)
         thread.join(timeout=SAME)
-
-
-def _is_ignored_hangup(number: int) -> bool:
-    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
 def _do_nothing(number: int, frame: object) -> None:
@@ -57,10 +53,5 @@ def _listen(reading: int, stop: Callable[[int], None]) -> None:
             first = monotonic()
             stop(numbers[0])
         elif monotonic() - first > SAME:
-            _end(numbers[0])
+            END(128 + numbers[0])  # without clean-up: checkpoints are whole at every moment
     os.close(reading)
-
-
-def _end(number: int) -> NoReturn:
-    """Exit without clean-up: checkpoints are whole at every moment."""
-    END(128 + number)

@@ -9,7 +9,7 @@ from toys import SGD, fitted, linear, toy_data
 from tqdm import tqdm
 
 from fedlit import FedAvg
-from fedlit.records.progress import Progress, table
+from fedlit.records.progress import Progress, score_rows, table
 from fedlit.records.rows import Row
 
 
@@ -20,7 +20,7 @@ def parts(mean: float) -> dict[str, float]:
 def test_a_loss_that_a_method_logs_is_shown_and_that_of_every_evaluation_is_not():
     last = {"loss/global_on_own": parts(1.0)}
     last |= {"kd_loss/trained_on_train": parts(2.0), "loss/trained_on_train": parts(3.0)}
-    shown = table(last).splitlines()[1:]
+    shown = table(score_rows(last)).splitlines()[1:]
     assert [line.split()[:4] for line in shown] == [
         ["kd_loss", "trained", "train", "2.0000"],
         ["loss", "trained", "train", "3.0000"],
