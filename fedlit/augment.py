@@ -12,14 +12,14 @@ nothing.
 
 import math
 from abc import ABC, abstractmethod
-from types import NoneType
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from fedlit.bounds import check_count, check_kind, check_number, check_share
+from fedlit.bounds import LARGEST, check_choice, check_count, check_kind, check_number, check_share
 
 MOST_PADDING = 1000  # pixels on each side
 
@@ -46,7 +46,7 @@ class Crop(Augmentation):
     """
 
     def __init__(self, padding: int = 4) -> None:
-        _check_padding(padding)
+        check_count("padding", padding, least=0, most=MOST_PADDING)
         self.padding = padding
 
     def __call__(self, x: Tensor, generator: Generator | None) -> Tensor:
@@ -83,11 +83,9 @@ class Affine(Augmentation):
     """
 
     def __init__(self, degrees: float = 0.0, shift: float = 0.0, fill: Literal["zeros", "border"] = "border") -> None:
-        if not 0.0 <= check_number("degrees", degrees) <= 180.0:
-            raise ValueError(f"`degrees` must lie in [0, 180], got {degrees}.")
-        _check_fraction("shift", shift)
-        if fill not in ("zeros", "border"):
-            raise ValueError(f"`fill` must be 'zeros' or 'border', got {fill!r}.")
+        check_number("degrees", degrees, 0, 180)
+        check_share("shift", shift)
+        check_choice("fill", fill, Literal["zeros", "border"])
         self.degrees = degrees
         self.shift = shift
         self.fill = fill
@@ -108,12 +106,8 @@ class ResizedCrop(Augmentation):
     """
 
     def __init__(self, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (0.75, 1.3333)) -> None:
-        check_kind("scale", scale, (tuple, list), "(low, high)")
-        check_kind("ratio", ratio, (tuple, list), "(low, high)")
-        if not (len(scale) == 2 and 0.0 < scale[0] <= scale[1] <= 1.0):
-            raise ValueError(f"`scale` must be (low, high) with 0 < low <= high <= 1, got {scale}.")
-        if not (len(ratio) == 2 and 0.0 < ratio[0] <= ratio[1] < math.inf):
-            raise ValueError(f"`ratio` must be (low, high) with 0 < low <= high, got {ratio}.")
+        _check_range("scale", scale, is_positive=True, most=1.0)
+        _check_range("ratio", ratio, is_positive=True)
         self.scale = scale
         self.ratio = ratio
 
@@ -174,11 +168,10 @@ class Colour(Augmentation):
         per_channel: bool = False,
         clamp: bool = False,
     ) -> None:
-        _check_fraction("shift", shift)
-        _check_fraction("brightness", brightness)
-        check_kind("contrast", contrast, (tuple, list, NoneType), "(low, high) or None")
-        if contrast is not None and not (len(contrast) == 2 and 0.0 <= contrast[0] <= contrast[1] < math.inf):
-            raise ValueError(f"`contrast` must be (low, high) with 0 <= low <= high, or None, got {contrast}.")
+        check_share("shift", shift)
+        check_share("brightness", brightness)
+        if contrast is not None:
+            _check_range("contrast", contrast, is_positive=False)
         self.shift = shift
         self.brightness = brightness
         self.contrast = contrast or (1.0, 1.0)
@@ -259,7 +252,7 @@ class PadEdge(Augmentation):
     random = False
 
     def __init__(self, padding: int = 2) -> None:
-        _check_padding(padding)
+        check_count("padding", padding, least=0, most=MOST_PADDING)
         self.padding = padding
 
     def __call__(self, x: Tensor, generator: Generator | None = None) -> Tensor:
@@ -353,9 +346,10 @@ def _image_shape(x: Tensor) -> torch.Size:
     return x.shape
 
 
-def _check_padding(padding: int) -> None:
-    check_count("padding", padding, least=0, most=MOST_PADDING)
-
-
-def _check_fraction(name: str, value: float) -> None:
-    check_share(name, value)
+def _check_range(name: str, value: Sequence[float], is_positive: bool, most: float = LARGEST) -> None:
+    """Two numbers (low, high), low not above high."""
+    check_kind(name, value, (tuple, list), "(low, high)")
+    is_right = len(value) == 2 and 0 <= value[0] <= value[1] <= most
+    if not is_right or (is_positive and value[0] == 0):
+        bound = "0 < low" if is_positive else "0 <= low"
+        raise ValueError(f"`{name}` must be (low, high) with {bound} <= high <= {most:g}, got {value}.")

@@ -8,6 +8,8 @@ from toys import SGD, equal, fitted, linear, part, seeded, toy_data
 
 from fedlit import FederatedData
 from fedlit.augment import Augmentation, Flip, Noise, PadEdge, Pixelate
+from fedlit.data import JointData
+from fedlit.data.remote import restrict_to_client
 from fedlit.methods import MixtureOfExperts
 
 MEAN_ALONE = Pixelate(8)  # of the toy images' 8 x 8 pixels
@@ -74,6 +76,22 @@ def test_a_client_that_opts_out_shares_no_copy():
     data = toy_data(opt_out=[1], opt_out_samples=0.5, censor=[Black()])
     data.setup()
     assert [data.client(k).num_opted_in for k in range(3)] == [18, 0, 18]
+
+
+def test_parts_of_joint_data_share_their_copies():
+    parts = [toy_data(opt_out_samples=1.0, censor=[Black()]) for _ in range(2)]
+    data = JointData(parts)
+    data.setup()
+    for k in (0, 4):
+        client = data.client(k)
+        assert client.num_opted_in == client.num_samples == 18
+        assert not client.train_batches(samples="opted_in").x.any()
+        assert torch.equal(client.labels("opted_in"), client.labels("all"))
+
+
+def test_a_host_with_data_of_its_own_censors_them_itself():
+    with pytest.raises(ValueError, match=r"`data.censor` is for a simulation"):
+        restrict_to_client(toy_data(censor=[Black()]), 0)
 
 
 def test_what_is_random_in_a_copy_is_drawn_once():
