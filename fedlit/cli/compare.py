@@ -37,7 +37,7 @@ def parser() -> OneLineParser:
     """What `fedlit compare --help` prints."""
     found = OneLineParser("fedlit compare", DESCRIPTION, epilog=EXAMPLES)
     found.add_argument("files", nargs="*", metavar="FILE", help="A study, or recipes to compare.")
-    found.add_argument("--seeds", type=int, help="So many pairs of seeds; 1 by default, or what the study says.")
+    found.add_argument("--seeds", type=int, help="Number of pairs of seeds; 1 by default, or what the study says.")
     found.add_argument(
         "--metric", help="What is compared, such as acc/global_on_pooled; clients' own accuracy by default."
     )
@@ -51,11 +51,13 @@ def parser() -> OneLineParser:
         metavar="OPTION=VALUES",
         help="Values from which each row takes the best, such as model.mu=0.01,0.1,1; several options are a grid.",
     )
-    found.add_argument("--tune-seeds", type=int, help="Pairs of seeds by which settings are selected; 1 by default.")
+    found.add_argument("--tune-seeds", type=int, help="Number of pairs of seeds for selecting settings.")
     found.add_argument("--only", nargs="+", default=[], metavar="PATTERN", help="Rows and columns, such as 'F*' 'IID'.")
     found.add_argument("--array", metavar="N/M", help="Run the N-th of M shares, on a cluster.")
     found.add_argument("--jobs", type=int, help="Runs side by side; one for each core by default.")
-    found.add_argument("--run-timeout", type=float, metavar="SECONDS", help="A run that takes longer is ended: failed.")
+    found.add_argument(
+        "--run-timeout", type=float, metavar="SECONDS", help="A run that takes longer is stopped and has failed."
+    )
     found.add_argument("--output", type=Path, help="Folder of the study; studies/NAME by default.")
     found.add_argument("--dry-run", action="store_true", help="List the runs and about how long they take.")
     found.add_argument(
