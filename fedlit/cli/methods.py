@@ -69,7 +69,7 @@ def own_cards() -> dict[str, dict[str, Any]]:
 
 
 def methods_of(module: ModuleType) -> list[Method]:
-    """The methods that stand in a module and declare a card of their own, in the order in which it names them."""
+    """The methods in a module that declare a card of their own, in the module's order."""
     from fedlit.methods import FederatedModule
 
     kinds = [kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, FederatedModule)]
