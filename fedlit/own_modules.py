@@ -1,4 +1,4 @@
-"""A user's own modules and files: those that options name, and whatever of the user's own modules these import.
+"""A user's own modules and files: those that options name, and modules of the user's that these import.
 
 They are parsed, not imported: an import may take long or raise.
 """
@@ -142,7 +142,7 @@ def _digest(path: Path, modified: int, size: int) -> str:
         try:
             return sha256(ast.dump(ast.parse(path.read_bytes())).encode()).hexdigest()
         except (SyntaxError, ValueError):
-            pass  # as it stands, then
+            pass  # as it is, then
     seen = sha256()
     with path.open("rb") as file:
         while block := file.read(2**20):

@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-MOST_ENTRIES = 100_000  # with aliases written out; a few lines can stand for billions
+MOST_ENTRIES = 100_000  # with aliases written out; a few lines can mean billions
 
 
 class TooLarge(ValueError):

@@ -46,7 +46,7 @@ from fedlit.records.files import NOT_WRITTEN, NotWritten
 PLAIN = (ValueError, TypeError, RuntimeError, OSError, MisconfigurationException)  # shown by their text alone
 PARSER = {"allow_abbrev": False, "default_env": False}  # the environment is read as if it were typed, after recipes
 ENVIRONMENT = (
-    "An option may also stand in the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3. "
+    "An option may also be a variable of the environment: FEDLIT_FIT__TRAINER__NUM_ROUNDS=3 is --trainer.num_rounds 3. "
     "What is typed wins over the environment, which wins over a recipe, which wins over defaults."
 )
 
@@ -133,7 +133,7 @@ class FederatedCLI(LightningCLI):
         super()._run_subcommand(str(self.subcommand))
 
     def _set_seed(self) -> None:
-        """As LightningCLI, but without a word; a random seed becomes part of the saved config."""
+        """As LightningCLI, but silently; a random seed becomes part of the saved config."""
         config = self.config[self.subcommand]
         if isinstance(config.seed_everything, bool):
             config.seed_everything = _random_seed()

@@ -106,9 +106,9 @@ def _run(args: list[str]) -> None:
 
 
 def look_here_last() -> None:
-    """Have modules looked for in the current folder, too, where a user's own may stand: after those installed.
+    """Add the current folder, which may have modules of the user's, to the end of `sys.path`.
 
-    A `pandas.py` that happens to stand there is not taken for pandas.
+    A `pandas.py` there does not replace the installed pandas.
     """
     sys.path.append(os.getcwd())
 

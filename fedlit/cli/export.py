@@ -84,7 +84,7 @@ def main(args: list[str]) -> None:
 
 
 def _check(given: Namespace) -> None:
-    """Refuse what cannot be, whatever the checkpoint holds."""
+    """Refuse options that are wrong for every checkpoint."""
     missing = [name for name in ONNX if find_spec(name) is None]
     if given.format == "onnx" and missing:
         raise ValueError(f"`--format onnx` needs {', '.join(missing)}; install them by: pip install 'fedlit[onnx]'")
@@ -188,7 +188,7 @@ def largest_difference(network: nn.Module, read: Network, x: Any) -> float:
 
 
 def _difference(expected: Tensor, found: Tensor) -> float:
-    differing = found[found != expected] - expected[found != expected]  # minus infinity stands for other tasks' classes
+    differing = found[found != expected] - expected[found != expected]  # minus infinity: classes of other tasks
     if len(differing) == 0:
         return 0.0
     largest = expected[expected.isfinite()].abs().max()

@@ -38,7 +38,7 @@ NOT_ANNOTATED = (
     "`optimizer: OptimizerCallable` (lightning.pytorch.cli)."
 )
 UNBUILT = r"got a ready (Namespace|NestedArg|str|dict)\b"
-BESIDE = "what belongs to a class stands below `init_args`, not beside `class_path`."
+BESIDE = "arguments of a class belong below `init_args`, not beside `class_path`."
 
 
 def with_hint(message: str, options: Iterable[str]) -> str:

@@ -69,7 +69,7 @@ def own_cards() -> dict[str, dict[str, Any]]:
 
 
 def methods_of(module: ModuleType) -> list[Method]:
-    """The methods that stand in a module and declare a card of their own, in the order in which it names them."""
+    """The methods in a module that declare a card of their own, in the module's order."""
     from fedlit.methods import FederatedModule
 
     kinds = [kind for kind in vars(module).values() if inspect.isclass(kind) and issubclass(kind, FederatedModule)]
@@ -130,7 +130,7 @@ def describe(method: Method) -> str:
     parts = [f"{method.__module__}.{method.__name__}: {first_line}"]
     card = card_of(method)
     if card is not None:
-        fields = {name: _cell(name, value) for name, value in asdict(card).items()}
+        fields = {name: _cell(name, value) for name, value in {"paper": "", "link": "", **asdict(card)}.items()}
         parts.append("\n".join(f"{name:10} {text}" for name, text in fields.items() if text))
     parts.append(inspect.getdoc(inspect.getmodule(method)) or "")
     lines = ["Options:"]

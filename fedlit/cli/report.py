@@ -12,7 +12,7 @@ It opens without a network; `fedlit fit` writes it, too, unless `trainer.report`
 EXAMPLES = """\
 examples:
   fedlit report lightning_logs/version_3            writes lightning_logs/version_3/report.html
-  fedlit report .                                   of the newest run that stands here
+  fedlit report .                                   of the newest run in this folder
   fedlit report lightning_logs/*                    a page for each
   fedlit report lightning_logs/version_3 --output page.html
 """

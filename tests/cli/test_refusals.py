@@ -79,7 +79,7 @@ COMMANDS = {
     "fit --model own_method.Half": r"^`model`: No module named 'own_method'. .* Did you mean `own_methods`\?$",
     "fit --model own_methods.Halv": r"^`model`: .* has no attribute 'Halv'.* Did you mean `own_methods.Half`\?$",
     "fit --model colorsys.Half": r"^`model`: .* has no attribute 'Half'.* colorsys.py is hidden by an inst",
-    "fit --config beside.yaml": r"^`model.network`: .* stands below `init_args`, not beside `class_path`$",
+    "fit --config beside.yaml": r"^`model.network`: .* belong below `init_args`, not beside `class_path`$",
     "fit --config alfa.yaml": r"^`data.partition.alfa` is not an option. Did you mean `data.partition.alpha`\?$",
     "fit --config run.yaml --trainer.clients_per_round 2": r"is not an option. Did you mean `trainer.fraction_fit`\?$",
     "fit --config run.yaml --learning_rate 0.1": r"^`--learning_rate` is not .*Did you mean `model.optimizer.lr`\?$",
